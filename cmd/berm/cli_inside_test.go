@@ -2,17 +2,13 @@ package main
 
 import (
 	"bytes"
-	"io"
-	"os"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
-	"github.com/bermhq/berm/runtime/runtimetest/pty"
 )
 
 // insideCLI has a sandbox, "mine".
@@ -112,83 +108,6 @@ func (w *watched) until(t *testing.T, text string) {
 	}
 }
 
-// Output comes while the command runs, and input as it is typed.
-func TestExecStreams(t *testing.T) {
-	insideCLI(t)
-	in, typed := io.Pipe()
-	out := newWatched()
-	done := make(chan int)
-	go func() {
-		done <- run(t.Context(), []string{"sandbox", "exec", "mine", "-i", "--", "cat"}, in, out, io.Discard)
-	}()
-	for _, line := range []string{"first\n", "second\n"} {
-		_, _ = io.WriteString(typed, line)
-		out.until(t, line)
-	}
-	_ = typed.Close()
-	if code := <-done; code != 0 {
-		t.Errorf("exit code %d", code)
-	}
-}
-
-func TestExecSignals(t *testing.T) {
-	insideCLI(t)
-	out, errs := newWatched(), newWatched()
-	done := make(chan int)
-	go func() {
-		done <- run(t.Context(), []string{"sandbox", "exec", "mine", "--", "sh", "-c", "echo begun; sleep 60"}, nil, out, errs)
-	}()
-	out.until(t, "begun")
-	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	if code := <-done; code != 143 {
-		errs.mu.Lock()
-		defer errs.mu.Unlock()
-		t.Errorf("exit code %d after TERM, want 143: %s", code, errs.buf.String())
-	}
-}
-
-// typeAt runs the program on a terminal, and plays the person at it.
-func typeAt(t *testing.T, play func(keyboard *os.File, screen *watched), args ...string) (code int) {
-	t.Helper()
-	keyboard, tty := pty.Open(t)
-	screen, errs := newWatched(), newWatched()
-	go func() { _, _ = io.Copy(screen, keyboard) }()
-	done := make(chan int)
-	go func() { done <- run(t.Context(), args, tty, tty, errs) }()
-	for deadline := time.Now().Add(30 * time.Second); pty.Echoes(t, tty); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("berm %v doesn't make the terminal raw", args)
-		}
-	}
-	play(keyboard, screen)
-	code = <-done
-	if !pty.Echoes(t, tty) {
-		t.Errorf("berm %v leaves the terminal raw", args)
-	}
-	errs.mu.Lock()
-	defer errs.mu.Unlock()
-	if s := errs.buf.String(); s != "" {
-		t.Logf("berm %v: %s", args, s)
-	}
-	return code
-}
-
-func TestExecOnTerminal(t *testing.T) {
-	insideCLI(t)
-	code := typeAt(t, func(keyboard *os.File, screen *watched) {
-		screen.until(t, "begun")
-		_, _ = keyboard.WriteString("typed\n")
-		screen.until(t, "typed")
-		_, _ = keyboard.WriteString("\x10\x11")
-	}, "sandbox", "exec", "mine", "-it", "--id", "term", "--", "sh", "-c", "echo begun; cat; exit 5")
-	if code != 0 {
-		t.Errorf("detaching: exit code %d", code)
-	}
-	step{args: "sandbox ps mine", stdout: []string{"exec   term   running"}}.run(t)
-}
-
 func TestProcessCommands(t *testing.T) {
 	insideCLI(t)
 	for _, s := range []step{
@@ -224,28 +143,4 @@ func TestProcessCommands(t *testing.T) {
 	} {
 		s.run(t)
 	}
-}
-
-func TestShellCommand(t *testing.T) {
-	insideCLI(t)
-	shell := func(play func(keyboard *os.File, screen *watched)) int {
-		return typeAt(t, play, "sandbox", "shell", "mine", "--command", "cat")
-	}
-	code := shell(func(keyboard *os.File, screen *watched) {
-		_, _ = keyboard.WriteString("typed\n")
-		screen.until(t, "typed")
-		// A second shell is another process.
-		code := shell(func(keyboard *os.File, _ *watched) {
-			step{args: "sandbox ps mine", stdout: []string{"shell-1", "shell-2"}}.run(t)
-			_, _ = keyboard.WriteString("\x10\x11")
-		})
-		if code != 0 {
-			t.Errorf("detaching: exit code %d", code)
-		}
-		step{args: "sandbox process signal mine shell-1 KILL", stdout: []string{"shell-1"}}.run(t)
-	})
-	if code != 137 {
-		t.Errorf("after KILL: exit code %d, want 137", code)
-	}
-	step{args: "sandbox ps mine", stdout: []string{"shell-2"}}.run(t)
 }

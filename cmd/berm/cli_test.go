@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
+
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
@@ -217,7 +219,7 @@ func TestLocalCommands(t *testing.T) {
 	write(t, good, "http: {listen: '127.0.0.1:0'}\nstate_dir: "+dir+"\n")
 	write(t, bad, "htp: {}\nlogging: {level: loud}\n")
 	badPolicy := filepath.Join(dir, "policy.yaml")
-	write(t, badPolicy, broken)
+	write(t, badPolicy, broken+"mounts: {allowed_roots: ["+dir+"], default_workspace: "+dir+"/unmade}\n")
 	locked := filepath.Join(dir, "locked.yaml")
 	write(t, locked, "version: 1\nprofiles: {default: {locked: [network]}}\n")
 	injects := filepath.Join(dir, "injects.yaml")
@@ -264,8 +266,10 @@ func TestLocalCommands(t *testing.T) {
 	} {
 		s.run(t)
 	}
-	if _, err := os.Stat(filepath.Join(dir, "state", "address")); !os.IsNotExist(err) {
-		t.Errorf("a server that didn't start announced an address: %v", err)
+	for _, name := range []string{"state/address", "unmade"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); !os.IsNotExist(err) {
+			t.Errorf("servers that didn't start made %s: %v", name, err)
+		}
 	}
 }
 
@@ -278,23 +282,24 @@ func TestExplainHidesEnv(t *testing.T) {
 	}
 }
 
+// Each command that does something has an example.
 func TestHelpIsWhole(t *testing.T) {
-	for _, args := range [][]string{
-		{"serve"}, {"config", "print"}, {"config", "check"}, {"policy", "explain"}, {"demo"}, {"doctor"},
-		{"sandbox", "create"}, {"sandbox", "ls"}, {"sandbox", "show"}, {"sandbox", "exec"}, {"sandbox", "renew"}, {"sandbox", "rm"},
-		{"sandbox", "shell"}, {"sandbox", "ps"}, {"sandbox", "port"},
-		{"sandbox", "process", "start"}, {"sandbox", "process", "list"}, {"sandbox", "process", "logs"}, {"sandbox", "process", "stop"},
-		{"sandbox", "process", "signal"}, {"sandbox", "process", "wait"}, {"sandbox", "process", "attach"},
-		{"sandbox", "files", "ls"}, {"sandbox", "files", "cat"}, {"sandbox", "files", "put"}, {"sandbox", "files", "get"},
-		{"sandbox", "files", "cp"}, {"sandbox", "files", "mv"}, {"sandbox", "files", "rm"}, {"sandbox", "files", "mkdir"},
-		{"sandbox", "files", "stat"}, {"sandbox", "files", "find"}, {"sandbox", "files", "grep"}, {"sandbox", "files", "tar"}, {"sandbox", "files", "watch"},
-		{"workspace", "ensure"}, {"workspace", "get"}, {"workspace", "usage"}, {"workspace", "chats"},
-		{"chat", "create"}, {"chat", "get"}, {"chat", "list"}, {"chat", "delete"}, {"chat", "history"}, {"chat", "tar"}, {"chat", "untar"},
-		{"file", "list"}, {"file", "put"}, {"file", "get"}, {"file", "cat"}, {"file", "rm"}, {"file", "url"},
-	} {
-		stdout, _, code := berm(t, "", append(args, "--help")...)
-		if code != 0 || !strings.Contains(stdout, "Examples:") {
-			t.Errorf("berm %v --help: exit code %d:\n%s", args, code, stdout)
+	whole := 0
+	var look func(cmd *cobra.Command)
+	look = func(cmd *cobra.Command) {
+		for _, child := range cmd.Commands() {
+			look(child)
 		}
+		if !cmd.HasSubCommands() {
+			args := append(strings.Fields(cmd.CommandPath())[1:], "--help")
+			if stdout, _, code := berm(t, "", args...); code != 0 || !strings.Contains(stdout, "Examples:") {
+				t.Errorf("berm %v: exit code %d:\n%s", args, code, stdout)
+			}
+			whole++
+		}
+	}
+	look(newRootCommand())
+	if whole < 50 {
+		t.Errorf("%d commands were looked at", whole)
 	}
 }

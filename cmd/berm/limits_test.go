@@ -2,13 +2,9 @@ package main
 
 import (
 	"go/ast"
-	"go/parser"
 	"go/scanner"
 	"go/token"
-	"io/fs"
-	"os"
 	"path"
-	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -29,7 +25,6 @@ var larger = map[string]string{
 }
 
 func TestLimits(t *testing.T) {
-	const root = "../.."
 	methods, seen := map[string]int{}, map[string]bool{}
 	above := func(name string, n, limit int, what string) {
 		if n <= limit {
@@ -40,35 +35,12 @@ func TestLimits(t *testing.T) {
 			t.Errorf("%s has %d %s, more than %d", name, n, what, limit)
 		}
 	}
-	err := filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
+	eachSource(t, 0, func(rel string, source []byte, set *token.FileSet, file *ast.File) {
+		if strings.HasPrefix(rel, "runtime/runtimetest/") {
+			return
 		}
-		if d.IsDir() {
-			if name := d.Name(); file != root && (strings.HasPrefix(name, ".") || name == "testdata" || name == "bin" || name == "runtimetest") {
-				return filepath.SkipDir
-			}
-			return nil
-		}
-		if !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
-			return nil
-		}
-		source, err := os.ReadFile(file)
-		if err != nil {
-			return err
-		}
-		rel, err := filepath.Rel(root, file)
-		if err != nil {
-			return err
-		}
-		rel = filepath.ToSlash(rel)
 		above(rel, codeLines(source), maxFileLines, "lines")
-		set := token.NewFileSet()
-		parsed, err := parser.ParseFile(set, file, source, 0)
-		if err != nil {
-			return err
-		}
-		for _, decl := range parsed.Decls {
+		for _, decl := range file.Decls {
 			f, ok := decl.(*ast.FuncDecl)
 			if !ok {
 				continue
@@ -81,11 +53,7 @@ func TestLimits(t *testing.T) {
 			}
 			above(name, set.Position(f.End()).Line-set.Position(f.Pos()).Line+1, maxFunctionLines, "lines")
 		}
-		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	for name, n := range methods {
 		above(name, n, maxMethods, "methods")
 	}

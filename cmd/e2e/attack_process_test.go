@@ -40,8 +40,7 @@ func attackKill(a *attack) {
 
 func (a *attack) session() string {
 	a.Helper()
-	ctx, cancel := a.deadline()
-	defer cancel()
+	ctx := a.deadline()
 	sb, err := a.c.Get(ctx, a.key)
 	if err != nil {
 		a.Fatal(err)
@@ -82,8 +81,7 @@ func attackFreeze(a *attack) {
 	for range 3 {
 		a.echoes(2)
 	}
-	ctx, cancel := a.deadline()
-	defer cancel()
+	ctx := a.deadline()
 	list, err := a.c.Executions(ctx, a.key)
 	a.answered("list", err)
 	for _, x := range list {
@@ -121,8 +119,7 @@ func attackTamper(a *attack) {
 	if out := a.must("ls", "-a", "/run/berm"); out != ".\n..\ns\n" {
 		a.Errorf("in the socket's directory is %q", out)
 	}
-	ctx, cancel := a.deadline()
-	defer cancel()
+	ctx := a.deadline()
 	for _, path := range []string{"/run/berm/s", "/run/berm/x", "/sbin/berm-init", "/proc/1/root/run/berm/x", "/proc/1/exe"} {
 		file := strings.NewReader("own")
 		for what, err := range map[string]error{
@@ -188,8 +185,7 @@ func attackLimits(a *attack) {
 	for range 5 {
 		a.echoes(10)
 	}
-	ctx, cancel := a.deadline()
-	defer cancel()
+	ctx := a.deadline()
 	_, err := a.c.WriteFile(ctx, a.key, "/tmp/file", strings.NewReader("x"), clientWrite{})
 	a.answered("write", err)
 	_, err = a.c.StartExec(ctx, a.key, apitype.ExecRequest{Command: apitype.Command{"true"}})
@@ -238,8 +234,7 @@ func attackForkBombs(a *attack) {
 	}
 	a.beside(5)
 	beside.Wait()
-	ctx, cancel := a.deadline()
-	defer cancel()
+	ctx := a.deadline()
 	if _, err := a.c.Delete(ctx, a.key); err != nil {
 		a.answered("delete", err)
 	}
@@ -251,19 +246,17 @@ func (a *attack) beside(times int) {
 	a.Helper()
 	for range times {
 		a.echoes(5)
-		ctx, cancel := a.deadline()
+		ctx := a.deadline()
 		_, err := a.c.Processes(ctx, a.key)
 		a.answered("list", err)
 		_, err = a.c.StatFile(ctx, a.key, "/tmp")
 		a.answered("stat", err)
-		cancel()
 	}
 }
 
 // The least limit of processes is one that a sandbox lives with, also when it is full.
 func attackTight(a *attack) {
-	ctx, cancel := a.deadline()
-	defer cancel()
+	ctx := a.deadline()
 	if _, err := a.c.Delete(ctx, a.key); err != nil {
 		a.Fatal(err)
 	}
@@ -289,11 +282,10 @@ func attackTight(a *attack) {
 func attackOutput(a *attack) {
 	limit := 100
 	for _, script := range []string{"yes", "cat /dev/zero", "cat /dev/zero >&2", "yes & yes >&2 & cat /dev/urandom", "setsid yes & exec yes"} {
-		ctx, cancel := a.deadline()
+		ctx := a.deadline()
 		res, err := a.c.Exec(ctx, a.key, apitype.ExecRequest{
 			Command: apitype.Command{"sh", "-c", script}, Timeout: apitype.SecondsOf(1), OutputLimit: &limit,
 		})
-		cancel()
 		if err != nil || res.Status != "timed_out" || !res.StdoutTruncated && !res.StderrTruncated ||
 			len([]rune(res.Stdout)) > limit || len([]rune(res.Stderr)) > limit || res.SessionTerminated {
 			a.Errorf("%s: %+v, %v", script, res, err)
@@ -363,10 +355,9 @@ func attackMemory(a *attack) {
 		}
 		a.heals()
 		// Its program may have gone with the sandbox.
-		ctx, cancel := a.deadline()
+		ctx := a.deadline()
 		_, err = a.c.WriteFile(ctx, a.key, attackerPath, strings.NewReader(string(a.attacker)), clientWrite{Mode: 0o755})
 		a.answered("write", err)
-		cancel()
 	}
 }
 

@@ -159,8 +159,7 @@ func (a *attack) create(req apitype.SandboxRequest) {
 		req.PidsLimit = &pids
 	}
 	req.MemoryMB, req.Env = &memory, map[string]string{attackMark: a.mark}
-	ctx, cancel := a.deadline()
-	defer cancel()
+	ctx := a.deadline()
 	if _, err := a.c.Create(ctx, a.key, req); err != nil {
 		a.Fatal(err)
 	}
@@ -169,9 +168,8 @@ func (a *attack) create(req apitype.SandboxRequest) {
 	}
 }
 
-func (a *attack) deadline() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(a.Context(), patience)
-}
+// deadline returns a context for calls that have to be answered.
+func (a *attack) deadline() context.Context { return deadline(a) }
 
 // innocent runs a command in the innocent sandbox.
 func (s *attackFixture) innocent(ctx context.Context) error {
@@ -262,7 +260,7 @@ func marked(mark string) []seen {
 	var found []seen
 	for _, dir := range dirs {
 		env, err := os.ReadFile(dir + "/environ")
-		if err != nil || !bytes.Contains(env, []byte(attackMark+"="+mark)) {
+		if err != nil || !bytes.Contains(env, []byte(attackMark+"="+mark+"\x00")) {
 			continue
 		}
 		ns, err := os.Readlink(dir + "/ns/pid")
@@ -310,8 +308,7 @@ func (a *attack) must(command ...string) string {
 // It may have been made anew, or be gone because what ran in it couldn't be killed.
 func (a *attack) heals() {
 	a.Helper()
-	ctx, cancel := a.deadline()
-	defer cancel()
+	ctx := a.deadline()
 	var refused *client.Error
 	if _, err := a.c.Get(ctx, a.key); errors.As(err, &refused) && refused.Status == http.StatusNotFound {
 		a.create(apitype.SandboxRequest{})
@@ -349,8 +346,7 @@ func (a *attack) echoes(seconds int64) bool {
 // it end, and gives its output.
 func (a *attack) begin(args ...string) (end func() string) {
 	a.Helper()
-	ctx, cancel := a.deadline()
-	defer cancel()
+	ctx := a.deadline()
 	id := rand.Text()
 	_, err := a.c.StartExec(ctx, a.key, apitype.ExecRequest{
 		Command: append(apitype.Command{attackerPath}, args...), Timeout: apitype.SecondsOf(120), ExecID: id,
@@ -364,8 +360,7 @@ func (a *attack) begin(args ...string) (end func() string) {
 	})
 	return func() string {
 		a.Helper()
-		ctx, cancel := a.deadline()
-		defer cancel()
+		ctx := a.deadline()
 		if _, err := a.c.WriteFile(ctx, a.key, "/tmp/off", strings.NewReader(""), client.WriteOptions{}); err != nil {
 			a.Fatal(err)
 		}

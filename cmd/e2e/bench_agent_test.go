@@ -1,14 +1,11 @@
 package e2e
 
 import (
-	"bufio"
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net/http"
 	"os"
 	"slices"
 	"strconv"
@@ -40,8 +37,8 @@ func newPairs(b *testing.B) (*bench, []pair) {
 	s := newBench(b)
 	var pairs []pair
 	for i := 0; i < len(s.all); i += 2 {
-		p := pair{berm: s.all[i+1].(*bermContender), key: "model-false"}
-		p.raw = s.all[i].(interface {
+		p := pair{berm: s.all[i].(*bermContender), key: "model-false"}
+		p.raw = s.all[i+1].(interface {
 			contender
 			runner
 		})
@@ -69,40 +66,6 @@ func (c *bermContender) run(ctx context.Context, key string, command []string, s
 		}
 	}
 	return nil
-}
-
-// runInJSON streams a command's output as the client did before it knew a shorter form.
-func (c *bermContender) runInJSON(ctx context.Context, key string, exec apitype.ExecRequest, size int) error {
-	body, err := json.Marshal(exec)
-	if err != nil {
-		return err
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.server.url+"/api/v1/sandboxes/"+key+"/exec", bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	for name, value := range map[string]string{
-		"Authorization": "Bearer " + c.server.token, "Content-Type": "application/json", "Accept": "application/x-ndjson",
-	} {
-		req.Header.Set(name, value)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	lines := bufio.NewScanner(resp.Body)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		var ev apitype.StreamEvent
-		if err := json.Unmarshal(lines.Bytes(), &ev); err != nil {
-			return err
-		}
-		if size -= len(ev.DataBase64); ev.Event == apitype.EventExit && size == 0 {
-			return nil
-		}
-	}
-	return fmt.Errorf("%d bytes didn't come: %w", size, lines.Err())
 }
 
 func (c *bermContender) writeFile(ctx context.Context, key, name, content string) error {
@@ -362,16 +325,6 @@ func BenchmarkInside(b *testing.B) {
 		}
 		time.Sleep(3 * time.Second) // it gives memory back when it has been idle for a while
 		weighInside(b, "after it")
-	})
-	b.Run("256 MiB of output, in JSON", func(b *testing.B) {
-		const size = 256 << 20
-		req := apitype.ExecRequest{Command: emit(size), Raw: true}
-		ways := make([]way, 0, 2*len(pairs))
-		for _, p := range pairs {
-			ways = append(ways, way{p.berm.String() + " in JSON", whole(func() error { return p.berm.runInJSON(ctx, p.key, req, size) })},
-				way{p.berm.String(), whole(func() error { return p.berm.run(ctx, p.key, req.Command, io.Discard) })})
-		}
-		turns(b, ways, per(size>>20, "MiB"))
 	})
 	content := strings.Repeat("0123456789abcde\n", 256)
 	b.Run("write 4 KiB", func(b *testing.B) {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -15,10 +14,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -28,9 +25,6 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 )
-
-// plainProxyEnv makes the test binary a plainProxy; its value names the two sockets.
-const plainProxyEnv = "BERM_BENCH_PLAIN"
 
 // door is a server of the engine's API, or the engine itself.
 type door struct {
@@ -70,31 +64,6 @@ func newDoor(b *testing.B, path string) *door {
 	return &door{http: &http.Client{Transport: transport}, docker: c}
 }
 
-// serveDoor runs a server with the configuration, and returns its process.
-func serveDoor(b *testing.B, e *testEngine, dir, config string) *exec.Cmd {
-	b.Helper()
-	file := filepath.Join(dir, "berm.yaml")
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		b.Fatal(err)
-	}
-	cmd := exec.Command(bin, "serve", "--config", file, "--listen", "unix://"+dir+"/berm.sock", "--state-dir", filepath.Join(dir, "state"))
-	cmd.Env = append(os.Environ(), "BERM_ENGINE_INSTANCE=bench-"+filepath.Base(dir))
-	cmd.Env = append(cmd.Env, e.config.env()...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
-	var log bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &log, &log
-	if err := cmd.Start(); err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		if err := cmd.Wait(); err != nil {
-			b.Logf("the server: %v\n%s", err, log.String())
-		}
-	})
-	return cmd
-}
-
 func newDoorBench(b *testing.B) *doorBench {
 	b.Helper()
 	e := commonEngine(b, "docker")
@@ -106,20 +75,15 @@ func newDoorBench(b *testing.B) *doorBench {
 		b.Fatal(err)
 	}
 	s := &doorBench{b: b, shared: shared, direct: newDoor(b, strings.TrimPrefix(e.config.Address, "unix://")), berm: newDoor(b, dir+"/docker.sock")}
-	s.berm.cmd = serveDoor(b, e, dir, fmt.Sprintf(`
-policy_file: %s
+	config := filepath.Join(dir, "berm.yaml")
+	write(b, config, fmt.Sprintf(`
 engine_api:
   archive_fixed: true # the test is of the client, whatever the engine
-  audit_log: %s/audit.log
-  listeners: [{address: "unix://%s/docker.sock", callers: [{name: bench, tenant: bench, uids: [0]}]}]
-`, policy, dir, dir))
-	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
-		if _, err := s.berm.docker.Ping(b.Context()); err == nil {
-			break
-		} else if time.Now().After(end) {
-			b.Fatal(err)
-		}
-	}
+  audit_log: %[1]s/audit.log
+  listeners: [{address: "unix://%[1]s/docker.sock", callers: [{name: bench, tenant: bench, uids: [0]}]}]
+engine: {instance: bench-%[2]s}
+`, dir, filepath.Base(dir)))
+	s.berm.cmd = startChildWith(b, dir, e, "engine_available", "--config", config, "--policy", policy).cmd
 	for range 5 {
 		s.mine = append(s.mine, s.make(s.berm, "true"))
 		s.theirs = append(s.theirs, s.make(s.direct, "true"))
@@ -173,18 +137,6 @@ func (d *door) get(ctx context.Context, path string) (int64, error) {
 	return n, err
 }
 
-// cpu is how much of a CPU the server has used; the kernel counts in hundredths of a second.
-func (d *door) cpu() time.Duration {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.cmd.Process.Pid))
-	if err != nil {
-		return 0
-	}
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	user, _ := strconv.Atoi(fields[11])
-	system, _ := strconv.Atoi(fields[12])
-	return time.Duration(user+system) * 10 * time.Millisecond
-}
-
 // rounds has both do the same n times on so many connections at once, in turns, and
 // reports how much of the engine's own speed is left, paired by rounds, and what of a CPU
 // the server took for each.
@@ -221,10 +173,10 @@ func (s *doorBench) rounds(b *testing.B, connections, n int, do func(ctx context
 		}
 		spent := map[*door]time.Duration{}
 		for _, d := range doors {
-			before := s.berm.cpu()
+			before := cpuTime(b, s.berm.cmd.Process.Pid)
 			spent[d] = run(d)
 			if d == s.berm {
-				used += s.berm.cpu() - before
+				used += cpuTime(b, s.berm.cmd.Process.Pid) - before
 			}
 		}
 		ratios = append(ratios, float64(spent[s.direct])/float64(spent[s.berm]))
@@ -239,118 +191,11 @@ func (s *doorBench) rounds(b *testing.B, connections, n int, do func(ctx context
 		len(ratios), n, connections, direct.at(.5), berm.at(.5), ratios[len(ratios)/2], ratios[0], ratios[len(ratios)-1], each)
 }
 
-// plainProxy passes requests on from one unix socket to another, by net/http alone.
-func plainProxy(from, to string) error {
-	transport := &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", to)
-		},
-		DisableCompression: true, MaxIdleConnsPerHost: 256, ReadBufferSize: 64 << 10, WriteBufferSize: 64 << 10,
-	}
-	l, err := (&net.ListenConfig{}).Listen(context.Background(), "unix", from)
-	if err != nil {
-		return err
-	}
-	return (&http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		out := r.Clone(r.Context())
-		out.URL.Scheme, out.URL.Host, out.RequestURI = "http", "docker", ""
-		resp, err := transport.RoundTrip(out)
-		if err != nil {
-			w.WriteHeader(http.StatusBadGateway)
-			return
-		}
-		defer func() { _ = resp.Body.Close() }()
-		maps.Copy(w.Header(), resp.Header)
-		w.WriteHeader(resp.StatusCode)
-		_, _ = io.CopyBuffer(struct{ io.Writer }{w}, resp.Body, make([]byte, 64<<10))
-	})}).Serve(l)
-}
-
-// haproxyConfig is for an HAProxy of one process between two unix sockets.
-const haproxyConfig = `defaults
-  mode http
-  timeout connect 5s
-  timeout client 1m
-  timeout server 1m
-frontend f
-  bind unix@%s
-  default_backend b
-backend b
-  server e unix@%s
-`
-
-// started runs another proxy before the engine, and returns it as a door.
-func (s *doorBench) started(address string, cmd *exec.Cmd) *door {
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
-	s.must(cmd.Start())
-	s.b.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	d := newDoor(s.b, address)
-	d.cmd = cmd
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		if _, err := d.get(s.b.Context(), "/_ping"); err == nil {
-			return d
-		} else if time.Now().After(end) {
-			s.b.Fatal(err)
-		}
-	}
-}
-
-// cost measures what of a CPU Berm takes for a request, beside http.Server with
-// http.Transport and, where it is installed, HAProxy. It makes the same requests of each in turns.
-func (s *doorBench) cost(b *testing.B) {
-	engine, dir := strings.TrimPrefix(s.direct.docker.DaemonHost(), "unix://"), b.TempDir()
-	binary, err := os.Executable()
-	s.must(err)
-	plain := exec.Command(binary)
-	plain.Env = append(os.Environ(), plainProxyEnv+"="+dir+"/plain.sock:"+engine)
-	doors := []*door{s.berm, s.started(dir+"/plain.sock", plain)}
-	names := []string{"berm", "plain", "haproxy"}
-	if path, err := exec.LookPath("haproxy"); err == nil {
-		s.must(os.WriteFile(dir+"/haproxy.cfg", fmt.Appendf(nil, haproxyConfig, dir+"/haproxy.sock", engine), 0o600))
-		doors = append(doors, s.started(dir+"/haproxy.sock", exec.Command(path, "-db", "-f", dir+"/haproxy.cfg")))
-	}
-	none := "/v1.41/containers/json?filters=" + url.QueryEscape(`{"label":["none=1"]}`)
-	for _, request := range []struct {
-		name, path string
-		n          int
-	}{{"_ping", "/_ping", 4000}, {"inspect", "/v1.41/containers/" + s.file + "/json", 1000}, {"none listed", none, 4000}} {
-		b.Run(request.name, func(b *testing.B) {
-			used, n := make([]time.Duration, len(doors)), 0
-			for ; b.Loop(); n += request.n {
-				for i, d := range doors {
-					before := d.cpu()
-					var left atomic.Int64
-					left.Store(int64(request.n))
-					g, ctx := errgroup.WithContext(b.Context())
-					for range 16 {
-						g.Go(func() error {
-							for left.Add(-1) >= 0 {
-								if _, err := d.get(ctx, request.path); err != nil {
-									return err
-								}
-							}
-							return nil
-						})
-					}
-					s.must(g.Wait())
-					used[i] += d.cpu() - before
-				}
-			}
-			b.ReportMetric(0, "ns/op")
-			for i, u := range used {
-				b.ReportMetric(float64(u.Microseconds())/float64(n), names[i]+"-cpu-us/req")
-			}
-			b.ReportMetric(float64(used[0])/float64(used[1]), "of-plain")
-		})
-	}
-}
-
 // BenchmarkEngineAPI measures the engine's API through the door, policy and audit log on,
 // against the engine's own socket.
 func BenchmarkEngineAPI(b *testing.B) {
 	s := newDoorBench(b)
 	b.Run("idle memory", s.idle)
-	b.Run("cost", s.cost)
 	for _, connections := range []int{1, 16, 64} {
 		at := fmt.Sprintf(", %d connections", connections)
 		get := func(path string) func(context.Context, *door) error {
@@ -469,19 +314,12 @@ func (zeros) Read(b []byte) (int, error) {
 // idle compares the server with one that has the other door only.
 func (s *doorBench) idle(b *testing.B) {
 	e := commonEngine(b, "docker")
-	alone := serveDoor(b, e, e.dir(b), "")
+	alone := startChildWith(b, e.dir(b), e, "engine_available").cmd
 	time.Sleep(30*time.Second + 5*time.Second)
-	resident := func(pid int) float64 {
-		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-		s.must(err)
-		_, rss, _ := strings.Cut(string(status), "VmRSS:")
-		kib, err := strconv.Atoi(strings.Fields(rss)[0])
-		s.must(err)
-		return float64(kib) / 1024
-	}
 	var with, without float64
 	for b.Loop() {
-		with, without = resident(s.berm.cmd.Process.Pid), resident(alone.Process.Pid)
+		with = float64(weigh(b, s.berm.cmd.Process.Pid).rss) / 1024
+		without = float64(weigh(b, alone.Process.Pid).rss) / 1024
 	}
 	b.ReportMetric(0, "ns/op")
 	b.ReportMetric(with, "MiB")

@@ -6,10 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -142,7 +139,7 @@ func newBench(b *testing.B) *bench {
 	}
 	raw := newDockerContender(b, engines["docker"], s.servers["docker"])
 	s.raw = raw.Client
-	s.all = []contender{raw, s.servers["docker"], newContainerdContender(b, engines["containerd"], s.servers["containerd"]), s.servers["containerd"]}
+	s.all = []contender{s.servers["docker"], raw, s.servers["containerd"], newContainerdContender(b, engines["containerd"], s.servers["containerd"])}
 	return s
 }
 
@@ -174,51 +171,26 @@ func (f figures) String() string {
 	return fmt.Sprintf("n=%-4d p50 %8.2f  p90 %8.2f  p99 %8.2f ms", len(f), f.at(.5), f.at(.9), f.at(.99))
 }
 
-// rounds measures the contenders in turns, as turns does. Before and after aren't
-// measured.
+// rounds measures the contenders in turns. Before and after aren't measured.
 func (s *bench) rounds(b *testing.B, before, measured, after func(c contender, key string) error) {
 	b.Helper()
-	all := make([]figures, len(s.all))
-	for b.Loop() {
-		shuffled(len(s.all), func(i int) {
-			c, key := s.all[i], s.key()
-			check := func(err error) {
-				if err != nil {
-					b.Fatalf("%s: %v", c, err)
-				}
-			}
+	ways := make([]way, 0, len(s.all))
+	for _, c := range s.all {
+		ways = append(ways, way{c.String(), func() (spent time.Duration, err error) {
+			key := s.key()
 			if before != nil {
-				check(before(c, key))
+				err = before(c, key)
 			}
-			d, err := rested(whole(func() error { return measured(c, key) }))
-			check(err)
-			all[i] = append(all[i], d)
-			if after != nil {
-				check(after(c, key))
+			if err == nil {
+				spent, err = rested(whole(func() error { return measured(c, key) }))
 			}
-		})
+			if err == nil && after != nil {
+				err = after(c, key)
+			}
+			return spent, err
+		}})
 	}
-	b.ReportMetric(0, "ns/op") // the sum of all, which says nothing
-	for i, c := range s.all {
-		b.Logf("%-20s %s", c, all[i])
-		b.ReportMetric(all[i].at(.5), strings.ReplaceAll(c.String(), " ", "-")+"-p50-ms")
-	}
-	for _, ratio := range [][2]int{{1, 0}, {3, 2}, {3, 1}} {
-		over, under := all[ratio[0]], all[ratio[1]]
-		paired := make([]float64, len(over))
-		for i := range over {
-			paired[i] = float64(over[i]) / float64(under[i])
-		}
-		slices.Sort(paired)
-		b.Logf("%-20s / %-20s ratio of the medians %.3f, median of the rounds' ratios %.3f",
-			s.all[ratio[0]], s.all[ratio[1]], over.at(.5)/under.at(.5), paired[len(paired)/2])
-		if ratio == [2]int{3, 2} {
-			b.ReportMetric(over.at(.5)/under.at(.5), "ratio-to-containerd")
-		}
-		if ratio == [2]int{3, 1} {
-			b.ReportMetric(over.at(.5)/under.at(.5), "ratio-to-docker")
-		}
-	}
+	turns(b, ways, noUnit)
 }
 
 // BenchmarkBackends measures calls of the REST API over both engines against the same
@@ -247,7 +219,7 @@ func BenchmarkBackends(b *testing.B) {
 	}
 	b.Run("exec", exec)
 	with := s.all
-	s.all = []contender{with[0], s.servers["docker"].as("plain"), with[2], s.servers["containerd"].as("plain")}
+	s.all = []contender{s.servers["docker"].as("plain"), with[1], s.servers["containerd"].as("plain"), with[3]}
 	b.Run("exec by the engine", exec)
 	s.all = with
 	b.Run("8 in parallel", func(b *testing.B) {
@@ -294,17 +266,12 @@ func BenchmarkServer(b *testing.B) {
 				s.must(berm.remove(ctx, key))
 			}
 			time.Sleep(30*time.Second + 5*time.Second)
-			var kib int
+			var resident float64
 			for b.Loop() {
-				status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", berm.server.cmd.Process.Pid))
-				s.must(err)
-				_, rss, _ := strings.Cut(string(status), "VmRSS:")
-				kib, err = strconv.Atoi(strings.Fields(rss)[0])
-				s.must(err)
+				resident = float64(weigh(b, berm.server.cmd.Process.Pid).rss) / 1024
 			}
 			b.ReportMetric(0, "ns/op")
-			b.ReportMetric(float64(kib)/1024, "MiB")
-			b.Logf("%.1f MiB resident", float64(kib)/1024)
+			b.ReportMetric(resident, "MiB")
 		})
 		b.Run("list of 500/"+kind, func(b *testing.B) { s.list(b, berm) })
 	}

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,13 +9,10 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
@@ -27,69 +23,52 @@ import (
 // TestBox looks at what has come of a request on a real engine: what the kernel, the host
 // and the next request see of it. Other tests hold the rest:
 //
+//	what is refused, overridden or clamped           policy TestSandbox…, TestHostPath…, TestEnv, TestWorkingDir, TestDiff
 //	networks reach out, are apart, are internal      runtime/containerd TestNetworkReach; TestContract network/…
 //	no device, privilege or namespace comes along    TestContract create/…
-//	exit codes, streams, trees that are killed       TestContract exec/…
+//	exit codes, streams, trees that are killed       TestContract exec/…; lifecycle TestExec…
 //	output that is cut                               lifecycle TestTruncation
-//	processes: input, replay, take-over, terminals   TestContract agent/process…; lifecycle TestProcess…
-//	files and ports                                  TestFilesAndPorts; TestContract agent/files…
+//	sandboxes that idle out, and caps                lifecycle TestIdle…, TestCapacity, TestExecCap
+//	processes: input, replay, take-over, terminals   TestContract agent/process…; lifecycle TestProcess…; sandboxapi TestAttach…
+//	files and ports                                  TestDocs, TestAttacks; TestContract agent/files…
 //	terminals and signals of the command line        TestCommandLineInside
 //	an image that is pulled meanwhile                TestCreateThatPulls
 //	an engine that goes away and comes back          TestHungEngine, TestSoakKillingTheEngine
 //	sandboxes and processes after a restart          TestAgent, TestKillingTheServer
-//	a thousand callers of one key                    TestSoakManyKeys
-//	what counts against a quota, and how far         lifecycle/usage
+//	a thousand callers of one key                    lifecycle TestThousandCreatesOfOneKey
+//	quotas                                           TestStorage; lifecycle TestQuota…
 func TestBox(t *testing.T) {
-	t.Run("docker", func(t *testing.T) {
-		testBox(t, "docker", "processes", "sessions", "results", "spec", "profiles", "mounts", "quota", "status")
-	})
-	t.Run("containerd", func(t *testing.T) { testBox(t, "containerd", "spec", "mounts") })
+	t.Run("docker", func(t *testing.T) { testBox(t, "docker", true) })
+	t.Run("containerd", func(t *testing.T) { testBox(t, "containerd", false) })
 }
 
 // TestSoakBox has containerd keep the promises that don't depend on the engine, too.
-func TestSoakBox(t *testing.T) {
-	testBox(t, "containerd", "processes", "sessions", "results", "profiles", "quota", "status")
-}
+func TestSoakBox(t *testing.T) { testBox(t, "containerd", true) }
 
-// boxAtOnce is how many tests run at once: most of their time they wait.
-const boxAtOnce = 6
-
-func testBox(t *testing.T, kind string, sections ...string) {
+func testBox(t *testing.T, kind string, all bool) {
 	t.Parallel()
 	b := newBox(t, kind)
-	var at errgroup.Group
-	at.SetLimit(boxAtOnce)
-	for _, section := range []struct {
-		name  string
-		cases []boxCase
-	}{
-		{"processes", boxProcesses}, // first, as some of them wait long
-		{"sessions", boxSessions},
-		{"results", boxResults},
-		{"spec", boxSpecs},
-		{"profiles", boxProfiles},
-		{"mounts", boxMounts},
-		{"quota", boxQuotas},
-		{"status", boxStatus},
-	} {
-		if !slices.Contains(sections, section.name) {
-			continue
+	t.Run("cases", func(t *testing.T) {
+		for i, c := range boxCases {
+			if all || c.engine {
+				t.Run(c.name, func(t *testing.T) {
+					t.Parallel() // most of their time they wait
+					ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+					defer cancel()
+					c.test(&boxRow{T: t, box: b, boxSandbox: b.main.sandbox(ctx, t, fmt.Sprintf("box-%d", i))})
+				})
+			}
 		}
-		for i, c := range section.cases {
-			at.Go(func() error {
-				t.Run(section.name+"/"+c.name, func(t *testing.T) { c.run(t, b, fmt.Sprintf("%s-%d", section.name, i)) })
-				return nil
-			})
-		}
-	}
-	_ = at.Wait()
-	b.end(t)
+	})
+	b.main.stop()
+	wantNothing(t, b.e, b.main.server)
 }
 
 // boxCase is a promise and its test.
 type boxCase struct {
-	name string
-	test func(r *boxRow)
+	name   string
+	engine bool // it depends on the engine
+	test   func(r *boxRow)
 }
 
 // boxRow is a test under way. It has a key of its own on the main server.
@@ -99,88 +78,38 @@ type boxRow struct {
 	boxSandbox
 }
 
-func (c boxCase) run(t *testing.T, b *box, key string) {
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	r := &boxRow{T: t, box: b, boxSandbox: b.main.sandbox(ctx, t, key)}
-	t.Cleanup(func() {
-		if t.Failed() {
-			r.tell()
-		}
-	})
-	c.test(r)
-}
-
-// tell logs what the servers said of the test's sandboxes.
-func (r *boxRow) tell() {
-	for _, s := range []*boxServer{r.main, r.bare, r.shared, r.wide} {
-		log, _ := os.ReadFile(s.logPath())
-		for line := range strings.Lines(string(log)) {
-			if strings.Contains(line, " key="+r.key+" ") || strings.Contains(line, " key="+r.key+"-") {
-				r.Log(strings.TrimSpace(line))
-			}
-		}
-	}
-}
-
-// box is an engine with servers on it, each with a policy of its own.
+// box is an engine with a server on it.
 type box struct {
-	kind   string
-	e      *testEngine
-	dir    string
-	root   string     // what main allows to be mounted
-	main   *boxServer // a policy with a bit of everything, the built-in profiles as they are
-	bare   *boxServer // no policy, and no setting of sandboxes
-	shared *boxServer // a shared root, and other profiles
-	wide   *boxServer // all of the fixture's directory may be mounted
+	kind string
+	e    *testEngine
+	dir  string
+	root string // what may be mounted
+	main *boxServer
 }
 
 type boxServer struct {
 	*server
-	c    *client.Client // of the tenant box
-	lean *client.Client // of the tenant lean, who may have two sandboxes
+	c    *client.Client
 	rt   runtime.Runtime
 	http *http.Client
 }
 
-const (
-	boxToken  = "box-token-0123456789"
-	leanToken = "lean-token-0123456789"
-	boxTokens = `tokens:
-- {name: box, token: ` + boxToken + `, tenant: box, scopes: ["*"]}
-- {name: lean, token: ` + leanToken + `, tenant: lean, scopes: ["*"], max_sandboxes: 2}
-`
-	otherImage   = "berm.local/other:1"
-	defaultImage = "docker.io/library/python:3.11-slim"
-)
+const otherImage = "berm.local/other:1"
 
 func newBox(t *testing.T, kind string) *box {
 	t.Helper()
 	e := commonEngine(t, kind)
-	for image, setting := range map[string]string{otherImage: "ENV WHICH=other", defaultImage: "ENV WHICH=default"} {
-		if err := e.ImportBusybox(t.Context(), image, setting); err != nil {
-			t.Fatal(err)
-		}
+	if err := e.ImportBusybox(t.Context(), otherImage, "ENV WHICH=other"); err != nil {
+		t.Fatal(err)
 	}
 	b := &box{kind: kind, e: e, dir: e.dir(t)}
 	b.root = b.makeDir(t, "roots", "root")
-	lab := "berm-box-" + filepath.Base(b.dir)
-	b.main = b.serve(t, "main", testImage, `
+	b.main = b.serve(t, "main", `
 mounts: {allowed_roots: [`+b.root+`]}
-networks: {lab: {engine_network: `+lab+`, internal: true}}
+networks: {lab: {engine_network: berm-box-`+filepath.Base(b.dir)+`, internal: true}}
 images: {allow: ["berm.local/*"]}
-env: {deny: ["DENIED_*"], pin: {PINNED: by-policy}}
-profiles: {plain: {extends: default}}
+env: {pin: {PINNED: by-policy}}
 `)
-	b.bare = b.serve(t, "bare", "", "")
-	b.shared = b.serve(t, "shared", testImage, `
-mounts: {shared_root: `+b.makeDir(t, "shared-root")+`}
-ttl: {max_lifetime: 2h}
-profiles:
-  network_basic: {network: off, memory_mb: 96, pids_limit: 33, cpus: 0.25, timeout: 7s, max_timeout: 11s}
-  tiny: {extends: offline_readonly, memory_mb: 64, locked: [memory_mb]}
-`)
-	b.wide = b.serve(t, "wide", testImage, "mounts: {allowed_roots: ["+b.dir+"], default_workspace: "+filepath.Join(b.makeDir(t, "wide-default"), "made")+"}\n")
 	return b
 }
 
@@ -193,40 +122,33 @@ func (b *box) makeDir(t testing.TB, path ...string) string {
 	return dir
 }
 
-// serve starts a server; without a policy if that is empty. Settings are further ones, as
-// in its environment.
-func (b *box) serve(t *testing.T, name, image, policy string, settings ...string) *boxServer {
+// mark is what the test's processes have in their environment.
+func (r *boxRow) mark() map[string]string { return map[string]string{attackMark: r.kind + r.key} }
+
+// marked are the test's processes.
+func (r *boxRow) marked() []seen { return marked(r.kind + r.key) }
+
+// own makes a directory of the test's that may be mounted.
+func (r *boxRow) own(path ...string) string {
+	r.Helper()
+	return r.makeDir(r, append([]string{"roots", "root", r.key}, path...)...)
+}
+
+// serve starts a server. Settings are further ones, as in its environment.
+func (b *box) serve(t *testing.T, name, policy string, settings ...string) *boxServer {
 	t.Helper()
-	dir := b.makeDir(t, name)
-	server := newServer(t, b.e, dir, image)
-	server.env = append(append(server.env, "BERM_SECURITY_TOKENS="+boxTokens), settings...)
-	if policy != "" {
-		server.policy(t, policy)
-	}
+	server := newServer(t, b.e, b.makeDir(t, name), testImage)
+	server.env = append(server.env, settings...)
+	server.policy(t, policy)
 	server.start(t)
 	s := &boxServer{server: server, rt: b.e.open(t, server)}
 	s.http = &http.Client{Transport: openapitest.New(t).Transport(&http.Transport{MaxIdleConnsPerHost: 16})}
-	s.c, s.lean = s.client(t, boxToken), s.client(t, leanToken)
-	return s
-}
-
-func (s *boxServer) client(t *testing.T, token string) *client.Client {
-	t.Helper()
-	c, err := client.New(client.Options{BaseURL: s.url, Token: token, Retries: -1, HTTPClient: s.http})
+	c, err := client.New(client.Options{BaseURL: s.url, Token: s.token, Retries: -1, HTTPClient: s.http})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c
-}
-
-// end checks that nothing is left of what the tests made.
-func (b *box) end(t *testing.T) {
-	t.Helper()
-	servers := []*server{b.main.server, b.bare.server, b.shared.server, b.wide.server}
-	for _, s := range servers {
-		s.stop()
-	}
-	wantNothing(t, b.e, servers...)
+	s.c = c
+	return s
 }
 
 // boxSandbox is a key on a server.
@@ -328,7 +250,7 @@ func (x boxSandbox) raw(method, path, body string) (status int, answer map[strin
 	if err != nil {
 		x.t.Fatal(err)
 	}
-	req.Header.Set("Authorization", "Bearer "+boxToken)
+	req.Header.Set("Authorization", "Bearer "+x.s.token)
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := x.s.http.Do(req)
 	if err != nil {
@@ -345,26 +267,15 @@ func (x boxSandbox) raw(method, path, body string) (status int, answer map[strin
 	return resp.StatusCode, answer
 }
 
-// wantRefused makes a create with a body as it is, that must be refused; by a rule of
-// the policy if there is one, for a field.
-func (x boxSandbox) wantRefused(body string, status int, rule, field string) {
+// refused makes a create that has to be denied by a rule of the policy.
+func (x boxSandbox) refused(req apitype.SandboxRequest, rule string) apitype.Problem {
 	x.t.Helper()
-	got, answer := x.raw(http.MethodPut, x.key, body)
-	code := map[int]string{400: "malformed", 403: "policy_denied", 422: "validation"}[status]
-	if got != status || answer["code"] != code {
-		x.t.Errorf("%s: %d %v, want %d %s", body, got, answer, status, code)
-		return
+	_, err := x.c.Create(x.ctx, x.key, req)
+	p := x.wantError(err, http.StatusForbidden, "policy_denied")
+	if len(p.Reasons) != 1 || p.Reasons[0].Rule != rule {
+		x.t.Errorf("%+v, want rule %s", p, rule)
 	}
-	if rule == "" {
-		return
-	}
-	reasons, _ := answer["reasons"].([]any)
-	for _, reason := range reasons {
-		if reason, _ := reason.(map[string]any); reason["rule"] == rule && reason["field"] == field && reason["allowed"] != "" {
-			return
-		}
-	}
-	x.t.Errorf("%s: %v, want rule %s for %s", body, reasons, rule, field)
+	return p
 }
 
 // pid is the main process' as the host sees it.
@@ -468,21 +379,6 @@ func (x boxSandbox) wantMounted(path, dir string) {
 	}
 }
 
-// marked are the processes on the host that have a variable in their environment.
-func (x boxSandbox) marked(name, value string) (pids []int) {
-	dirs, _ := filepath.Glob("/proc/[0-9]*")
-	for _, dir := range dirs {
-		env, err := os.ReadFile(dir + "/environ")
-		if err != nil || !bytes.Contains(env, []byte(name+"="+value+"\x00")) {
-			continue
-		}
-		if pid, err := strconv.Atoi(filepath.Base(dir)); err == nil {
-			pids = append(pids, pid)
-		}
-	}
-	return pids
-}
-
 func readString(t testing.TB, path string) string {
 	t.Helper()
 	data, err := os.ReadFile(path)
@@ -495,20 +391,4 @@ func readString(t testing.TB, path string) string {
 func exists(path string) bool {
 	_, err := os.Lstat(path)
 	return err == nil
-}
-
-func asJSON(v any) string {
-	b, err := json.Marshal(v)
-	if err != nil {
-		panic(err)
-	}
-	return string(b)
-}
-
-// shownName is how a name appears in an answer.
-func shownName(name string) string {
-	if strings.ContainsRune(name, 0) {
-		return strings.Trim(strconv.Quote(name), `"`)
-	}
-	return name
 }

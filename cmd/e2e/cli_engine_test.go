@@ -46,6 +46,16 @@ func TestCommandLineInside(t *testing.T) {
 		typed("until test \"$(stty size)\" = '40 100'; do :; done; echo re''sized\r", "resized")
 		typed("echo sl''eeping; sleep 60\r", "sleeping") // by when keys aren't the shell's any more
 		typed("\x03", "^C")
+		// A second shell is another process, and two keys detach from it.
+		if code := typeAt(t, func(keyboard *os.File, screen *output) {
+			_, _ = keyboard.WriteString("echo se''cond\r")
+			screen.wait(t, "second")
+			step{args: "sandbox ps mine", stdout: []string{"shell-1   running", "shell-2   running"}}.run(t)
+			_, _ = keyboard.WriteString("\x10\x11")
+		}, "sandbox", "shell", "mine"); code != 0 {
+			t.Errorf("detaching ended with %d", code)
+		}
+		step{args: "sandbox ps mine", stdout: []string{"shell-2   running"}}.run(t)
 		typed("exit 5\r", "exit 5")
 	}, "sandbox", "shell", "mine")
 	if code != 5 {
@@ -53,6 +63,8 @@ func TestCommandLineInside(t *testing.T) {
 	}
 	code = typeAt(t, func(keyboard *os.File, screen *output) {
 		screen.wait(t, "terminal\r\n")
+		_, _ = keyboard.WriteString("typed\r") // and it comes back as it is typed
+		screen.wait(t, "typed\r\ntyped\r\n")
 		_, _ = keyboard.WriteString("\x04") // the end of the input
 	}, "sandbox", "exec", "mine", "-it", "--", "sh", "-c", "test -t 0 && echo terminal; cat; exit 6")
 	if code != 6 {
@@ -138,7 +150,7 @@ func (o *output) String() string {
 }
 
 // wait returns once the text has been said since the last wait.
-func (o *output) wait(t *testing.T, text string) {
+func (o *output) wait(t testing.TB, text string) {
 	t.Helper()
 	for timeout := time.After(time.Minute); ; {
 		o.mu.Lock()

@@ -30,12 +30,14 @@ type collector struct {
 
 	mu        sync.Mutex
 	wrong     []string            // requests that no receiver takes
-	keys      []string            // the header X-Key of each request
 	resources map[string]bool     // what sends, as its attributes
 	logs      map[string]string   // severity by message
 	metrics   map[string]string   // kind and labels by name
 	spans     map[string]spanSent // by name, the last
 }
+
+// collectorKey is what each request has as X-Key.
+const collectorKey = "hush-hush"
 
 type spanSent struct{ trace, parent string } // in hex; a root's parent is empty
 
@@ -46,8 +48,11 @@ func newCollector(t *testing.T) *collector {
 	c.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.keys = append(c.keys, r.Header.Get("X-Key"))
-		if err := c.take(r); err != nil {
+		err := c.take(r)
+		if got := r.Header.Get("X-Key"); err == nil && got != collectorKey {
+			err = fmt.Errorf("the key is %q", got)
+		}
+		if err != nil {
 			c.wrong = append(c.wrong, r.Method+" "+r.URL.Path+": "+err.Error())
 			w.WriteHeader(http.StatusBadRequest)
 		}
@@ -153,6 +158,11 @@ func (c *collector) got(t *testing.T, instance string) *collector {
 	defer c.mu.Unlock()
 	for _, w := range c.wrong {
 		t.Error(w)
+	}
+	for message, severity := range c.logs {
+		if severity == "DEBUG" {
+			t.Errorf("%s is below the log's level", message)
+		}
 	}
 	var build struct{ Version string }
 	version, stderr, _ := berm(t, "", "version", "-o", "json")

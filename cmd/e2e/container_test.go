@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -40,17 +39,15 @@ type contained struct {
 func (c *contained) docker(host string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.t.Context()), time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "docker", args...)
-	cmd.Env = append(os.Environ(), "DOCKER_HOST="+host, "DOCKER_CONTEXT=", "DOCKER_CONFIG="+c.dir)
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	if args[0] == "logs" {
-		cmd.Stderr = &out
-	}
-	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("docker %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(errs.String()))
-	}
-	return strings.TrimSpace(out.String()), nil
+	return command(ctx, "", dockerEnv(host, c.dir), "docker", args...)
+}
+
+// logs are what Berm has said.
+func (c *contained) logs() string {
+	cmd := exec.Command("docker", "logs", c.name)
+	cmd.Env = append(os.Environ(), dockerEnv(c.engine.config.Address, c.dir)...)
+	out, _ := cmd.CombinedOutput() // what there is of it
+	return string(out)
 }
 
 func (c *contained) must(args ...string) string {
@@ -99,7 +96,7 @@ profiles: {default: {network: "on", host_path_mode: rw, user: "`+strings.Split(u
 	}
 	c.t.Cleanup(func() {
 		if c.t.Failed() {
-			c.t.Log(c.docker(c.engine.config.Address, "logs", c.name))
+			c.t.Log(c.logs())
 		}
 		made := strings.Fields(c.must("ps", "--all", "--quiet", "--filter", "label="+composeProject+"="+c.name))
 		c.must(append([]string{"rm", "--force", "--volumes"}, made...)...)
@@ -169,8 +166,7 @@ func (c *contained) makesSandboxes() {
 	for _, dir := range []string{"/work", "/shared/sub"} {
 		key := "of" + strings.ReplaceAll(dir, "/", "-")
 		if _, err := c.berm("sandbox", "create", key, "--host-path", dir); err != nil {
-			logs, _ := c.docker(c.engine.config.Address, "logs", c.name)
-			t.Fatalf("%v\n%s", err, logs)
+			t.Fatal(err)
 		}
 		var result apitype.ExecResult
 		c.post("/sandboxes/"+key+"/exec", `{"command": "echo inside > /workspace/file && mkdir /chat/made"}`, &result)

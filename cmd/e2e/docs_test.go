@@ -134,6 +134,7 @@ func TestDocs(t *testing.T) {
 	dir, roots, sent := e.dir(t), t.TempDir(), newCollector(t)
 	door := filepath.Join(dir, "docker.sock")
 	write(t, filepath.Join(dir, "token"), testToken)
+	write(t, filepath.Join(dir, "headers"), "X-Key="+collectorKey+"\n")
 	write(t, filepath.Join(dir, "policy.yaml"), `version: 1
 profiles:
   default: {user: "1000:1000"}
@@ -146,7 +147,7 @@ mounts: {allowed_roots: [`+roots+`], hold: auto, owner: "1000:1000"}
 	}
 	write(t, filepath.Join(dir, "berm.yaml"), `http: {listen: "127.0.0.1:0"}
 engine: {instance: docs}
-otel: {endpoint: "`+sent.URL+`"}
+otel: {endpoint: "`+sent.URL+`", headers_file: `+dir+`/headers}
 sandbox: {chats_root: "`+filepath.Join(dir, "chats")+`", create_roots: true}
 security: {token_file: `+dir+`/token}
 engine_api:
@@ -191,6 +192,9 @@ engine_api:
 	c.signal(t, os.Interrupt)
 	if err := c.cmd.Wait(); err != nil {
 		t.Error(err)
+	}
+	if log := c.log.String(); strings.Contains(log, collectorKey) || !strings.Contains(log, "msg=stopped") {
+		t.Errorf("the log has a secret, or lacks its end:\n%s", log)
 	}
 	got := sent.got(t, "docs")
 	wantKnown(t, "Logs", got.logs, "http_request", "sandbox_created", "sandbox_delete_not_found", "serving", "serving_engine_api", "stopped")

@@ -138,7 +138,7 @@ type dockerRun struct {
 func (b *clientFixture) begin(t *testing.T, program string, args ...string) *dockerRun {
 	t.Helper()
 	c := &dockerRun{cmd: exec.CommandContext(t.Context(), program, args...)}
-	c.cmd.Env = append(os.Environ(), "DOCKER_HOST=unix://"+b.dir+"/docker.sock", "DOCKER_CONFIG="+b.dir, "DOCKER_CONTEXT=")
+	c.cmd.Env = append(os.Environ(), dockerEnv("unix://"+b.dir+"/docker.sock", b.dir)...)
 	c.cmd.Stderr = &c.stderr
 	out, err := c.cmd.StdoutPipe()
 	if err == nil {

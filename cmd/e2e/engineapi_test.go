@@ -105,25 +105,6 @@ engine_api:
 	}
 }
 
-func TestServeEngineAPIRefusals(t *testing.T) {
-	dir := t.TempDir()
-	listener := func(rest string) string {
-		return "engine_api: {listeners: [{address: 'tcp://127.0.0.1:0', " + rest + "}]}\n"
-	}
-	for name, tt := range map[string]struct{ config, want string }{
-		"containerd":     {"engine: {kind: containerd}\n" + listener("callers: [{name: a, tenant: a}]"), "engine_api.listeners: need engine.kind: docker"},
-		"no profile":     {listener("callers: [{name: a, tenant: a, profile: other}]"), `there is no profile "other"`},
-		"no certificate": {listener("tls_cert_file: /none, tls_key_file: /none, callers: [{name: a, tenant: a}]"), "certificate of tcp://127.0.0.1:0"},
-		"no audit log":   {"engine_api: {audit_log: /none/x, listeners: [{address: 'tcp://127.0.0.1:0', callers: [{name: a, tenant: a}]}]}\n", "audit log:"},
-	} {
-		write(t, filepath.Join(dir, "berm.yaml"), tt.config)
-		_, stderr, code := berm(t, "", "serve", "--config", filepath.Join(dir, "berm.yaml"), "--listen", "127.0.0.1:0", "--state-dir", filepath.Join(dir, "state"))
-		if code != 1 || !strings.Contains(stderr, tt.want) {
-			t.Errorf("%s: exit code %d, %s", name, code, stderr)
-		}
-	}
-}
-
 // tcpAddress is what the log says of the only TCP listener.
 func (c *child) tcpAddress(t *testing.T) string {
 	t.Helper()

@@ -40,10 +40,6 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, serveBareFiles(dir))
 		os.Exit(1)
 	}
-	if from, to, ok := strings.Cut(os.Getenv(plainProxyEnv), ":"); ok {
-		fmt.Fprintln(os.Stderr, plainProxy(from, to))
-		os.Exit(1)
-	}
 	var err error
 	if bin, err = engine.Berm(); err == nil {
 		err = engine.WatchTemporary()
@@ -78,6 +74,23 @@ func berm(t testing.TB, stdin string, args ...string) (stdout, stderr string, co
 		t.Fatal(err)
 	}
 	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
+}
+
+// command runs a program with more in its environment, and returns what it prints. An error
+// has what it says on standard error.
+func command(ctx context.Context, dir string, env []string, program string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)
+	out, err := cmd.Output()
+	if exit := new(exec.ExitError); errors.As(err, &exit) {
+		err = fmt.Errorf("%s %s: %w: %s", filepath.Base(program), strings.Join(args, " "), err, bytes.TrimSpace(exit.Stderr))
+	}
+	return strings.TrimSpace(string(out)), err
+}
+
+// dockerEnv has Docker's clients call a host, and nothing else heed them.
+func dockerEnv(host, configDir string) []string {
+	return []string{"DOCKER_HOST=" + host, "DOCKER_CONTEXT=", "DOCKER_CONFIG=" + configDir, "COMPOSE_INTERACTIVE_NO_CLI=1"}
 }
 
 // engineConfig is the section engine of a server's configuration.
@@ -504,4 +517,11 @@ func until(t testing.TB, what string, f func() bool) {
 			t.Fatalf("it never came to be that %s", what)
 		}
 	}
+}
+
+// deadline returns a context that lasts as long as patience.
+func deadline(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	return ctx
 }

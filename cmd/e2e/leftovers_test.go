@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -55,13 +53,11 @@ func (s *sharedEngine) left() (left []string, err error) {
 	ctx := context.Background()
 	if s.e.containerd == nil {
 		for _, list := range []string{"ps --all --filter label=berm.owner", "network ls --filter label=berm.door", "volume ls --filter label=berm.door"} {
-			cmd := exec.Command("docker", append(strings.Fields(list), "--quiet")...)
-			cmd.Env = append(os.Environ(), "DOCKER_HOST="+s.e.config.Address, "DOCKER_CONTEXT=")
-			out, err := cmd.Output()
+			out, err := command(ctx, "", dockerEnv(s.e.config.Address, s.e.Dir()), "docker", append(strings.Fields(list), "--quiet")...)
 			if err != nil {
 				return nil, err
 			}
-			for id := range strings.FieldsSeq(string(out)) {
+			for id := range strings.FieldsSeq(out) {
 				left = append(left, list+": "+id)
 			}
 		}
@@ -71,14 +67,14 @@ func (s *sharedEngine) left() (left []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, command := range []string{"ip -o link", "iptables-save"} {
-		out, err := exec.Command("nsenter", append([]string{"--net=" + s.e.Netns()}, strings.Fields(command)...)...).Output()
+	for _, look := range []string{"ip -o link", "iptables-save"} {
+		out, err := command(ctx, "", nil, "nsenter", append([]string{"--net=" + s.e.Netns()}, strings.Fields(look)...)...)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", command, err)
+			return nil, err
 		}
-		for line := range strings.Lines(string(out)) {
+		for line := range strings.Lines(out) {
 			if lower := strings.ToLower(line); strings.Contains(lower, "berm") || strings.Contains(lower, "veth") {
-				left = append(left, command+": "+strings.TrimSpace(line))
+				left = append(left, look+": "+strings.TrimSpace(line))
 			}
 		}
 	}

@@ -24,8 +24,10 @@ import (
 // kernelPatience is how long anything may take here: an emulated machine is slow.
 const kernelPatience = 10 * time.Minute
 
-// The projects of sandboxes' own directories begin here.
-const firstCeiling = 0x63000000
+const (
+	firstCeiling = 0x63000000 // where the projects of sandboxes' own directories begin
+	mebibyte     = 1 << 20
+)
 
 // A whole server has the kernel hold quotas; make quota-vm has a file system where it can.
 func TestKernelServer(t *testing.T) {

@@ -30,20 +30,21 @@ type child struct {
 }
 
 // startChild starts a server on a unix socket whose engine isn't there.
-func startChild(t *testing.T, dir string, args ...string) *child {
+func startChild(t testing.TB, dir string, args ...string) *child {
 	t.Helper()
 	return startChildWith(t, dir, nil, "serving", args...)
 }
 
 // startChildWith starts a server on a unix socket, and returns when its log has the
 // message. A nil engine isn't there.
-func startChildWith(t *testing.T, dir string, e *testEngine, message string, args ...string) *child {
+func startChildWith(t testing.TB, dir string, e *testEngine, message string, args ...string) *child {
 	t.Helper()
 	return startCommand(t, exec.CommandContext(t.Context(), bin), dir, e, message, args...)
 }
 
-// startCommand is startChildWith by a command that lacks the server's arguments.
-func startCommand(t *testing.T, cmd *exec.Cmd, dir string, e *testEngine, message string, args ...string) *child {
+// startCommand is startChildWith by a command that lacks the server's arguments. It waits for
+// no message if that is empty.
+func startCommand(t testing.TB, cmd *exec.Cmd, dir string, e *testEngine, message string, args ...string) *child {
 	t.Helper()
 	socket := filepath.Join(dir, "berm.sock")
 	c := &child{cmd: cmd, dir: filepath.Join(dir, "state"), log: newOutput()}
@@ -56,7 +57,7 @@ func startCommand(t *testing.T, cmd *exec.Cmd, dir string, e *testEngine, messag
 	}
 	c.cmd.Args = append(c.cmd.Args, "serve", "--listen", "unix://"+socket, "--state-dir", c.dir, "--engine-address", address)
 	c.cmd.Args = append(c.cmd.Args, args...)
-	c.cmd.Env = os.Environ()
+	c.cmd.Env = append(os.Environ(), c.cmd.Env...)
 	c.cmd.Stdout, c.cmd.Stderr = c.log, c.log
 	if e != nil {
 		c.cmd.Env = append(c.cmd.Env, e.config.env()...)
@@ -65,25 +66,43 @@ func startCommand(t *testing.T, cmd *exec.Cmd, dir string, e *testEngine, messag
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.cmd.Process.Kill(); _ = c.cmd.Wait() })
-	c.log.wait(t, "msg="+message+" ")
+	if message != "" {
+		c.log.wait(t, "msg="+message+" ")
+	}
 	return c
 }
 
-func (c *child) get(t *testing.T, path string) (int, string) {
+func (c *child) get(t testing.TB, path string) (int, string) {
 	t.Helper()
-	resp, err := c.http.Get("http://localhost" + path)
+	return c.call(t, http.MethodGet, path, "")
+}
+
+// call makes a call with a body.
+func (c *child) call(t testing.TB, method, path, body string) (int, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, "http://localhost"+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	if strings.Contains(path, "/files?") {
+		req.Header.Set("Content-Type", "application/octet-stream")
+	}
+	resp, err := c.http.Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = resp.Body.Close() }()
-	body, err := io.ReadAll(resp.Body)
+	answer, err := io.ReadAll(resp.Body)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return resp.StatusCode, string(body)
+	return resp.StatusCode, string(answer)
 }
 
-func (c *child) signal(t *testing.T, s os.Signal) {
+func (c *child) signal(t testing.TB, s os.Signal) {
 	t.Helper()
 	if err := c.cmd.Process.Signal(s); err != nil {
 		t.Fatal(err)

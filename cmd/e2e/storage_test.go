@@ -57,8 +57,7 @@ func (b *storageFixture) in(t *testing.T) *storageFixture {
 // chat makes one, with a sandbox, in a workspace of its own user.
 func (b *storageFixture) chat(user, id string) {
 	b.Helper()
-	ctx, cancel := b.deadline()
-	defer cancel()
+	ctx := b.deadline()
 	w, err := b.c.EnsureWorkspace(ctx, user)
 	if err != nil {
 		b.Fatal(err)
@@ -72,15 +71,13 @@ func (b *storageFixture) chat(user, id string) {
 	}
 }
 
-func (b *storageFixture) deadline() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(b.Context(), patience)
-}
+// deadline returns a context for calls that have to be answered.
+func (b *storageFixture) deadline() context.Context { return deadline(b) }
 
 // run runs a shell script in a chat's sandbox.
 func (b *storageFixture) run(chat, script string) string {
 	b.Helper()
-	ctx, cancel := b.deadline()
-	defer cancel()
+	ctx := b.deadline()
 	res, err := b.c.Exec(ctx, chat, apitype.ExecRequest{Command: apitype.Command{"sh", "-c", "cd /chat && " + script}, Timeout: apitype.SecondsOf(60)})
 	if err != nil || res.ExitCode == nil || *res.ExitCode != 0 {
 		b.Fatalf("%s: %+v, %v", script, res, err)
@@ -89,21 +86,15 @@ func (b *storageFixture) run(chat, script string) string {
 }
 
 func (b *storageFixture) put(chat, name, content string) error {
-	ctx, cancel := b.deadline()
-	defer cancel()
-	return second(b.c.PutChatFile(ctx, chat, name, strings.NewReader(content), client.PutChatFileOptions{}))
+	return second(b.c.PutChatFile(b.deadline(), chat, name, strings.NewReader(content), client.PutChatFileOptions{}))
 }
 
 func (b *storageFixture) read(chat, name string) (string, error) {
-	ctx, cancel := b.deadline()
-	defer cancel()
-	return all(b.c.ReadChatFile(ctx, chat, name, 0, 0))
+	return all(b.c.ReadChatFile(b.deadline(), chat, name, 0, 0))
 }
 
 func (b *storageFixture) history(chat string) (string, error) {
-	ctx, cancel := b.deadline()
-	defer cancel()
-	return all(b.c.History(ctx, chat, 0, 0))
+	return all(b.c.History(b.deadline(), chat, 0, 0))
 }
 
 func all(r io.ReadCloser, err error) (string, error) {
@@ -118,8 +109,7 @@ func all(r io.ReadCloser, err error) (string, error) {
 // names lists a chat's files.
 func (b *storageFixture) names(chat string) []string {
 	b.Helper()
-	ctx, cancel := b.deadline()
-	defer cancel()
+	ctx := b.deadline()
 	var names []string
 	for f, err := range b.c.ChatFiles(ctx, chat, 0) {
 		if err != nil {
@@ -132,8 +122,7 @@ func (b *storageFixture) names(chat string) []string {
 
 func (b *storageFixture) used() int64 {
 	b.Helper()
-	ctx, cancel := b.deadline()
-	defer cancel()
+	ctx := b.deadline()
 	usage, err := b.c.WorkspaceUsage(ctx, b.workspace)
 	if err != nil {
 		b.Fatal(err)
@@ -228,8 +217,7 @@ func (b *storageFixture) quota() {
 		b.Error(err)
 	}
 	// Over the quota by a command, it ends, and its result is there.
-	ctx, cancel := b.deadline()
-	defer cancel()
+	ctx := b.deadline()
 	_, err := b.c.Exec(ctx, "quota", apitype.ExecRequest{Command: apitype.Command{"sh", "-c", "cat /chat/written /chat/written > /chat/over; echo done"}})
 	var refused *client.Error
 	if !errors.As(err, &refused) || refused.Code != "quota_exceeded" || refused.Problem.Result == nil || refused.Problem.Result.Stdout != "done\n" {
@@ -247,8 +235,7 @@ func (b *storageFixture) quota() {
 
 // deleteOrCreate has a chat's deletion and its sandbox race; one of them wins, and knows.
 func (b *storageFixture) deleteOrCreate() {
-	ctx, cancel := b.deadline()
-	defer cancel()
+	ctx := b.deadline()
 	w, err := b.c.EnsureWorkspace(ctx, "race")
 	if err != nil {
 		b.Fatal(err)
@@ -361,8 +348,7 @@ var storageAttacks = []storageAttack{
 		if used := b.used(); used > 1<<20 {
 			b.Errorf("what takes no room counts %d bytes", used)
 		}
-		ctx, cancel := b.deadline()
-		defer cancel()
+		ctx := b.deadline()
 		if got, err := all(b.c.ReadChatFile(ctx, evil, "huge", 1<<39, 3)); err != nil || got != "\x00\x00\x00" {
 			b.Errorf("of a huge file came %q, %v", got, err)
 		}
@@ -374,8 +360,7 @@ var storageAttacks = []storageAttack{
 		if got := b.names(evil); !slices.Equal(got, []string{"-n", ".hidden", strings.Repeat("ü", 100)}) {
 			b.Errorf("the files are %q", got)
 		}
-		ctx, cancel := b.deadline()
-		defer cancel()
+		ctx := b.deadline()
 		archive, err := all(b.c.ReadChatTar(ctx, evil))
 		if err != nil {
 			b.Fatal(err)
@@ -401,8 +386,7 @@ var storageAttacks = []storageAttack{
 		if used := b.used(); used < 2 {
 			b.Errorf("of a deep tree %d bytes are counted", used)
 		}
-		ctx, cancel := b.deadline()
-		defer cancel()
+		ctx := b.deadline()
 		_, _ = all(b.c.ReadChatTar(ctx, evil))
 	}},
 	{name: "many", script: "mkdir m && cd m && seq 5000 | xargs touch && cd .. && seq 2000 | xargs touch", check: func(b *storageFixture) {
@@ -416,10 +400,8 @@ var storageAttacks = []storageAttack{
 				b.Fatalf("a swapped link gave %q", got)
 			}
 			_ = b.put(evil, "f", "mine")
-			ctx, cancel := b.deadline()
-			_ = b.c.WriteChatTar(ctx, evil, bytes.NewReader(archive(b, tar.Header{Name: "sub2/keep", Size: 4, Mode: 0o644})))
-			_, _ = all(b.c.ReadChatTar(ctx, evil))
-			cancel()
+			_ = b.c.WriteChatTar(b.deadline(), evil, bytes.NewReader(archive(b, tar.Header{Name: "sub2/keep", Size: 4, Mode: 0o644})))
+			_, _ = all(b.c.ReadChatTar(b.deadline(), evil))
 		}
 	}},
 }
@@ -442,8 +424,7 @@ func (b *storageFixture) attack(a storageAttack) {
 	// Whatever there is, these come to an end.
 	b.names(evil)
 	b.used()
-	ctx, cancel := b.deadline()
-	defer cancel()
+	ctx := b.deadline()
 	if _, err := b.c.DeleteChatFiles(ctx, evil); err != nil {
 		b.Error(err)
 	}
@@ -501,12 +482,20 @@ func testDefaultUser(t *testing.T, kind string) {
 	if got := b.names("k"); !slices.Equal(got, []string{"mine"}) {
 		t.Errorf("the files are %q", got)
 	}
-	ctx, cancel := b.deadline()
-	defer cancel()
+	ctx := b.deadline()
 	if err := b.c.DeleteChatFile(ctx, "k", "mine"); err != nil {
 		t.Error(err)
 	}
 	if got, err := b.history("k"); err != nil || got != "more\n" {
 		t.Errorf("the history: %q, %v", got, err)
+	}
+}
+
+// wantCode checks the code of an answer that says no.
+func wantCode(t *testing.T, err error, codes ...string) {
+	t.Helper()
+	var e *client.Error
+	if !errors.As(err, &e) || !slices.Contains(codes, e.Code) {
+		t.Errorf("got %v, want %s", err, strings.Join(codes, " or "))
 	}
 }

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -59,25 +58,14 @@ func (u *unit) listen(t *testing.T, name, network, address string) net.Listener 
 	return l
 }
 
-// start runs berm serve as systemd would.
-func (u *unit) start(t *testing.T, settings string, env ...string) *child {
+// start runs berm serve as systemd would, with a setting of http.listen.
+func (u *unit) start(t *testing.T, listen, settings string, env ...string) *child {
 	t.Helper()
 	write(t, filepath.Join(u.dir, "berm.yaml"), settings)
-	c := &child{dir: filepath.Join(u.dir, "state"), log: newOutput()}
-	c.http.Transport = &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(u.dir, "http.sock"))
-	}}
-	c.cmd = exec.CommandContext(t.Context(), "/bin/sh", "-c", `LISTEN_PID=$$ WATCHDOG_PID=$$ exec "$0" "$@"`, bin, "serve",
-		"--config", filepath.Join(u.dir, "berm.yaml"), "--state-dir", c.dir, "--engine-address", "unix://"+filepath.Join(u.dir, "no-engine.sock"))
-	c.cmd.Env = append(os.Environ(), "LISTEN_FDS="+strconv.Itoa(len(u.files)), "LISTEN_FDNAMES="+strings.Join(u.names, ":"),
-		"NOTIFY_SOCKET="+filepath.Join(u.dir, "notify"))
-	c.cmd.Env = append(c.cmd.Env, env...)
-	c.cmd.ExtraFiles, c.cmd.Stdout, c.cmd.Stderr = u.files, c.log, c.log
-	if err := c.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.cmd.Process.Kill(); _ = c.cmd.Wait() })
-	return c
+	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", `LISTEN_PID=$$ WATCHDOG_PID=$$ exec "$0" "$@"`, bin)
+	cmd.Env = append(env, "LISTEN_FDS="+strconv.Itoa(len(u.files)), "LISTEN_FDNAMES="+strings.Join(u.names, ":"), "NOTIFY_SOCKET="+filepath.Join(u.dir, "notify"))
+	cmd.ExtraFiles = u.files
+	return startCommand(t, cmd, u.dir, nil, "", "--config", filepath.Join(u.dir, "berm.yaml"), "--listen", listen)
 }
 
 // hear waits for what is said, leaving out what is said of the watchdog unless it is that.
@@ -106,13 +94,10 @@ func (u *unit) hear(t *testing.T, want string) {
 func TestSystemd(t *testing.T) {
 	t.Parallel()
 	u := newUnit(t)
-	u.listen(t, "http", "unix", filepath.Join(u.dir, "http.sock"))
+	u.listen(t, "http", "unix", filepath.Join(u.dir, "berm.sock"))
 	u.listen(t, "docker", "unix", filepath.Join(u.dir, "docker.sock"))
-	const file = `
-http: {listen: 'systemd:http'}
-engine_api: {listeners: [{address: 'systemd:docker', callers: [{name: nobody, tenant: a, uids: [12345]}]}]}
-`
-	early, err := net.Dial("unix", filepath.Join(u.dir, "http.sock"))
+	const file = "engine_api: {listeners: [{address: 'systemd:docker', callers: [{name: nobody, tenant: a, uids: [12345]}]}]}\n"
+	early, err := net.Dial("unix", filepath.Join(u.dir, "berm.sock"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +105,7 @@ engine_api: {listeners: [{address: 'systemd:docker', callers: [{name: nobody, te
 	if _, err := io.WriteString(early, "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
-	c := u.start(t, file, "WATCHDOG_USEC=300000")
+	c := u.start(t, "systemd:http", file, "WATCHDOG_USEC=300000")
 	u.hear(t, "READY=1")
 	if resp, err := http.ReadResponse(bufio.NewReader(early), nil); err != nil || resp.StatusCode != http.StatusOK {
 		t.Errorf("who was there before the server: %v, %v", resp, err)
@@ -128,7 +113,7 @@ engine_api: {listeners: [{address: 'systemd:docker', callers: [{name: nobody, te
 	if _, err := dockerClient(t, client.WithHost("unix://"+filepath.Join(u.dir, "docker.sock"))).Ping(t.Context()); err == nil || !strings.Contains(err.Error(), "none of the configured callers") {
 		t.Errorf("the other door: %v", err)
 	}
-	if got, err := os.ReadFile(filepath.Join(c.dir, "address")); err != nil || string(got) != "unix://"+u.dir+"/http.sock\n" {
+	if got, err := os.ReadFile(filepath.Join(c.dir, "address")); err != nil || string(got) != "unix://"+u.dir+"/berm.sock\n" {
 		t.Errorf("the address is %q, %v", got, err)
 	}
 	u.hear(t, "WATCHDOG=1")
@@ -150,7 +135,7 @@ engine_api: {listeners: [{address: 'systemd:docker', callers: [{name: nobody, te
 	if err := c.cmd.Wait(); err != nil {
 		t.Errorf("after SIGTERM: %v", err)
 	}
-	for _, name := range []string{"http.sock", "docker.sock"} {
+	for _, name := range []string{"berm.sock", "docker.sock"} {
 		conn, err := net.Dial("unix", filepath.Join(u.dir, name)) // the next server would answer it
 		if err != nil {
 			t.Errorf("without the server: %v", err)
@@ -165,10 +150,7 @@ func TestSystemdEngineAPIAlone(t *testing.T) {
 	t.Parallel()
 	u := newUnit(t)
 	u.listen(t, "docker", "unix", filepath.Join(u.dir, "docker.sock"))
-	c := u.start(t, `
-http: {listen: none}
-engine_api: {listeners: [{address: 'systemd:docker', callers: [{name: nobody, tenant: a, uids: [12345]}]}]}
-`)
+	c := u.start(t, "none", "http: {listen: none}\nengine_api: {listeners: [{address: 'systemd:docker', callers: [{name: nobody, tenant: a, uids: [12345]}]}]}\n")
 	u.hear(t, "READY=1")
 	if _, stderr, code := berm(t, "", "healthcheck", "--config", filepath.Join(u.dir, "berm.yaml"), "--state-dir", c.dir, "--timeout", "1m"); code != 0 {
 		t.Errorf("exit code %d, %q", code, stderr)
@@ -204,22 +186,20 @@ func wantNothingInherited(t *testing.T, pid int) {
 }
 
 func TestSystemdRefusals(t *testing.T) {
-	tests := map[string]struct {
-		config string
-		names  []string
-		want   string
+	for name, tt := range map[string]struct {
+		names []string
+		want  string
 	}{
-		"exposed":  {"http: {listen: 'systemd:a'}\n", []string{"a"}, "without a token, only a loopback address"},
-		"one name": {"http: {listen: 'systemd:a'}\n", []string{"a", "a"}, "another socket of that address or name"},
-	}
-	for name, tt := range tests {
+		"exposed":  {[]string{"a"}, "without a token, only a loopback address"},
+		"one name": {[]string{"a", "a"}, "another socket of that address or name"},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			u := newUnit(t)
 			for _, name := range tt.names {
 				u.listen(t, name, "tcp", "0.0.0.0:0")
 			}
-			c := u.start(t, tt.config)
+			c := u.start(t, "systemd:a", "")
 			c.log.wait(t, tt.want)
 			var exit *exec.ExitError
 			if err := c.cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != config.ExitFailure {

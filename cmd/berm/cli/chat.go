@@ -16,8 +16,47 @@ import (
 func newChatCommand() *cobra.Command {
 	var flags clientFlags
 	cmd := config.Group("chat", "Make, use and delete chats, whose content outlives sandboxes",
-		newChatCreateCommand(&flags), newChatGetCommand(&flags), newChatListCommand(&flags), newChatDeleteCommand(&flags),
-		newChatHistoryCommand(&flags), newChatTarCommand(&flags), newChatUntarCommand(&flags))
+		newChatCreateCommand(&flags), newChatListCommand(&flags), newChatHistoryCommand(&flags),
+		&cobra.Command{
+			Use:     "get CHAT",
+			Short:   "Show which workspace a chat belongs to",
+			Example: "  berm chat get chat-42 -o json",
+			RunE:    ask(&flags, (*client.Client).Chat, showChat),
+		},
+		&cobra.Command{
+			Use:     "delete CHAT...",
+			Aliases: []string{"rm"},
+			Short:   "Delete chats with all that they hold",
+			Long: `Delete chats with all that they hold. A chat that has a live sandbox isn't: delete
+that first.`,
+			Example: "  berm chat delete chat-42",
+			RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+				return each(args, func(id string) error { return c.DeleteChat(cmd.Context(), id) })
+			}),
+		},
+		&cobra.Command{
+			Use:   "tar CHAT [FILE]",
+			Short: "Take all that a chat holds out as a tar archive",
+			Long: `Write all that a chat's directory holds, its history and subdirectories as well, to a
+local file as a tar archive; to standard output if none is said, or "-".`,
+			Example: `  berm chat tar chat-42 chat-42.tar
+  berm chat tar chat-42 | tar t`,
+			RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+				return download(cmd, argument(args, 1, stdio), func() (io.ReadCloser, error) { return c.ReadChatTar(cmd.Context(), args[0]) })
+			}),
+		},
+		&cobra.Command{
+			Use:   "untar CHAT [FILE]",
+			Short: "Unpack a tar archive over what a chat holds",
+			Long: `Unpack a tar archive over what a chat's directory holds: all of it, or nothing. It
+comes from standard input if no local file is said, or "-".`,
+			Example: `  berm chat untar chat-43 chat-42.tar
+  tar c notes | berm chat untar chat-42`,
+			RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+				_, err := send(cmd, argument(args, 1, stdio), func(l *local) (any, error) { return nil, c.WriteChatTar(cmd.Context(), args[0], l.content) })
+				return err
+			}),
+		})
 	cmd.Long = `Make, use and delete chats, whose content outlives sandboxes.
 
 A chat has a history and files; see "berm file". The sandbox whose key is the chat's ID
@@ -26,7 +65,7 @@ mounts them.`
 	return cmd
 }
 
-// owner is whose a chat is, as flags say it.
+// owner names the workspace of a chat, by flags.
 type owner struct{ workspace, user string }
 
 func (o *owner) add(cmd *cobra.Command) {
@@ -36,7 +75,7 @@ func (o *owner) add(cmd *cobra.Command) {
 	cmd.MarkFlagsMutuallyExclusive("workspace", "user")
 }
 
-// workspaceID asks the server for that of a user.
+// workspaceID returns the ID. It asks the server for a user's.
 func (o *owner) workspaceID(ctx context.Context, c *client.Client) (string, error) {
 	if o.workspace != "" {
 		return o.workspace, nil
@@ -48,8 +87,8 @@ func (o *owner) workspaceID(ctx context.Context, c *client.Client) (string, erro
 	return w.WorkspaceID, nil
 }
 
-func printChat(out io.Writer, ch *apitype.Chat) error {
-	return printRows(out, "chat", shown(ch.ChatID), "workspace", shown(ch.WorkspaceID), "created", ch.CreatedAt.Format(time.RFC3339))
+func showChat(ch *apitype.Chat) string {
+	return rows("chat", shown(ch.ChatID), "workspace", shown(ch.WorkspaceID), "created", ch.CreatedAt.Format(time.RFC3339))
 }
 
 func newChatCreateCommand(flags *clientFlags) *cobra.Command {
@@ -61,29 +100,22 @@ func newChatCreateCommand(flags *clientFlags) *cobra.Command {
 belongs to another workspace.`,
 		Example: `  berm chat create chat-42 --user user-7
   berm chat create chat-42 --workspace 3f0c1a9e-5d21-4c0e-9a55-0c9f4a86d1b7`,
-		Args: cobra.ExactArgs(1),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			id, err := of.workspaceID(cmd.Context(), c)
 			if err != nil {
 				return err
 			}
 			ch, err := c.EnsureChat(cmd.Context(), args[0], id)
-			return answer(flags, cmd, ch, err, printChat)
+			return answer(flags, cmd, ch, err, showChat)
 		}),
 	}
 	of.add(cmd)
 	return cmd
 }
 
-func newChatGetCommand(flags *clientFlags) *cobra.Command {
-	return &cobra.Command{
-		Use:     "get CHAT",
-		Short:   "Show which workspace a chat belongs to",
-		Example: "  berm chat get chat-42 -o json",
-		Args:    cobra.ExactArgs(1),
-		RunE:    ask(flags, (*client.Client).Chat, printChat),
-	}
-}
+var showChats = table("CHAT\tCREATED", func(ch apitype.Chat) string {
+	return shown(ch.ChatID) + "\t" + ch.CreatedAt.Format(time.RFC3339)
+})
 
 func newChatListCommand(flags *clientFlags) *cobra.Command {
 	var of owner
@@ -92,33 +124,17 @@ func newChatListCommand(flags *clientFlags) *cobra.Command {
 		Aliases: []string{"ls"},
 		Short:   "List a workspace's chats",
 		Example: "  berm chat list --user user-7",
-		Args:    cobra.NoArgs,
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, _ []string) error {
 			id, err := of.workspaceID(cmd.Context(), c)
 			if err != nil {
 				return err
 			}
 			chats, err := collect(c.Chats(cmd.Context(), id, 0))
-			return answer(flags, cmd, chats, err, printChats)
+			return answer(flags, cmd, chats, err, showChats)
 		}),
 	}
 	of.add(cmd)
 	return cmd
-}
-
-func newChatDeleteCommand(flags *clientFlags) *cobra.Command {
-	return &cobra.Command{
-		Use:     "delete CHAT...",
-		Aliases: []string{"rm"},
-		Short:   "Delete chats with all that they hold",
-		Long: `Delete chats with all that they hold. A chat that has a live sandbox isn't: delete
-that first.`,
-		Example: "  berm chat delete chat-42",
-		Args:    cobra.MinimumNArgs(1),
-		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			return each(args, func(id string) error { return c.DeleteChat(cmd.Context(), id) })
-		}),
-	}
 }
 
 func newChatHistoryCommand(flags *clientFlags) *cobra.Command {
@@ -132,10 +148,7 @@ file, or nothing. A FILE of "-" is standard input.`,
   echo '- and one more line' | berm chat history chat-42 append -`,
 		Args: cobra.RangeArgs(1, 3),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			verb := "show"
-			if len(args) > 1 {
-				verb = args[1]
-			}
+			verb := argument(args, 1, "show")
 			write := map[string]func(*client.Client, context.Context, string, io.Reader) (*apitype.ChatHistory, error){
 				"set": (*client.Client).PutHistory, "append": (*client.Client).AppendHistory,
 			}[verb]
@@ -147,41 +160,7 @@ file, or nothing. A FILE of "-" is standard input.`,
 				return usage("say show, set FILE or append FILE after the chat")
 			}
 			h, err := send(cmd, args[2], func(l *local) (*apitype.ChatHistory, error) { return write(c, cmd.Context(), args[0], l.content) })
-			return answer(flags, cmd, h, err, func(out io.Writer, h *apitype.ChatHistory) error {
-				_, err := fmt.Fprintf(out, "%d bytes\n", h.SizeBytes)
-				return err
-			})
-		}),
-	}
-}
-
-func newChatTarCommand(flags *clientFlags) *cobra.Command {
-	return &cobra.Command{
-		Use:   "tar CHAT [FILE]",
-		Short: "Take all that a chat holds out as a tar archive",
-		Long: `Write all that a chat's directory holds, its history and subdirectories as well, to a
-local file as a tar archive; to standard output if none is said, or "-".`,
-		Example: `  berm chat tar chat-42 chat-42.tar
-  berm chat tar chat-42 | tar t`,
-		Args: cobra.RangeArgs(1, 2),
-		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			return download(cmd, fileArg(args, 1), func() (io.ReadCloser, error) { return c.ReadChatTar(cmd.Context(), args[0]) })
-		}),
-	}
-}
-
-func newChatUntarCommand(flags *clientFlags) *cobra.Command {
-	return &cobra.Command{
-		Use:   "untar CHAT [FILE]",
-		Short: "Unpack a tar archive over what a chat holds",
-		Long: `Unpack a tar archive over what a chat's directory holds: all of it, or nothing. It
-comes from standard input if no local file is said, or "-".`,
-		Example: `  berm chat untar chat-43 chat-42.tar
-  tar c notes | berm chat untar chat-42`,
-		Args: cobra.RangeArgs(1, 2),
-		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			_, err := send(cmd, fileArg(args, 1), func(l *local) (any, error) { return nil, c.WriteChatTar(cmd.Context(), args[0], l.content) })
-			return err
+			return answer(flags, cmd, h, err, func(h *apitype.ChatHistory) string { return fmt.Sprintf("%d bytes\n", h.SizeBytes) })
 		}),
 	}
 }

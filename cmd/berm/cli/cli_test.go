@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bytes"
 	"encoding/json"
 	"reflect"
 	"strings"
@@ -74,12 +73,11 @@ func TestOneLine(t *testing.T) {
 }
 
 // Names come from sandboxes, too.
-func TestPrintChatFiles(t *testing.T) {
+func TestShowChatFiles(t *testing.T) {
 	t.Parallel()
-	var out bytes.Buffer
 	kind := "text/x\x1b[2J"
-	err := printChatFiles(&out, []apitype.ChatFile{{Name: "a\x1b[2Jb", ContentType: &kind, FileID: "\r"}})
-	if err != nil || strings.ContainsAny(out.String(), "\x1b\r") || !strings.Contains(out.String(), `"a\x1b[2Jb"`) {
-		t.Errorf("got %q, %v", out.String(), err)
+	out := showChatFiles([]apitype.ChatFile{{Name: "a\x1b[2Jb", ContentType: &kind, FileID: "\r"}})
+	if strings.ContainsAny(out, "\x1b\r") || !strings.Contains(out, `"a\x1b[2Jb"`) {
+		t.Errorf("got %q", out)
 	}
 }

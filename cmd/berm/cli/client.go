@@ -9,6 +9,7 @@ import (
 	"io"
 	"iter"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -20,7 +21,7 @@ import (
 
 const defaultURL = "http://127.0.0.1:7070"
 
-// clientFlags are how the commands that need a server reach it, and how they print.
+// clientFlags say how commands reach the server, and how they print.
 type clientFlags struct {
 	url, tokenFile, output string
 }
@@ -33,7 +34,7 @@ func NewCommands() []*cobra.Command {
 	}
 }
 
-// add gives a group of commands the flags, and says in its help what they are for.
+// add gives a group of commands the flags, and explains them in its help.
 func (f *clientFlags) add(cmd *cobra.Command) {
 	if cmd.Long == "" {
 		cmd.Long = cmd.Short + "."
@@ -48,7 +49,7 @@ for a unix socket), the token that of --token-file or BERM_TOKEN.`
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{"table", "json"}, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// connect makes the client, and checks how to print.
+// connect returns the client. It fails if the output format is unknown.
 func (f *clientFlags) connect() (*client.Client, error) {
 	if f.output != "table" && f.output != "json" {
 		return nil, usage("--output is %q, want table or json", f.output)
@@ -60,8 +61,7 @@ func (f *clientFlags) connect() (*client.Client, error) {
 	return client.New(client.Options{BaseURL: url, Token: token})
 }
 
-// clientAction is the body of a command that calls the server. What the server refuses
-// it with is explained.
+// clientAction returns the body of a command that calls the server. It explains refusals.
 func (f *clientFlags) clientAction(do func(cmd *cobra.Command, c *client.Client, args []string) error) func(*cobra.Command, []string) error {
 	return config.Action(func(cmd *cobra.Command, args []string) error {
 		c, err := f.connect()
@@ -72,7 +72,7 @@ func (f *clientFlags) clientAction(do func(cmd *cobra.Command, c *client.Client,
 	})
 }
 
-// server is where the server is, and what to show it.
+// server returns the address of the server and the token.
 func (f *clientFlags) server() (url, token string, err error) {
 	if url = cmp.Or(f.url, os.Getenv("BERM_URL"), defaultURL); f.tokenFile == "" {
 		return url, os.Getenv("BERM_TOKEN"), nil
@@ -84,7 +84,7 @@ func (f *clientFlags) server() (url, token string, err error) {
 	return url, strings.TrimSpace(string(data)), nil
 }
 
-// here gives a signed URL the name that the server is known by here.
+// here returns a signed URL with the server address that this program uses.
 func (f *clientFlags) here(signed, path string) string {
 	base, _, err := f.server()
 	if err != nil || strings.HasPrefix(base, "unix:") {
@@ -93,7 +93,7 @@ func (f *clientFlags) here(signed, path string) string {
 	return strings.TrimSuffix(base, "/") + path
 }
 
-// explain turns an answer's problem into what a person has to know.
+// explain adds the reasons of a refusal to its text.
 func explain(err error) error {
 	var answer *client.Error
 	if !errors.As(err, &answer) {
@@ -109,26 +109,27 @@ func explain(err error) error {
 	return errors.New(text)
 }
 
-// answer prints what the server answered: as JSON, or by print.
-func answer[T any](f *clientFlags, cmd *cobra.Command, v T, err error, print func(out io.Writer, v T) error) error {
+// answer prints an answer of the server, as JSON or as the text that show returns.
+func answer[T any](f *clientFlags, cmd *cobra.Command, v T, err error, show func(v T) string) error {
 	switch {
 	case err != nil:
 		return err
 	case f.output == "json":
 		return config.WriteJSON(cmd.OutOrStdout(), v)
 	}
-	return print(cmd.OutOrStdout(), v)
+	_, err = io.WriteString(cmd.OutOrStdout(), show(v))
+	return err
 }
 
 // ask returns the body of a command that makes one call about its first argument.
-func ask[T any](f *clientFlags, call func(*client.Client, context.Context, string) (T, error), print func(io.Writer, T) error) func(*cobra.Command, []string) error {
+func ask[T any](f *clientFlags, call func(*client.Client, context.Context, string) (T, error), show func(T) string) func(*cobra.Command, []string) error {
 	return f.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 		v, err := call(c, cmd.Context(), args[0])
-		return answer(f, cmd, v, err, print)
+		return answer(f, cmd, v, err, show)
 	})
 }
 
-// collect returns what an iterator yields, never nil.
+// collect returns the values of an iterator, never nil.
 func collect[T any](seq iter.Seq2[T, error]) ([]T, error) {
 	list := []T{}
 	for v, err := range seq {
@@ -140,7 +141,7 @@ func collect[T any](seq iter.Seq2[T, error]) ([]T, error) {
 	return list, nil
 }
 
-// each calls do for every name, and explains all refusals.
+// each calls do for every name, and joins the errors.
 func each(names []string, do func(name string) error) error {
 	var errs []error
 	for _, name := range names {
@@ -149,27 +150,40 @@ func each(names []string, do func(name string) error) error {
 	return errors.Join(errs...)
 }
 
-// table returns a function that prints a line of tab-separated cells for each value.
-func table[T any](heading string, row func(T) string) func(io.Writer, []T) error {
-	return func(out io.Writer, list []T) error {
-		w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-		_, _ = fmt.Fprintln(w, heading) // Flush returns errors
+// lines returns a function that prints a line for each value.
+func lines[T any](line func(T) string) func([]T) string {
+	return func(list []T) string {
+		var b strings.Builder
 		for _, v := range list {
-			_, _ = fmt.Fprintln(w, row(v))
+			b.WriteString(line(v) + "\n")
 		}
-		return w.Flush()
+		return b.String()
 	}
 }
 
-// printRows prints names and their values, in turn. It leaves out empty values.
-func printRows(out io.Writer, rows ...string) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	for i := 0; i+1 < len(rows); i += 2 {
-		if rows[i+1] != "" {
-			_, _ = fmt.Fprintf(w, "%s:\t%s\n", rows[i], rows[i+1]) // Flush returns errors
-		}
+// table returns a function that makes a table. Row returns the tab-separated cells of a value.
+func table[T any](heading string, row func(T) string) func([]T) string {
+	return func(list []T) string { return columns(3, heading, list, row) }
+}
+
+// columns aligns a heading, unless it is empty, and the tab-separated cells of values.
+func columns[T any](gap int, heading string, list []T, row func(T) string) string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, gap, ' ', 0)
+	if heading != "" {
+		_, _ = fmt.Fprintln(w, heading)
 	}
-	return w.Flush()
+	for _, v := range list {
+		_, _ = fmt.Fprintln(w, row(v))
+	}
+	_ = w.Flush() // a Builder returns no error
+	return b.String()
+}
+
+// rows aligns names and their values, which come in turn. It leaves out empty values.
+func rows(pairs ...string) string {
+	named := slices.DeleteFunc(slices.Collect(slices.Chunk(pairs, 2)), func(pair []string) bool { return pair[1] == "" })
+	return columns(2, "", named, func(pair []string) string { return pair[0] + ":\t" + pair[1] })
 }
 
 // usage is an error about the arguments.

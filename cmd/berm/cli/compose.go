@@ -47,7 +47,6 @@ but for secrets: those stay.`,
   berm compose init --dir /srv/berm --with-docker-api
   berm compose init --dir demo --stack agent-app
   berm compose init --dir /etc/berm --engine containerd --image registry.example/berm:1.0.0`,
-		Args: cobra.NoArgs,
 		RunE: config.Action(func(cmd *cobra.Command, _ []string) error {
 			if err := opts.complete(); err != nil {
 				return usage("%w", err)
@@ -65,7 +64,7 @@ but for secrets: those stay.`,
 	return cmd
 }
 
-// stackOptions are what a stack is written by.
+// stackOptions are the options of compose init.
 type stackOptions struct {
 	dir, stack, engine, image string
 	dockerAPI, force          bool
@@ -76,11 +75,9 @@ var stackEngines = map[string]string{"dind": "dind", "containerd": "containerd"}
 
 var tagPattern = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
 
-// complete fills in what wasn't said, and refuses what doesn't go together.
+// complete sets defaults, and refuses options that exclude each other.
 func (o *stackOptions) complete() error {
-	switch o.engine {
-	case "", "docker", "dind", "containerd":
-	default:
+	if !slices.Contains([]string{"", "docker", "dind", "containerd"}, o.engine) {
 		return fmt.Errorf("--engine is %q, want docker, dind or containerd", o.engine)
 	}
 	if o.stack == "" {
@@ -160,8 +157,8 @@ func (o *stackOptions) write(out io.Writer) (err error) {
 	return o.tell(out, files)
 }
 
-// makeDir makes a directory of the stack. Nobody else may look into that of the secrets,
-// some of which are to be read by whatever user a service has.
+// makeDir makes a directory of the stack. Only the owner may enter that of the secrets, as
+// services of any user have to read some of the files in it.
 func (o *stackOptions) makeDir(rel string) error {
 	dir := filepath.Join(o.dir, rel)
 	if rel != secretsDir {
@@ -185,47 +182,35 @@ func (o *stackOptions) makeDir(rel string) error {
 
 const secretsDir = "secrets"
 
-// files are the stack's, in the order in which they are written: what starts it is last.
+// files returns the files of the stack. The ones that start it are last.
 func (o *stackOptions) files() ([]stackFile, error) {
 	files, err := o.secrets()
 	if err != nil {
 		return nil, err
 	}
-	mounted := []string{path.Join("policy", o.stack+".yaml")}
-	for stack, dir := range map[string]string{"agent-app": "app", "observability": "observability"} {
-		if stack != o.stack {
-			continue
-		}
-		entries, err := compose.Files.ReadDir(dir)
-		if err != nil {
-			return nil, err
-		}
-		for _, e := range entries {
-			mounted = append(mounted, path.Join(dir, e.Name()))
-		}
-	}
-	named := map[string]string{}
-	for _, name := range mounted {
-		named[name] = name
-	}
-	mounted = append(mounted, "compose.yaml")
-	named["compose.yaml"] = o.stack + ".yaml"
-	if o.dockerAPI && o.stack != "agent-app" { // which has it
-		mounted = append(mounted, "compose.override.yaml")
-		named["compose.override.yaml"] = "docker-api.yaml"
-	}
 	files = append(files, stackFile{".env", o.env(), 0o644})
-	for _, name := range mounted {
-		content, err := compose.Files.ReadFile(named[name])
-		if err != nil {
-			return nil, err
-		}
-		files = append(files, stackFile{name, content, 0o644})
+	var errs []error
+	add := func(name, source string) {
+		content, err := compose.Files.ReadFile(source)
+		files, errs = append(files, stackFile{name, content, 0o644}), append(errs, err)
 	}
-	return files, nil
+	policy := path.Join("policy", o.stack+".yaml")
+	add(policy, policy)
+	if dir := map[string]string{"agent-app": "app", "observability": "observability"}[o.stack]; dir != "" {
+		entries, err := compose.Files.ReadDir(dir)
+		errs = append(errs, err)
+		for _, e := range entries {
+			add(path.Join(dir, e.Name()), path.Join(dir, e.Name()))
+		}
+	}
+	add("compose.yaml", o.stack+".yaml")
+	if o.dockerAPI && o.stack != "agent-app" { // which has it
+		add("compose.override.yaml", "docker-api.yaml")
+	}
+	return files, errors.Join(errs...)
 }
 
-// env are the settings that compose reads by itself.
+// env returns the settings that compose reads by itself.
 func (o *stackOptions) env() []byte {
 	var b bytes.Buffer
 	b.WriteString("# Settings of this stack; compose.yaml has the others, with their defaults.\n")
@@ -239,8 +224,7 @@ func (o *stackOptions) env() []byte {
 	return b.Bytes()
 }
 
-// secrets are the tokens and passwords that the stack needs, new ones but for those that
-// are there.
+// secrets returns the files with tokens and passwords. With force it keeps existing ones.
 func (o *stackOptions) secrets() ([]stackFile, error) {
 	files := []stackFile{{path.Join(secretsDir, ".gitignore"), []byte("*\n"), 0o644}}
 	secret := func(name string, mode fs.FileMode) (string, error) {
@@ -274,7 +258,7 @@ func (o *stackOptions) secrets() ([]stackFile, error) {
 	return append(files, stackFile{path.Join(secretsDir, "tokens"), []byte(tokens), 0o600}), nil
 }
 
-// tell says what was written and what comes next.
+// tell prints what was written and what to do next.
 func (o *stackOptions) tell(out io.Writer, files []stackFile) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Wrote into %s:\n", o.dir)
@@ -306,7 +290,7 @@ func (o *stackOptions) tell(out io.Writer, files []stackFile) error {
 	return err
 }
 
-// workingDir is empty if it isn't known.
+// workingDir returns the working directory, or an empty text.
 func workingDir() string {
 	dir, err := os.Getwd()
 	if err != nil {

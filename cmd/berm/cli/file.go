@@ -17,8 +17,30 @@ import (
 func newFileCommand() *cobra.Command {
 	var flags clientFlags
 	cmd := config.Group("file", "Bring, take, list and delete the files of chats",
-		newFileListCommand(&flags), newFilePutCommand(&flags), newFileGetCommand(&flags), newFileCatCommand(&flags),
-		newFileRemoveCommand(&flags), newFileURLCommand(&flags))
+		newFileListCommand(&flags), newFilePutCommand(&flags), newFileRemoveCommand(&flags), newFileURLCommand(&flags),
+		&cobra.Command{
+			Use:   "get CHAT NAME [FILE]",
+			Short: "Take a file out of a chat",
+			Long: `Take a file out of a chat: to a local file, which is replaced as a whole; to the
+file's own name in this directory if none is said; to standard output if it is "-".`,
+			Example: `  berm file get chat-42 report.csv
+  berm file get chat-42 report.csv out/today.csv`,
+			RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+				name := args[1]
+				if len(args) < 3 && (name == stdio || name == "" || filepath.Base(name) != name || !filepath.IsLocal(name)) {
+					return usage("%s can't be a file here: say where to", shown(name))
+				}
+				return download(cmd, argument(args, 2, name), func() (io.ReadCloser, error) { return c.ReadChatFile(cmd.Context(), args[0], name, 0, 0) })
+			}),
+		},
+		&cobra.Command{
+			Use:     "cat CHAT NAME...",
+			Short:   "Print a chat's files",
+			Example: "  berm file cat chat-42 notes.txt",
+			RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+				return cat(cmd, args[1:], func(name string) (io.ReadCloser, error) { return c.ReadChatFile(cmd.Context(), args[0], name, 0, 0) })
+			}),
+		})
 	cmd.Long = `Bring, take, list and delete the files of chats.
 
 A chat's files are there without a sandbox; its sandbox sees them, and what that writes
@@ -27,7 +49,7 @@ beside them is one of them. For all that is in a sandbox, see "berm sandbox file
 	return cmd
 }
 
-var printChatFiles = table("NAME\tSIZE\tTYPE\tMODIFIED\tID", func(file apitype.ChatFile) string {
+var showChatFiles = table("NAME\tSIZE\tTYPE\tMODIFIED\tID", func(file apitype.ChatFile) string {
 	kind := "-"
 	if file.ContentType != nil {
 		kind = shown(*file.ContentType)
@@ -41,7 +63,6 @@ func newFileListCommand(flags *clientFlags) *cobra.Command {
 		Aliases: []string{"ls"},
 		Short:   "List a chat's files",
 		Example: "  berm file list chat-42 -o json",
-		Args:    cobra.ExactArgs(1),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			files := []apitype.ChatFile{}
 			for file, err := range c.ChatFiles(cmd.Context(), args[0], 0) {
@@ -54,7 +75,7 @@ func newFileListCommand(flags *clientFlags) *cobra.Command {
 				}
 				files = append(files, file)
 			}
-			return answer(flags, cmd, files, nil, printChatFiles)
+			return answer(flags, cmd, files, nil, showChatFiles)
 		}),
 	}
 }
@@ -71,7 +92,6 @@ names.`,
 		Example: `  berm file put chat-42 report.csv --content-type text/csv
   berm file put chat-42 *.png
   date | berm file put chat-42 - --name today.txt --no-clash`,
-		Args: cobra.MinimumNArgs(2),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			if len(args) > 2 {
 				if name != "" || opts.NoClash {
@@ -88,9 +108,7 @@ names.`,
 				opts.Size = l.size
 				return c.PutChatFile(cmd.Context(), args[0], as, l.content, opts)
 			})
-			return answer(flags, cmd, file, err, func(out io.Writer, file *apitype.ChatFile) error {
-				return printChatFiles(out, []apitype.ChatFile{*file})
-			})
+			return answer(flags, cmd, file, err, func(file *apitype.ChatFile) string { return showChatFiles([]apitype.ChatFile{*file}) })
 		}),
 	}
 	f := cmd.Flags()
@@ -100,7 +118,7 @@ names.`,
 	return cmd
 }
 
-// nameFor is what a local file is called in a chat.
+// nameFor returns the name in the chat for a local file.
 func nameFor(local, name string) (string, error) {
 	switch {
 	case name != "":
@@ -111,7 +129,7 @@ func nameFor(local, name string) (string, error) {
 	return filepath.Base(local), nil
 }
 
-// putFiles brings several files together.
+// putFiles writes several files in one request.
 func (f *clientFlags) putFiles(cmd *cobra.Command, c *client.Client, chatID string, locals []string, contentType string) error {
 	files, err := c.PutChatFiles(cmd.Context(), chatID, func(yield func(client.NewChatFile, error) bool) {
 		put := func(path string) bool {
@@ -133,47 +151,7 @@ func (f *clientFlags) putFiles(cmd *cobra.Command, c *client.Client, chatID stri
 			}
 		}
 	})
-	return answer(f, cmd, files, err, printChatFiles)
-}
-
-func newFileGetCommand(flags *clientFlags) *cobra.Command {
-	return &cobra.Command{
-		Use:   "get CHAT NAME [FILE]",
-		Short: "Take a file out of a chat",
-		Long: `Take a file out of a chat: to a local file, which is replaced as a whole; to the
-file's own name in this directory if none is said; to standard output if it is "-".`,
-		Example: `  berm file get chat-42 report.csv
-  berm file get chat-42 report.csv out/today.csv`,
-		Args: cobra.RangeArgs(2, 3),
-		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			to := args[1]
-			switch {
-			case len(args) == 3:
-				to = args[2]
-			case to == stdio, to == "", filepath.Base(to) != to, !filepath.IsLocal(to):
-				return usage("%s can't be a file here: say where to", shown(to))
-			}
-			return download(cmd, to, func() (io.ReadCloser, error) { return c.ReadChatFile(cmd.Context(), args[0], args[1], 0, 0) })
-		}),
-	}
-}
-
-func newFileCatCommand(flags *clientFlags) *cobra.Command {
-	return &cobra.Command{
-		Use:     "cat CHAT NAME...",
-		Short:   "Print a chat's files",
-		Example: "  berm file cat chat-42 notes.txt",
-		Args:    cobra.MinimumNArgs(2),
-		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			for _, name := range args[1:] {
-				r, err := c.ReadChatFile(cmd.Context(), args[0], name, 0, 0)
-				if err := copyAll(cmd.OutOrStdout(), r, err); err != nil {
-					return err
-				}
-			}
-			return nil
-		}),
-	}
+	return answer(f, cmd, files, err, showChatFiles)
 }
 
 func newFileRemoveCommand(flags *clientFlags) *cobra.Command {
@@ -184,7 +162,6 @@ func newFileRemoveCommand(flags *clientFlags) *cobra.Command {
 		Short:   "Delete files of a chat",
 		Example: `  berm file rm chat-42 report.csv notes.txt
   berm file rm chat-42 --all`,
-		Args: cobra.MinimumNArgs(1),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			names := args[1:]
 			if all == (len(names) > 0) {
@@ -192,10 +169,7 @@ func newFileRemoveCommand(flags *clientFlags) *cobra.Command {
 			}
 			if all {
 				n, err := c.DeleteChatFiles(cmd.Context(), args[0])
-				return answer(flags, cmd, apitype.DeletedFiles{Deleted: n}, err, func(out io.Writer, d apitype.DeletedFiles) error {
-					_, err := fmt.Fprintf(out, "%d deleted\n", d.Deleted)
-					return err
-				})
+				return answer(flags, cmd, apitype.DeletedFiles{Deleted: n}, err, func(d apitype.DeletedFiles) string { return fmt.Sprintf("%d deleted\n", d.Deleted) })
 			}
 			return each(names, func(name string) error { return c.DeleteChatFile(cmd.Context(), args[0], name) })
 		}),
@@ -216,7 +190,6 @@ func newFileURLCommand(flags *clientFlags) *cobra.Command {
 --method PUT, without a token, for as long as --ttl says, and while the chat is there.`,
 		Example: `  berm file url chat-42 report.csv --ttl 10m
   curl -T photo.png "$(berm file url chat-42 photo.png --method PUT --content-type image/png --max-bytes 5000000)"`,
-		Args: cobra.ExactArgs(2),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			req := req
 			req.Name = args[1]
@@ -235,10 +208,7 @@ func newFileURLCommand(flags *clientFlags) *cobra.Command {
 				return err
 			}
 			signed.URL = flags.here(signed.URL, signed.Path)
-			return answer(flags, cmd, signed, nil, func(out io.Writer, signed *apitype.FileURL) error {
-				_, err := fmt.Fprintln(out, shown(signed.URL))
-				return err
-			})
+			return answer(flags, cmd, signed, nil, func(signed *apitype.FileURL) string { return shown(signed.URL) + "\n" })
 		}),
 	}
 	f := cmd.Flags()

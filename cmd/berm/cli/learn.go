@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/bermhq/berm/cmd/berm/config"
-	"github.com/bermhq/berm/cmd/berm/serve"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi"
@@ -31,14 +30,8 @@ Callers chose what is in it: read it before you take it over. A request that was
 at one step may be refused again at the next.`,
 		Example: `  berm policy learn --policy policy.yaml /var/log/berm/audit.log
   cat audit.log.1 audit.log | berm policy learn -`,
-		Args: cobra.MinimumNArgs(1),
 		RunE: config.Action(func(cmd *cobra.Command, args []string) error {
-			cfg, err := config.FromFlags(cmd)
-			if err != nil {
-				return err
-			}
-			// What is learnt is no secret, and needs none.
-			p, err := serve.ReadPolicy(cmd.Context(), cfg, func(policy.SecretSource) (string, error) { return "secret", nil })
+			p, err := readPolicy(cmd)
 			if err != nil {
 				return err
 			}
@@ -62,8 +55,8 @@ at one step may be refused again at the next.`,
 	return cmd
 }
 
-// refusals gives those of an audit log, each different one once. A last line without its
-// end is one that is being written, and left out.
+// refusals returns the distinct refusals of an audit log. It leaves out a last line without
+// its end, which is being written.
 func refusals(r io.Reader) (records []policy.LearnRecord, err error) {
 	in := bufio.NewReaderSize(r, maxAuditLine)
 	seen := map[string]bool{}

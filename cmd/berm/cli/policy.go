@@ -30,7 +30,6 @@ an engine. The exit code is 0 when it is allowed, 1 when it is refused, and 2 wh
 that can't be told.`,
 		Example: `  echo '{"host_path": "/etc"}' | berm policy explain -f -
   berm policy explain -f request.json --policy policy.yaml --json`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			verdict, err := explainRequest(cmd, file)
 			if err != nil {
@@ -54,10 +53,6 @@ that can't be told.`,
 }
 
 func explainRequest(cmd *cobra.Command, file string) (policy.Verdict, error) {
-	cfg, err := config.FromFlags(cmd)
-	if err != nil {
-		return policy.Verdict{}, err
-	}
 	data, err := send(cmd, file, func(l *local) ([]byte, error) { return io.ReadAll(io.LimitReader(l.content, maxRequestFile+1)) })
 	if err != nil {
 		return policy.Verdict{}, fmt.Errorf("read the request: %w", err)
@@ -69,12 +64,20 @@ func explainRequest(cmd *cobra.Command, file string) (policy.Verdict, error) {
 	if err := proxy.DecodeJSON(data, &body); err != nil {
 		return policy.Verdict{}, fmt.Errorf("read the request: %w", err)
 	}
-	// A verdict needs no secrets, and who asks for one may not have them.
-	p, err := serve.ReadPolicy(cmd.Context(), cfg, func(policy.SecretSource) (string, error) { return "secret", nil })
+	p, err := readPolicy(cmd)
 	if err != nil {
 		return policy.Verdict{}, err
 	}
 	return p.Sandbox(sandboxapi.PolicyRequest(body)), nil
+}
+
+// readPolicy reads the policy with a stand-in for each secret, as the user may not have them.
+func readPolicy(cmd *cobra.Command) (*policy.Policy, error) {
+	cfg, err := config.FromFlags(cmd)
+	if err != nil {
+		return nil, err
+	}
+	return serve.ReadPolicy(cmd.Context(), cfg, func(policy.SecretSource) (string, error) { return "secret", nil })
 }
 
 // printVerdict never shows the values of the environment.

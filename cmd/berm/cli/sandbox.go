@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"strconv"
 	"strings"
@@ -20,9 +19,14 @@ import (
 func newSandboxCommand() *cobra.Command {
 	var flags clientFlags
 	cmd := config.Group("sandbox", "Make, use and remove sandboxes through a server",
-		newCreateCommand(&flags), newListCommand(&flags), newShowCommand(&flags),
-		newExecCommand(&flags), newShellCommand(&flags), newPsCommand(&flags), newProcessCommand(&flags), newFilesCommand(&flags),
-		newPortCommand(&flags), newRenewCommand(&flags), newRemoveCommand(&flags))
+		newCreateCommand(&flags), newListCommand(&flags), newExecCommand(&flags), newShellCommand(&flags), newPsCommand(&flags),
+		newProcessCommand(&flags), newFilesCommand(&flags), newPortCommand(&flags), newRenewCommand(&flags), newRemoveCommand(&flags),
+		&cobra.Command{
+			Use:     "show KEY",
+			Short:   "Show all there is to know about a sandbox",
+			Example: "  berm sandbox show mine -o json",
+			RunE:    ask(&flags, (*client.Client).Get, showSandbox),
+		})
 	flags.add(cmd)
 	return cmd
 }
@@ -34,7 +38,6 @@ func newListCommand(flags *clientFlags) *cobra.Command {
 		Aliases: []string{"list"},
 		Short:   "List your sandboxes",
 		Example: "  berm sandbox ls --status running --metadata team=blue",
-		Args:    cobra.NoArgs,
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, _ []string) error {
 			list, err := collect(c.List(cmd.Context(), opts))
 			return answer(flags, cmd, list, err, table("KEY\tSTATUS\tIMAGE\tCREATED\tENDS IN", func(sb apitype.Sandbox) string {
@@ -47,7 +50,7 @@ func newListCommand(flags *clientFlags) *cobra.Command {
 	return cmd
 }
 
-// endsIn is how long the sandbox has if nothing happens to it.
+// endsIn returns the time until the sandbox ends if nobody uses it.
 func endsIn(sb apitype.Sandbox) time.Duration {
 	end := sb.ExpiresAt
 	if sb.IdleExpiresAt != nil && sb.IdleExpiresAt.Before(end) {
@@ -56,26 +59,15 @@ func endsIn(sb apitype.Sandbox) time.Duration {
 	return max(0, time.Until(end).Round(time.Second))
 }
 
-func newShowCommand(flags *clientFlags) *cobra.Command {
-	return &cobra.Command{
-		Use:     "show KEY",
-		Short:   "Show all there is to know about a sandbox",
-		Example: "  berm sandbox show mine -o json",
-		Args:    cobra.ExactArgs(1),
-		RunE:    ask(flags, (*client.Client).Get, printSandbox),
-	}
-}
-
 func newRenewCommand(flags *clientFlags) *cobra.Command {
 	var ttl time.Duration
 	cmd := &cobra.Command{
 		Use:     "renew KEY",
 		Short:   "Give a sandbox more time",
 		Example: "  berm sandbox renew mine --ttl 1h",
-		Args:    cobra.ExactArgs(1),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			sb, err := c.Renew(cmd.Context(), args[0], ttl)
-			return answer(flags, cmd, sb, err, printSandbox)
+			return answer(flags, cmd, sb, err, showSandbox)
 		}),
 	}
 	cmd.Flags().DurationVar(&ttl, "ttl", 0, "from now (default the sandbox's own), never past its deadline")
@@ -88,7 +80,6 @@ func newRemoveCommand(flags *clientFlags) *cobra.Command {
 		Aliases: []string{"delete"},
 		Short:   "Remove sandboxes",
 		Example: "  berm sandbox rm mine yours",
-		Args:    cobra.MinimumNArgs(1),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			results := []apitype.DeleteResult{}
 			refused := each(args, func(key string) error {
@@ -99,41 +90,29 @@ func newRemoveCommand(flags *clientFlags) *cobra.Command {
 				results = append(results, *res)
 				return nil
 			})
-			return errors.Join(refused, answer(flags, cmd, results, nil, func(out io.Writer, results []apitype.DeleteResult) error {
-				for _, res := range results {
-					if _, err := fmt.Fprintf(out, "%s: %s\n", res.ChatID, strings.ReplaceAll(res.Result, "_", " ")); err != nil {
-						return err
-					}
-				}
-				return nil
-			}))
+			return errors.Join(refused, answer(flags, cmd, results, nil, lines(func(res apitype.DeleteResult) string {
+				return res.ChatID + ": " + strings.ReplaceAll(res.Result, "_", " ")
+			})))
 		}),
 	}
 }
 
-func printSandbox(out io.Writer, sb *apitype.Sandbox) error {
-	spec, err := json.MarshalIndent(sb.Spec, "", "  ")
-	if err != nil {
-		return err
-	}
-	rows := []string{"key", sb.Key, "result", sb.Result, "status", sb.Status, "error", sb.Error, "session", sb.SessionID, "container", sb.ContainerID}
+func showSandbox(sb *apitype.Sandbox) string {
+	spec, _ := json.MarshalIndent(sb.Spec, "", "  ") // it has been JSON
+	pairs := []string{"key", sb.Key, "result", sb.Result, "status", sb.Status, "error", sb.Error, "session", sb.SessionID, "container", sb.ContainerID}
 	if sb.Endpoint != nil {
-		rows = append(rows, "address", strings.TrimSuffix(net.JoinHostPort(sb.Endpoint.IP, strconv.Itoa(sb.Endpoint.Port)), ":0"))
+		pairs = append(pairs, "address", strings.TrimSuffix(net.JoinHostPort(sb.Endpoint.IP, strconv.Itoa(sb.Endpoint.Port)), ":0"))
 	}
-	rows = append(rows, "created", sb.CreatedAt.Format(time.RFC3339), "expires", sb.ExpiresAt.Format(time.RFC3339))
+	pairs = append(pairs, "created", sb.CreatedAt.Format(time.RFC3339), "expires", sb.ExpiresAt.Format(time.RFC3339))
 	if sb.IdleExpiresAt != nil {
-		rows = append(rows, "idles out", sb.IdleExpiresAt.Format(time.RFC3339))
+		pairs = append(pairs, "idles out", sb.IdleExpiresAt.Format(time.RFC3339))
 	}
-	rows = append(rows, "deadline", sb.Deadline.Format(time.RFC3339))
+	pairs = append(pairs, "deadline", sb.Deadline.Format(time.RFC3339))
 	for _, name := range sortedNames(sb.Metadata) {
-		rows = append(rows, "metadata", name+"="+sb.Metadata[name])
+		pairs = append(pairs, "metadata", name+"="+sb.Metadata[name])
 	}
 	for _, o := range sb.Overridden {
-		rows = append(rows, "overridden", fmt.Sprintf("%s: asked for %v, has %v (%s)", o.Field, o.Requested, o.Effective, o.Rule))
+		pairs = append(pairs, "overridden", fmt.Sprintf("%s: asked for %v, has %v (%s)", o.Field, o.Requested, o.Effective, o.Rule))
 	}
-	if err := printRows(out, rows...); err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(out, "spec: %s\n", spec)
-	return err
+	return rows(pairs...) + fmt.Sprintf("spec: %s\n", spec)
 }

@@ -25,7 +25,6 @@ waited for.`,
 		Example: `  berm sandbox create mine
   berm sandbox create build --profile network_basic --cpus 2 --memory-mb 1024 --ttl 30m
   berm sandbox create work --host-path /srv/work/a --mount /srv/data:/data:ro --env LANG=C`,
-		Args: cobra.ExactArgs(1),
 	}
 	request := addSpecFlags(cmd.Flags())
 	cmd.RunE = flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
@@ -34,13 +33,13 @@ waited for.`,
 			return usage("%w", err)
 		}
 		sb, err := c.Create(cmd.Context(), args[0], req)
-		return answer(flags, cmd, sb, err, printSandbox)
+		return answer(flags, cmd, sb, err, showSandbox)
 	})
 	return cmd
 }
 
-// addSpecFlags adds a flag for each field of a request. The function that it
-// returns gives the request: what no flag says is left out of it.
+// addSpecFlags adds a flag for each field of a request. The function that it returns makes
+// the request of the flags that were given.
 func addSpecFlags(f *pflag.FlagSet) func() (apitype.SandboxRequest, error) {
 	f.String("profile", "", "the policy's profile")
 	f.String("image", "", "image reference")
@@ -99,19 +98,19 @@ func addSpecFlags(f *pflag.FlagSet) func() (apitype.SandboxRequest, error) {
 	}
 }
 
-// given is a flag's value, nil if the flag wasn't there.
+// given returns the value of a flag, or nil if the flag wasn't given.
 func given[T any](f *pflag.FlagSet, name string, get func(string) (T, error)) *T {
 	if !f.Changed(name) {
 		return nil
 	}
 	v, err := get(name)
 	if err != nil {
-		return nil // of another type: the flags are added right above
+		return nil // the flag has another type
 	}
 	return &v
 }
 
-// environment reads NAME=VALUE; a name alone takes the value from this process.
+// environment parses NAME=VALUE. A name alone takes its value from this process.
 func environment(list []string) (map[string]string, error) {
 	if len(list) == 0 {
 		return nil, nil

@@ -29,7 +29,7 @@ const (
 	exitSignal   = 128 // and the signal's number
 )
 
-// execFlags are how a command is to be run.
+// execFlags say how to run a command.
 type execFlags struct {
 	env                []string
 	cwd, id            string
@@ -56,7 +56,6 @@ was started.`,
   tar c . | berm sandbox exec mine -i -- tar x
   berm sandbox exec mine -it -- top
   berm sandbox exec mine -d -- ./long-job`,
-		Args: cobra.MinimumNArgs(2),
 	}
 	cmd.RunE = flags.commandAction(func(cmd *cobra.Command, c *client.Client, args []string) (int, error) {
 		return flags.exec(cmd, c, args[0], args[1:], e)
@@ -76,8 +75,8 @@ was started.`,
 	return cmd
 }
 
-// commandAction is clientAction for a function that returns a command's exit code. An error
-// beside a code is what to say about it.
+// commandAction is clientAction for a function that returns the command's exit code. An error
+// beside a code is printed, and the code stays.
 func (f *clientFlags) commandAction(do func(cmd *cobra.Command, c *client.Client, args []string) (int, error)) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		c, err := f.connect()
@@ -98,19 +97,15 @@ func (f *clientFlags) commandAction(do func(cmd *cobra.Command, c *client.Client
 	}
 }
 
-// check refuses flags that can't go together.
+// check refuses flags that exclude each other.
 func (e execFlags) check(output string) error {
-	for _, wrong := range []struct {
-		is   bool
-		text string
-	}{
-		{e.detach && (e.stdin || e.tty), "--detach can't go together with --stdin or --tty: nobody is there to type"},
-		{e.tty && output == "json", "--tty can't go together with -o json"},
-		{e.id != "" && output == "json" && !e.detach, "--id can't go together with -o json, but for --detach"},
-	} {
-		if wrong.is {
-			return usage("%s", wrong.text)
-		}
+	switch {
+	case e.detach && (e.stdin || e.tty):
+		return usage("--detach can't go together with --stdin or --tty: nobody is there to type")
+	case e.tty && output == "json":
+		return usage("--tty can't go together with -o json")
+	case e.id != "" && output == "json" && !e.detach:
+		return usage("--id can't go together with -o json, but for --detach")
 	}
 	return nil
 }
@@ -138,10 +133,7 @@ func (f *clientFlags) exec(cmd *cobra.Command, c *client.Client, key string, com
 
 func (f *clientFlags) execDetached(cmd *cobra.Command, c *client.Client, key string, req apitype.ExecRequest) error {
 	x, err := c.StartExec(cmd.Context(), key, req)
-	return answer(f, cmd, x, err, func(out io.Writer, x *apitype.Execution) error {
-		_, err := fmt.Fprintln(out, x.ExecID)
-		return err
-	})
+	return answer(f, cmd, x, err, func(x *apitype.Execution) string { return x.ExecID + "\n" })
 }
 
 // execWhole runs the command to its end, and prints the result as JSON.
@@ -169,7 +161,7 @@ func execWhole(cmd *cobra.Command, c *client.Client, key string, req apitype.Exe
 	return endCode(apitype.AttachEnd{ExitCode: res.ExitCode, Status: res.Status}, time.Duration(res.Timeout))
 }
 
-// endCode is the exit code for how a command ended, and what to say about it.
+// endCode returns the exit code for the end of a command, and an error that explains it.
 func endCode(end apitype.AttachEnd, timeout time.Duration) (int, error) {
 	switch {
 	case end.Status == "timed_out":
@@ -184,7 +176,7 @@ func endCode(end apitype.AttachEnd, timeout time.Duration) (int, error) {
 	return exitKilled, fmt.Errorf("the command was ended: %s", end.Status)
 }
 
-// execStreamed starts the command, and stays with it.
+// execStreamed starts the command and follows it.
 func execStreamed(cmd *cobra.Command, c *client.Client, key string, req apitype.ExecRequest, e execFlags) (int, error) {
 	s := &session{stdout: cmd.OutOrStdout(), stderr: cmd.ErrOrStderr()}
 	if e.tty {
@@ -213,7 +205,7 @@ func execStreamed(cmd *cobra.Command, c *client.Client, key string, req apitype.
 	return s.stay(cmd.Context(), "command", req.ExecID)
 }
 
-// withTerm has the command know what kind of terminal this is.
+// withTerm sets TERM unless env has it.
 func withTerm(env map[string]string) map[string]string {
 	if _, ok := env["TERM"]; ok {
 		return env

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -26,19 +25,51 @@ const exitNotFound = 1 // of grep, as grep has it
 
 func newFilesCommand(flags *clientFlags) *cobra.Command {
 	cmd := config.Group("files", "Look at, bring, take and change files in a sandbox",
-		newFilesListCommand(flags), newFilesCatCommand(flags), newFilesPutCommand(flags), newFilesGetCommand(flags),
+		newFilesListCommand(flags), newFilesPutCommand(flags),
 		newFilesMoveCommand(flags, "cp", "Copy a file or a tree within a sandbox", (*client.Client).CopyFile),
 		newFilesMoveCommand(flags, "mv", "Move a file or a tree within a sandbox", (*client.Client).MoveFile),
-		newFilesRemoveCommand(flags), newFilesMkdirCommand(flags), newFilesStatCommand(flags), newFilesFindCommand(flags),
-		newFilesGrepCommand(flags), newFilesTarCommand(flags), newFilesWatchCommand(flags))
+		newFilesRemoveCommand(flags), newFilesMkdirCommand(flags), newFilesFindCommand(flags),
+		newFilesGrepCommand(flags), newFilesTarCommand(flags), newFilesWatchCommand(flags),
+		&cobra.Command{
+			Use:     "cat KEY PATH...",
+			Short:   "Print files",
+			Example: "  berm sandbox files cat mine /workspace/log.txt",
+			RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+				return cat(cmd, args[1:], func(name string) (io.ReadCloser, error) { return c.ReadFile(cmd.Context(), args[0], name, 0, -1) })
+			}),
+		},
+		&cobra.Command{
+			Use:   "get KEY PATH [FILE]",
+			Short: "Take a file out of a sandbox",
+			Long: `Take a file out of a sandbox: to a local file, which is replaced as a whole; to the
+file's own name in this directory if none is said; to standard output if it is "-".`,
+			Example: `  berm sandbox files get mine /workspace/result.csv
+  berm sandbox files get mine /workspace/result.csv out/today.csv`,
+			RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+				name := path.Base(args[1])
+				if len(args) < 3 && (name == "/" || name == "." || name == "..") {
+					return usage("%s is no file's name: say where to", args[1])
+				}
+				return download(cmd, argument(args, 2, name), func() (io.ReadCloser, error) { return c.ReadFile(cmd.Context(), args[0], args[1], 0, -1) })
+			}),
+		},
+		&cobra.Command{
+			Use:     "stat KEY PATH",
+			Short:   "Tell what a file is",
+			Example: "  berm sandbox files stat mine /workspace -o json",
+			RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+				info, err := c.StatFile(cmd.Context(), args[0], args[1])
+				return answer(flags, cmd, info, err, showFile)
+			}),
+		})
 	cmd.Long = `Look at, bring, take and change files in a sandbox, as the sandbox's user sees them.
 
 Paths in the sandbox are absolute.`
 	return cmd
 }
 
-// shown is a name or text from a sandbox as it can be printed: nothing in it moves a
-// terminal's cursor, or looks like anything else.
+// shown quotes a text from a sandbox unless it is printable, so that it can't control the
+// terminal.
 func shown(s string) string {
 	if s == "" || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !strconv.IsPrint(r) }) {
 		return strconv.Quote(s)
@@ -46,7 +77,7 @@ func shown(s string) string {
 	return s
 }
 
-// shownPath is a path, of which the text says all unless the bytes are there, too.
+// shownPath is shown for a path, whose bytes are in raw if it isn't UTF-8.
 func shownPath(text string, raw []byte) string {
 	if len(raw) > 0 {
 		return shown(string(raw))
@@ -54,7 +85,7 @@ func shownPath(text string, raw []byte) string {
 	return shown(text)
 }
 
-// shownLine is a line of a file as it can be printed.
+// shownLine replaces the control characters of a line.
 func shownLine(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r != '\t' && unicode.IsControl(r) {
@@ -64,24 +95,19 @@ func shownLine(s string) string {
 	}, s)
 }
 
-func printFiles(out io.Writer, list *apitype.FileList) error {
-	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	for _, info := range list.Files {
+func showFiles(files ...apitype.FileInfo) string {
+	return columns(2, "", files, func(info apitype.FileInfo) string {
 		name := shownPath(info.Path, info.PathBase64)
 		if info.Target != "" {
 			name += " -> " + shownPath(info.Target, info.TargetBase64)
 		}
-		_, _ = fmt.Fprintf(table, "%s\t%s\t%d:%d\t%d\t%s\t%s\n", info.Type, info.Mode, info.UID, info.GID, info.Size,
-			info.ModifiedAt.Format(time.RFC3339), name) // Flush returns errors
-	}
-	return table.Flush()
+		return fmt.Sprintf("%s\t%s\t%d:%d\t%d\t%s\t%s", info.Type, info.Mode, info.UID, info.GID, info.Size, info.ModifiedAt.Format(time.RFC3339), name)
+	})
 }
 
-func printFile(out io.Writer, info *apitype.FileInfo) error {
-	return printFiles(out, &apitype.FileList{Files: []apitype.FileInfo{*info}})
-}
+func showFile(info *apitype.FileInfo) string { return showFiles(*info) }
 
-// cutShort says that there is more than was asked for.
+// cutShort warns that a list was truncated.
 func cutShort(cmd *cobra.Command, truncated bool) {
 	if truncated {
 		_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "berm: there may be more; see --limit")
@@ -95,7 +121,6 @@ func newFilesListCommand(flags *clientFlags) *cobra.Command {
 		Short: "List a directory",
 		Example: `  berm sandbox files ls mine /workspace
   berm sandbox files ls mine / --depth 2 -o json`,
-		Args: cobra.ExactArgs(2),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			list := &apitype.FileList{Files: []apitype.FileInfo{}}
 			for info, err := range c.ListFiles(cmd.Context(), args[0], args[1], depth) {
@@ -108,30 +133,12 @@ func newFilesListCommand(flags *clientFlags) *cobra.Command {
 				list.Files = append(list.Files, info)
 			}
 			cutShort(cmd, list.Truncated)
-			return answer(flags, cmd, list, nil, printFiles)
+			return answer(flags, cmd, list, nil, func(list *apitype.FileList) string { return showFiles(list.Files...) })
 		}),
 	}
 	cmd.Flags().IntVar(&depth, "depth", 1, "how far down; 1 is the directory alone")
 	cmd.Flags().IntVar(&limit, "limit", 10_000, "at most so many")
 	return cmd
-}
-
-func newFilesCatCommand(flags *clientFlags) *cobra.Command {
-	return &cobra.Command{
-		Use:     "cat KEY PATH...",
-		Short:   "Print files",
-		Example: "  berm sandbox files cat mine /workspace/log.txt",
-		Args:    cobra.MinimumNArgs(2),
-		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			for _, name := range args[1:] {
-				r, err := c.ReadFile(cmd.Context(), args[0], name, 0, -1)
-				if err := copyAll(cmd.OutOrStdout(), r, err); err != nil {
-					return err
-				}
-			}
-			return nil
-		}),
-	}
 }
 
 func newFilesPutCommand(flags *clientFlags) *cobra.Command {
@@ -144,7 +151,6 @@ func newFilesPutCommand(flags *clientFlags) *cobra.Command {
 at all. A PATH that ends in a slash is a directory to put it in.`,
 		Example: `  berm sandbox files put mine data.csv /workspace/
   echo hello | berm sandbox files put mine - /tmp/greeting --mode 0600`,
-		Args: cobra.ExactArgs(3),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			from, to := args[1], args[2]
 			if strings.HasSuffix(to, "/") {
@@ -163,7 +169,7 @@ at all. A PATH that ends in a slash is a directory to put it in.`,
 				}
 				return c.WriteFile(cmd.Context(), args[0], to, l.content, opts)
 			})
-			return answer(flags, cmd, info, err, printFile)
+			return answer(flags, cmd, info, err, showFile)
 		}),
 	}
 	f := cmd.Flags()
@@ -174,7 +180,7 @@ at all. A PATH that ends in a slash is a directory to put it in.`,
 	return cmd
 }
 
-// octal reads permissions; none is 0.
+// octal parses permissions. It returns 0 for an empty text.
 func octal(s string) (fs.FileMode, error) {
 	if s == "" {
 		return 0, nil
@@ -186,27 +192,6 @@ func octal(s string) (fs.FileMode, error) {
 	return fs.FileMode(mode), nil
 }
 
-func newFilesGetCommand(flags *clientFlags) *cobra.Command {
-	return &cobra.Command{
-		Use:   "get KEY PATH [FILE]",
-		Short: "Take a file out of a sandbox",
-		Long: `Take a file out of a sandbox: to a local file, which is replaced as a whole; to the
-file's own name in this directory if none is said; to standard output if it is "-".`,
-		Example: `  berm sandbox files get mine /workspace/result.csv
-  berm sandbox files get mine /workspace/result.csv out/today.csv`,
-		Args: cobra.RangeArgs(2, 3),
-		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			to := path.Base(args[1])
-			if len(args) == 3 {
-				to = args[2]
-			} else if to == "/" || to == "." || to == ".." {
-				return usage("%s is no file's name: say where to", args[1])
-			}
-			return download(cmd, to, func() (io.ReadCloser, error) { return c.ReadFile(cmd.Context(), args[0], args[1], 0, -1) })
-		}),
-	}
-}
-
 func newFilesRemoveCommand(flags *clientFlags) *cobra.Command {
 	var recursive bool
 	cmd := &cobra.Command{
@@ -214,7 +199,6 @@ func newFilesRemoveCommand(flags *clientFlags) *cobra.Command {
 		Short: "Remove files",
 		Example: `  berm sandbox files rm mine /tmp/a /tmp/b
   berm sandbox files rm mine -r /workspace/build`,
-		Args: cobra.MinimumNArgs(2),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			return each(args[1:], func(name string) error { return c.RemoveFile(cmd.Context(), args[0], name, recursive) })
 		}),
@@ -230,7 +214,6 @@ func newFilesMkdirCommand(flags *clientFlags) *cobra.Command {
 		Use:     "mkdir KEY PATH...",
 		Short:   "Make directories",
 		Example: "  berm sandbox files mkdir mine -p /workspace/a/b",
-		Args:    cobra.MinimumNArgs(2),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			perm, err := octal(mode)
 			if err != nil {
@@ -244,19 +227,6 @@ func newFilesMkdirCommand(flags *clientFlags) *cobra.Command {
 	return cmd
 }
 
-func newFilesStatCommand(flags *clientFlags) *cobra.Command {
-	return &cobra.Command{
-		Use:     "stat KEY PATH",
-		Short:   "Tell what a file is",
-		Example: "  berm sandbox files stat mine /workspace -o json",
-		Args:    cobra.ExactArgs(2),
-		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			info, err := c.StatFile(cmd.Context(), args[0], args[1])
-			return answer(flags, cmd, info, err, printFile)
-		}),
-	}
-}
-
 func newFilesFindCommand(flags *clientFlags) *cobra.Command {
 	var limit int
 	cmd := &cobra.Command{
@@ -265,20 +235,14 @@ func newFilesFindCommand(flags *clientFlags) *cobra.Command {
 		Long: `Find files below a directory by a pattern, in which * stands for anything in one
 name, and ** for any number of directories.`,
 		Example: `  berm sandbox files find mine /workspace '**/*.go'`,
-		Args:    cobra.ExactArgs(3),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			list, err := c.GlobFiles(cmd.Context(), args[0], args[1], args[2], limit)
 			if err != nil {
 				return err
 			}
 			cutShort(cmd, list.Truncated)
-			return answer(flags, cmd, list, nil, func(out io.Writer, list *apitype.FileList) error {
-				for _, info := range list.Files {
-					if _, err := fmt.Fprintln(out, shownPath(info.Path, info.PathBase64)); err != nil {
-						return err
-					}
-				}
-				return nil
+			return answer(flags, cmd, list, nil, func(list *apitype.FileList) string {
+				return lines(func(info apitype.FileInfo) string { return shownPath(info.Path, info.PathBase64) })(list.Files)
 			})
 		}),
 	}
@@ -295,7 +259,6 @@ func newFilesGrepCommand(flags *clientFlags) *cobra.Command {
 Go's syntax. The exit code is 1 when there is none.`,
 		Example: `  berm sandbox files grep mine 'func \w+Sandbox' /workspace --include '*.go'
   berm sandbox files grep mine -F -i todo /workspace`,
-		Args: cobra.ExactArgs(3),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			opts.Pattern = args[1]
 			found, err := c.SearchFiles(cmd.Context(), args[0], args[2], opts)
@@ -303,13 +266,10 @@ Go's syntax. The exit code is 1 when there is none.`,
 				return err
 			}
 			cutShort(cmd, found.Truncated)
-			err = answer(flags, cmd, found, nil, func(out io.Writer, found *apitype.FileMatches) error {
-				for _, m := range found.Matches {
-					if _, err := fmt.Fprintf(out, "%s:%d:%s\n", shownPath(m.Path, m.PathBase64), m.Line, shownLine(m.Text)); err != nil {
-						return err
-					}
-				}
-				return nil
+			err = answer(flags, cmd, found, nil, func(found *apitype.FileMatches) string {
+				return lines(func(m apitype.FileMatch) string {
+					return fmt.Sprintf("%s:%d:%s", shownPath(m.Path, m.PathBase64), m.Line, shownLine(m.Text))
+				})(found.Matches)
 			})
 			if err == nil && len(found.Matches) == 0 {
 				err = &config.ExitError{Code: exitNotFound}
@@ -334,7 +294,6 @@ func newFilesTarCommand(flags *clientFlags) *cobra.Command {
 --extract, unpack the archive from standard input in the directory PATH.`,
 		Example: `  berm sandbox files tar mine /workspace > workspace.tar
   tar c src | berm sandbox files tar mine --extract /workspace`,
-		Args: cobra.ExactArgs(2),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			if extract {
 				return c.WriteTar(cmd.Context(), args[0], args[1], cmd.InOrStdin())
@@ -355,19 +314,19 @@ func newFilesWatchCommand(flags *clientFlags) *cobra.Command {
 		Long: `Tell of changes in a directory as they happen, one in a line, until Ctrl-C. The first
 line, "ready", says that changes from then on are seen.`,
 		Example: "  berm sandbox files watch mine /workspace --recursive",
-		Args:    cobra.ExactArgs(2),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			for e, err := range c.WatchFiles(cmd.Context(), args[0], args[1], recursive) {
 				if err != nil {
 					return err
 				}
-				switch {
-				case flags.output == "json":
+				line := shown(e.Type)
+				if e.Path != "" {
+					line += " " + shownPath(e.Path, e.PathBase64)
+				}
+				if flags.output == "json" {
 					err = json.NewEncoder(cmd.OutOrStdout()).Encode(e)
-				case e.Path == "":
-					_, err = fmt.Fprintln(cmd.OutOrStdout(), shown(e.Type))
-				default:
-					_, err = fmt.Fprintln(cmd.OutOrStdout(), shown(e.Type), shownPath(e.Path, e.PathBase64))
+				} else {
+					_, err = fmt.Fprintln(cmd.OutOrStdout(), line)
 				}
 				if err != nil {
 					return err
@@ -386,7 +345,6 @@ func newFilesMoveCommand(flags *clientFlags, name, short string, do func(c *clie
 		Use:     name + " KEY FROM TO",
 		Short:   short,
 		Example: "  berm sandbox files " + name + " mine /workspace/a /workspace/b --replace",
-		Args:    cobra.ExactArgs(3),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			return do(c, cmd.Context(), args[0], args[1], args[2], replace)
 		}),

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"log"
 	"net"
 	"net/http"
@@ -44,7 +43,6 @@ browser ask for a login.`,
 		Example: `  berm sandbox port mine 8000
   berm sandbox port mine 8000 --ttl 10m
   berm sandbox port mine 8000 --listen 127.0.0.1:0`,
-		Args: cobra.ExactArgs(2),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			port, err := strconv.Atoi(args[1])
 			if err != nil || port < 1 || port > 65535 {
@@ -58,10 +56,7 @@ browser ask for a login.`,
 				return err
 			}
 			signed.URL = flags.here(signed.URL, signed.Path)
-			return answer(flags, cmd, signed, nil, func(out io.Writer, signed *apitype.PortURL) error {
-				_, err := fmt.Fprintln(out, signed.URL)
-				return err
-			})
+			return answer(flags, cmd, signed, nil, func(signed *apitype.PortURL) string { return signed.URL + "\n" })
 		}),
 	}
 	cmd.Flags().StringVar(&listen, "listen", "", "local address to serve the port at, like 127.0.0.1:8000; port 0 is any")

@@ -3,7 +3,6 @@ package cli
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,8 +22,53 @@ const (
 
 func newProcessCommand(flags *clientFlags) *cobra.Command {
 	cmd := config.Group("process", "Start, follow and stop long-running processes in a sandbox",
-		newProcessStartCommand(flags), newProcessListCommand(flags), newProcessLogsCommand(flags), newProcessStopCommand(flags),
-		newProcessSignalCommand(flags), newProcessWaitCommand(flags), newProcessAttachCommand(flags))
+		newProcessStartCommand(flags), newProcessLogsCommand(flags), newProcessAttachCommand(flags),
+		&cobra.Command{
+			Use:     "list KEY",
+			Aliases: []string{"ls"},
+			Short:   "List a sandbox's processes",
+			Example: "  berm sandbox process list mine",
+			RunE: ask(flags, (*client.Client).Processes, table("ID\tSTATUS\tATTACHED\tSTARTED\tCOMMAND", func(p apitype.Process) string {
+				return fmt.Sprintf("%s\t%s\t%t\t%s\t%s", p.ProcessID, processStatus(p), p.Attached, p.StartedAt.Format(time.RFC3339), oneLine(p.Command))
+			})),
+		},
+		&cobra.Command{
+			Use:   "stop KEY [ID]",
+			Short: "Stop a process",
+			Long: `Stop a process: its input is closed, it gets TERM, and whatever is left of it after
+five seconds is killed.`,
+			Example: "  berm sandbox process stop mine web",
+			RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+				p, err := c.StopProcess(cmd.Context(), args[0], processID(args))
+				return answer(flags, cmd, p, err, showProcess)
+			}),
+		},
+		&cobra.Command{
+			Use:   "signal KEY ID SIGNAL",
+			Short: "Send a signal to a process",
+			Example: `  berm sandbox process signal mine web HUP
+  berm sandbox process signal mine default 9`,
+			RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+				sig, err := apitype.ParseSignal(args[2])
+				if err != nil {
+					return usage("signal %q: %w", args[2], err)
+				}
+				p, err := c.SignalProcess(cmd.Context(), args[0], args[1], sig)
+				return answer(flags, cmd, p, err, showProcess)
+			}),
+		},
+		&cobra.Command{
+			Use:     "wait KEY [ID]",
+			Short:   "Wait for a process' end; its exit code is this command's",
+			Example: "  berm sandbox process wait mine web",
+			RunE: flags.commandAction(func(cmd *cobra.Command, c *client.Client, args []string) (int, error) {
+				p, err := c.WaitProcess(cmd.Context(), args[0], processID(args), 0)
+				if err := answer(flags, cmd, p, err, showProcess); err != nil {
+					return 0, err
+				}
+				return endCode(apitype.AttachEnd{ExitCode: p.ExitCode, Signal: p.Signal, Status: p.State}, 0)
+			}),
+		})
 	cmd.Long = `Start, follow and stop long-running processes in a sandbox.
 
 A process has an ID, "` + defaultProcess + `" if none is said, no longest run, and its input stays open. A
@@ -32,13 +76,8 @@ running one keeps its sandbox from idling out.`
 	return cmd
 }
 
-// processID is the second argument, if it is there.
-func processID(args []string) string {
-	if len(args) > 1 {
-		return args[1]
-	}
-	return defaultProcess
-}
+// processID returns the second argument, or the default ID.
+func processID(args []string) string { return argument(args, 1, defaultProcess) }
 
 func newProcessStartCommand(flags *clientFlags) *cobra.Command {
 	var req apitype.ProcessRequest
@@ -53,7 +92,6 @@ waits until the process is ready, and fails if it doesn't get there.`,
 		Example: `  berm sandbox process start mine -- python3 -m http.server 8000
   berm sandbox process start mine --id web --ready-port 8000 -- python3 -m http.server 8000
   berm sandbox process start mine --id tools --replace -e DEBUG=1 -- ./server --stdio`,
-		Args: cobra.MinimumNArgs(2),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			req.Command, req.Args = args[1], args[2:]
 			var err error
@@ -67,7 +105,7 @@ waits until the process is ready, and fails if it doesn't get there.`,
 				}
 			}
 			p, err := c.StartProcess(cmd.Context(), args[0], req)
-			if err := answer(flags, cmd, p, err, printProcess); err != nil {
+			if err := answer(flags, cmd, p, err, showProcess); err != nil {
 				return err
 			}
 			if p.Ready != nil && !*p.Ready {
@@ -88,20 +126,7 @@ waits until the process is ready, and fails if it doesn't get there.`,
 	return cmd
 }
 
-func newProcessListCommand(flags *clientFlags) *cobra.Command {
-	return &cobra.Command{
-		Use:     "list KEY",
-		Aliases: []string{"ls"},
-		Short:   "List a sandbox's processes",
-		Example: "  berm sandbox process list mine",
-		Args:    cobra.ExactArgs(1),
-		RunE: ask(flags, (*client.Client).Processes, table("ID\tSTATUS\tATTACHED\tSTARTED\tCOMMAND", func(p apitype.Process) string {
-			return fmt.Sprintf("%s\t%s\t%t\t%s\t%s", p.ProcessID, processStatus(p), p.Attached, p.StartedAt.Format(time.RFC3339), oneLine(p.Command))
-		})),
-	}
-}
-
-// processStatus is a process' state, and how it came to it.
+// processStatus returns a process's state with its exit code or signal.
 func processStatus(p apitype.Process) string {
 	return statusOf(p.State, p.ExitCode, p.Signal)
 }
@@ -116,7 +141,7 @@ func statusOf(state string, code *int, signal int) string {
 	return state
 }
 
-// oneLine shows a command so that nothing in it can be taken for anything else.
+// oneLine joins the words of a command. It quotes words that could be mistaken.
 func oneLine(command []string) string {
 	words := make([]string, len(command))
 	for i, word := range command {
@@ -142,7 +167,6 @@ func newProcessLogsCommand(flags *clientFlags) *cobra.Command {
 standard error as it was. With -o json it comes as events, one in a line.`,
 		Example: `  berm sandbox process logs mine web
   berm sandbox process logs mine web --follow`,
-		Args: cobra.RangeArgs(1, 2),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			opts := client.StreamOptions{Raw: true}
 			if after >= 0 {
@@ -175,60 +199,7 @@ standard error as it was. With -o json it comes as events, one in a line.`,
 	return cmd
 }
 
-func newProcessStopCommand(flags *clientFlags) *cobra.Command {
-	return &cobra.Command{
-		Use:   "stop KEY [ID]",
-		Short: "Stop a process",
-		Long: `Stop a process: its input is closed, it gets TERM, and whatever is left of it after
-five seconds is killed.`,
-		Example: "  berm sandbox process stop mine web",
-		Args:    cobra.RangeArgs(1, 2),
-		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			p, err := c.StopProcess(cmd.Context(), args[0], processID(args))
-			return answer(flags, cmd, p, err, printProcess)
-		}),
-	}
-}
-
-func newProcessSignalCommand(flags *clientFlags) *cobra.Command {
-	return &cobra.Command{
-		Use:   "signal KEY ID SIGNAL",
-		Short: "Send a signal to a process",
-		Example: `  berm sandbox process signal mine web HUP
-  berm sandbox process signal mine default 9`,
-		Args: cobra.ExactArgs(3),
-		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			sig, err := apitype.ParseSignal(args[2])
-			if err != nil {
-				return usage("signal %q: %w", args[2], err)
-			}
-			p, err := c.SignalProcess(cmd.Context(), args[0], args[1], sig)
-			return answer(flags, cmd, p, err, printProcess)
-		}),
-	}
-}
-
-func newProcessWaitCommand(flags *clientFlags) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:     "wait KEY [ID]",
-		Short:   "Wait for a process' end; its exit code is this command's",
-		Example: "  berm sandbox process wait mine web",
-		Args:    cobra.RangeArgs(1, 2),
-	}
-	cmd.RunE = flags.commandAction(func(cmd *cobra.Command, c *client.Client, args []string) (int, error) {
-		p, err := c.WaitProcess(cmd.Context(), args[0], processID(args), 0)
-		if err := answer(flags, cmd, p, err, printProcess); err != nil {
-			return 0, err
-		}
-		return endCode(apitype.AttachEnd{ExitCode: p.ExitCode, Signal: p.Signal, Status: p.State}, 0)
-	})
-	return cmd
-}
-
-func printProcess(out io.Writer, p *apitype.Process) error {
-	_, err := fmt.Fprintf(out, "%s: %s\n", p.ProcessID, processStatus(*p))
-	return err
-}
+func showProcess(p *apitype.Process) string { return p.ProcessID + ": " + processStatus(*p) + "\n" }
 
 func newProcessAttachCommand(flags *clientFlags) *cobra.Command {
 	var takeOver, noInput bool
@@ -241,7 +212,6 @@ command's. Ctrl-C leaves it running, and so do Ctrl-P Ctrl-Q where it has a term
 to which Ctrl-C goes then. The end of standard input closes the process' own.`,
 		Example: `  berm sandbox process attach mine tools
   berm sandbox process attach mine tools --take-over --no-stdin`,
-		Args: cobra.RangeArgs(1, 2),
 	}
 	cmd.RunE = flags.commandAction(func(cmd *cobra.Command, c *client.Client, args []string) (int, error) {
 		p, err := c.Process(cmd.Context(), args[0], processID(args))
@@ -272,7 +242,6 @@ func newPsCommand(flags *clientFlags) *cobra.Command {
 		Short: "List what runs in a sandbox: commands and processes",
 		Example: `  berm sandbox ps mine
   berm sandbox ps mine --all -o json`,
-		Args: cobra.ExactArgs(1),
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
 			execs, err := c.Executions(cmd.Context(), args[0])
 			if err != nil {
@@ -284,7 +253,7 @@ func newPsCommand(flags *clientFlags) *cobra.Command {
 				processes = slices.DeleteFunc(processes, func(p apitype.Process) bool { return p.State != stateRunning })
 			}
 			list := running{append([]apitype.Execution{}, execs...), append([]apitype.Process{}, processes...)} // [] in JSON, never null
-			return answer(flags, cmd, list, err, printRunning)
+			return answer(flags, cmd, list, err, showRunning)
 		}),
 	}
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "also those that have ended")
@@ -293,13 +262,13 @@ func newPsCommand(flags *clientFlags) *cobra.Command {
 
 const stateRunning = "running"
 
-// running is what runs in a sandbox.
+// running lists the commands and processes of a sandbox.
 type running struct {
 	Execs     []apitype.Execution `json:"execs"`
 	Processes []apitype.Process   `json:"processes"`
 }
 
-func printRunning(out io.Writer, list running) error {
+func showRunning(list running) string {
 	var rows []string
 	for _, x := range list.Execs {
 		rows = append(rows, fmt.Sprintf("exec\t%s\t%s\t%s\t%s", x.ExecID, statusOf(x.Status, x.ExitCode, x.Signal), x.StartedAt.Format(time.RFC3339), oneLine(x.Command)))
@@ -307,5 +276,5 @@ func printRunning(out io.Writer, list running) error {
 	for _, p := range list.Processes {
 		rows = append(rows, fmt.Sprintf("process\t%s\t%s\t%s\t%s", p.ProcessID, processStatus(p), p.StartedAt.Format(time.RFC3339), oneLine(p.Command)))
 	}
-	return table("KIND\tID\tSTATUS\tSTARTED\tCOMMAND", func(row string) string { return row })(out, rows)
+	return table("KIND\tID\tSTATUS\tSTARTED\tCOMMAND", func(row string) string { return row })(rows)
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/bermhq/berm/proxy/client"
 )
 
-// maxShells is how many names are tried for a shell.
+// maxShells bounds the names that are tried for a shell.
 const maxShells = 100
 
 func newShellCommand(flags *clientFlags) *cobra.Command {
@@ -27,7 +27,6 @@ leaves it running; "berm sandbox process attach" comes back to it. When the conn
 is lost, it goes on as well.`,
 		Example: `  berm sandbox shell mine
   berm sandbox shell mine -w /tmp --command "python3 -q"`,
-		Args: cobra.ExactArgs(1),
 	}
 	cmd.RunE = flags.commandAction(func(cmd *cobra.Command, c *client.Client, args []string) (int, error) {
 		term, err := terminalOf(cmd.InOrStdin(), cmd.OutOrStdout())
@@ -59,7 +58,7 @@ is lost, it goes on as well.`,
 	return cmd
 }
 
-// startShell starts it under the first name that no running process has.
+// startShell starts a process under the first name that no running process has.
 func startShell(cmd *cobra.Command, c *client.Client, key string, req apitype.ProcessRequest) (*apitype.Process, error) {
 	for n := 1; ; n++ {
 		req.ProcessID = fmt.Sprintf("shell-%d", n)

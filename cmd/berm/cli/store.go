@@ -26,11 +26,7 @@ func newStoreCommand() *cobra.Command {
 
 // storeAction returns the body of a command on a store. A signal cancels its context.
 func storeAction(f func(ctx context.Context, cmd *cobra.Command, cfg *config.Config, args []string) error) func(*cobra.Command, []string) error {
-	return config.Action(func(cmd *cobra.Command, args []string) error {
-		cfg, err := config.FromFlags(cmd)
-		if err != nil {
-			return err
-		}
+	return config.Configured(func(cmd *cobra.Command, cfg *config.Config, args []string) error {
 		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 		defer stop()
 		context.AfterFunc(ctx, stop) // a second signal ends the process at once
@@ -56,7 +52,6 @@ owner can read FILE; for standard output, set the shell's umask.`,
 		Example: `  berm store backup /backup/berm.db --state-dir /var/lib/berm
   berm store backup berm.db --config /etc/berm/berm.yaml --force
   (umask 077; docker compose exec -T berm /berm store backup - > berm.db)`,
-		Args: cobra.ExactArgs(1),
 		RunE: storeAction(func(ctx context.Context, cmd *cobra.Command, cfg *config.Config, args []string) error {
 			free := func() error { return mayWrite(args[0], force) }
 			if args[0] == stdio {
@@ -91,7 +86,7 @@ owner can read FILE; for standard output, set the shell's umask.`,
 	return cmd
 }
 
-// mayWrite refuses to replace what is no file, and a file without force.
+// mayWrite refuses to replace a file without force, and anything but a file.
 func mayWrite(name string, force bool) error {
 	info, err := os.Lstat(name)
 	switch {
@@ -119,7 +114,6 @@ copy is brought up to date as well: so run the new version's check before an upg
 		Example: `  berm store check --state-dir /var/lib/berm
   berm store check /backup/berm.db
   ssh backup cat berm.db | berm store check -`,
-		Args: cobra.MaximumNArgs(1),
 		RunE: storeAction(func(ctx context.Context, cmd *cobra.Command, cfg *config.Config, args []string) (err error) {
 			if len(args) == 0 {
 				instance, r, err := serve.CheckStore(ctx, cfg)
@@ -165,7 +159,6 @@ far others were renewed since isn't known: they have one more TTL. Chats have th
 that lie in their directories; which workspaces and chats there are is as it was then.`,
 		Example: `  berm store restore /backup/berm.db --state-dir /var/lib/berm
   berm store restore berm.db --config /etc/berm/berm.yaml --force`,
-		Args: cobra.ExactArgs(1),
 		RunE: storeAction(func(ctx context.Context, cmd *cobra.Command, cfg *config.Config, args []string) error {
 			r, err := send(cmd, args[0], func(l *local) (serve.Restoration, error) { return serve.Restore(ctx, cfg, l.content, force) })
 			if err != nil {

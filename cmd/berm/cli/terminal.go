@@ -15,13 +15,13 @@ import (
 	"github.com/bermhq/berm/proxy/apitype"
 )
 
-// terminal is where the program's caller sits, if it is a terminal.
+// terminal is the caller's terminal.
 type terminal struct {
 	in, out int // file descriptors
 }
 
-// terminalOf tells whether both ends are terminals: one to read keys from, one whose
-// size counts.
+// terminalOf returns the terminal of an input and an output. It fails unless both are
+// terminals.
 func terminalOf(in io.Reader, out io.Writer) (*terminal, error) {
 	inFile, _ := in.(*os.File)
 	if inFile == nil || !term.IsTerminal(int(inFile.Fd())) {
@@ -34,7 +34,7 @@ func terminalOf(in io.Reader, out io.Writer) (*terminal, error) {
 	return &terminal{in: int(inFile.Fd()), out: int(outFile.Fd())}, nil
 }
 
-// raw hands every key on as it is. The function that it returns sets things right again.
+// raw turns off line editing and signals of keys. Restore turns them on again.
 func (t *terminal) raw() (restore func(), err error) {
 	state, err := term.MakeRaw(t.in)
 	if err != nil {
@@ -55,54 +55,51 @@ func (t *terminal) size() apitype.ResizeRequest {
 // forwarded are the signals that go on to the command.
 var forwarded = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2}
 
-// impatient many of a signal within a second are meant for this program.
+// impatient is how often a signal has to come within a second to end this program.
 const impatient = 3
 
-// forwardSignals hands on what comes, until ctx ends; and calls leave for who can't
-// wait. The function that it returns has to be called.
+// forwardSignals sends signals on until ctx ends. It calls leave for a signal that comes
+// impatient times. The caller has to call stop.
 func forwardSignals(ctx context.Context, send func(apitype.Signal), leave func(syscall.Signal)) (stop func()) {
+	var last syscall.Signal
+	var since time.Time
+	count := 0
+	return onSignals(ctx, forwarded, func(sig syscall.Signal) (more bool) {
+		if sig != last || time.Since(since) > time.Second {
+			last, since, count = sig, time.Now(), 0
+		}
+		if count++; count >= impatient {
+			leave(sig)
+			return false
+		}
+		send(apitype.Signal(sig))
+		return true
+	})
+}
+
+// onResize calls f whenever the terminal's size changes, until ctx ends. The caller has to
+// call stop.
+func onResize(ctx context.Context, f func()) (stop func()) {
+	return onSignals(ctx, []os.Signal{syscall.SIGWINCH}, func(syscall.Signal) (more bool) { f(); return true })
+}
+
+// onSignals calls f for each signal, until f returns false or ctx ends. The caller has to call
+// stop.
+func onSignals(ctx context.Context, signals []os.Signal, f func(syscall.Signal) (more bool)) (stop func()) {
 	came := make(chan os.Signal, 16)
-	signal.Notify(came, forwarded...)
+	signal.Notify(came, signals...)
 	go func() {
-		var last syscall.Signal
-		var since time.Time
-		count := 0
-		for {
+		for more := true; more; {
 			select {
 			case s := <-came:
 				sig, _ := s.(syscall.Signal)
-				if sig != last || time.Since(since) > time.Second {
-					last, since, count = sig, time.Now(), 0
-				}
-				if count++; count >= impatient {
-					leave(sig)
-					return
-				}
-				send(apitype.Signal(sig))
+				more = f(sig)
 			case <-ctx.Done():
 				return
 			}
 		}
 	}()
 	return func() { signal.Stop(came) }
-}
-
-// onResize calls f whenever the terminal's size changes, until ctx ends. The function
-// that it returns has to be called.
-func onResize(ctx context.Context, f func()) (stop func()) {
-	changed := make(chan os.Signal, 1)
-	signal.Notify(changed, syscall.SIGWINCH)
-	go func() {
-		for {
-			select {
-			case <-changed:
-				f()
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	return func() { signal.Stop(changed) }
 }
 
 // Detaching leaves the process running: Ctrl-P Ctrl-Q, as Docker has it.
@@ -113,10 +110,10 @@ const (
 
 var errDetached = errors.New("detached")
 
-// detachReader reads keys up to the two that detach, and ends with errDetached there.
+// detachReader reads keys until the two that detach. It returns errDetached there.
 type detachReader struct {
 	r    io.Reader
-	held bool // the first was the last key, and hasn't been given
+	held bool // the first was the last key, and hasn't been returned
 	err  error
 }
 
@@ -127,7 +124,7 @@ func (d *detachReader) Read(p []byte) (int, error) {
 	for d.err == nil {
 		var n int
 		n, d.err = d.r.Read(p[1:])
-		at := 1 // where what is to be given begins
+		at := 1 // where the keys to be returned begin
 		if d.held && n > 0 {
 			at, p[0], d.held = 0, detachFirst, false
 		}

@@ -19,9 +19,8 @@ const (
 	progressEvery = 200 * time.Millisecond
 )
 
-// progress tells a person how far a transfer has come that takes long. It has to be closed.
-// What is being sent may still be read then: the HTTP client takes its time to notice that
-// the server has refused it.
+// progress shows the progress of a long transfer. The caller has to close it. The HTTP client
+// may read on after that, until it notices that the server has refused the request.
 type progress struct {
 	to    io.Writer
 	total int64 // bytes; 0: not known
@@ -33,7 +32,7 @@ type progress struct {
 	closed bool
 }
 
-// newProgress makes a bar for total bytes. It is nil where nobody would see it.
+// newProgress makes a bar for total bytes. It returns nil if to is no terminal.
 func newProgress(to io.Writer, total int64) *progress {
 	if file, _ := to.(*os.File); file == nil || !term.IsTerminal(int(file.Fd())) {
 		return nil
@@ -41,7 +40,7 @@ func newProgress(to io.Writer, total int64) *progress {
 	return &progress{to: to, total: total, next: time.Now().Add(progressAfter)}
 }
 
-// follow has p see what is read from r.
+// follow returns a reader that counts what is read from r.
 func (p *progress) follow(r io.Reader) io.Reader {
 	if p == nil {
 		return r
@@ -82,12 +81,12 @@ func (p *progress) Close() {
 
 const stdio = "-" // in the place of a local file
 
-// fileArg is the argument that names a local file; standard input or output if there is none.
-func fileArg(args []string, i int) string {
+// argument returns the argument at an index, or other if there are fewer.
+func argument(args []string, i int, other string) string {
 	if len(args) > i {
 		return args[i]
 	}
-	return stdio
+	return other
 }
 
 // local is a local file that is being sent, or standard input.
@@ -141,8 +140,8 @@ func (l *local) close() {
 	}
 }
 
-// download copies what open gives to a local file, which is replaced as a whole; "-" is
-// standard output.
+// download replaces a local file by what open returns, all at once. The name "-" is standard
+// output.
 func download(cmd *cobra.Command, to string, open func() (io.ReadCloser, error)) error {
 	if to == stdio {
 		r, err := open()
@@ -161,7 +160,18 @@ func download(cmd *cobra.Command, to string, open func() (io.ReadCloser, error))
 	})
 }
 
-// copyAll copies an answer that was opened to w, and closes it.
+// cat opens and prints the files of the given names.
+func cat(cmd *cobra.Command, names []string, open func(name string) (io.ReadCloser, error)) error {
+	for _, name := range names {
+		r, err := open(name)
+		if err := copyAll(cmd.OutOrStdout(), r, err); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copyAll copies r to w and closes r, unless opening it failed with err.
 func copyAll(w io.Writer, r io.ReadCloser, err error) error {
 	if err != nil {
 		return err

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"fmt"
-	"io"
 	"strconv"
 	"time"
 
@@ -16,7 +15,33 @@ import (
 func newWorkspaceCommand() *cobra.Command {
 	var flags clientFlags
 	cmd := config.Group("workspace", "Give users workspaces, and look at what they hold",
-		newWorkspaceEnsureCommand(&flags), newWorkspaceGetCommand(&flags), newWorkspaceUsageCommand(&flags), newWorkspaceChatsCommand(&flags))
+		&cobra.Command{
+			Use:     "ensure USER",
+			Short:   "Make a user's workspace, or get the one that is there",
+			Example: "  berm workspace ensure user-7",
+			RunE:    ask(&flags, (*client.Client).EnsureWorkspace, showWorkspace),
+		},
+		&cobra.Command{
+			Use:     "get WORKSPACE",
+			Short:   "Show whose a workspace is",
+			Example: "  berm workspace get 3f0c1a9e-5d21-4c0e-9a55-0c9f4a86d1b7 -o json",
+			RunE:    ask(&flags, (*client.Client).Workspace, showWorkspace),
+		},
+		&cobra.Command{
+			Use:     "usage WORKSPACE",
+			Short:   "Show how much of its quota a workspace uses",
+			Example: "  berm workspace usage 3f0c1a9e-5d21-4c0e-9a55-0c9f4a86d1b7",
+			RunE:    ask(&flags, (*client.Client).WorkspaceUsage, showUsage),
+		},
+		&cobra.Command{
+			Use:     "chats WORKSPACE",
+			Short:   "List a workspace's chats",
+			Example: "  berm workspace chats 3f0c1a9e-5d21-4c0e-9a55-0c9f4a86d1b7",
+			RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+				chats, err := collect(c.Chats(cmd.Context(), args[0], 0))
+				return answer(&flags, cmd, chats, err, showChats)
+			}),
+		})
 	cmd.Long = `Give users workspaces, and look at what they hold.
 
 A user has exactly one workspace. It holds the user's chats, and all of them together
@@ -25,61 +50,14 @@ stay below its quota.`
 	return cmd
 }
 
-func printWorkspace(out io.Writer, w *apitype.Workspace) error {
-	return printRows(out, "workspace", shown(w.WorkspaceID), "user", shown(w.UserID), "created", w.CreatedAt.Format(time.RFC3339))
+func showWorkspace(w *apitype.Workspace) string {
+	return rows("workspace", shown(w.WorkspaceID), "user", shown(w.UserID), "created", w.CreatedAt.Format(time.RFC3339))
 }
 
-func newWorkspaceEnsureCommand(flags *clientFlags) *cobra.Command {
-	return &cobra.Command{
-		Use:     "ensure USER",
-		Short:   "Make a user's workspace, or get the one that is there",
-		Example: "  berm workspace ensure user-7",
-		Args:    cobra.ExactArgs(1),
-		RunE:    ask(flags, (*client.Client).EnsureWorkspace, printWorkspace),
-	}
-}
-
-func newWorkspaceGetCommand(flags *clientFlags) *cobra.Command {
-	return &cobra.Command{
-		Use:     "get WORKSPACE",
-		Short:   "Show whose a workspace is",
-		Example: "  berm workspace get 3f0c1a9e-5d21-4c0e-9a55-0c9f4a86d1b7 -o json",
-		Args:    cobra.ExactArgs(1),
-		RunE:    ask(flags, (*client.Client).Workspace, printWorkspace),
-	}
-}
-
-func newWorkspaceUsageCommand(flags *clientFlags) *cobra.Command {
-	return &cobra.Command{
-		Use:     "usage WORKSPACE",
-		Short:   "Show how much of its quota a workspace uses",
-		Example: "  berm workspace usage 3f0c1a9e-5d21-4c0e-9a55-0c9f4a86d1b7",
-		Args:    cobra.ExactArgs(1),
-		RunE:    ask(flags, (*client.Client).WorkspaceUsage, printUsage),
-	}
-}
-
-func printUsage(out io.Writer, u *apitype.WorkspaceUsage) error {
+func showUsage(u *apitype.WorkspaceUsage) string {
 	quota := "none"
 	if u.QuotaBytes != nil {
 		quota = fmt.Sprintf("%d bytes (%s)", *u.QuotaBytes, shown(u.Enforcement))
 	}
-	return printRows(out, "workspace", shown(u.WorkspaceID), "used", strconv.FormatInt(u.UsedBytes, 10)+" bytes", "quota", quota)
+	return rows("workspace", shown(u.WorkspaceID), "used", strconv.FormatInt(u.UsedBytes, 10)+" bytes", "quota", quota)
 }
-
-func newWorkspaceChatsCommand(flags *clientFlags) *cobra.Command {
-	return &cobra.Command{
-		Use:     "chats WORKSPACE",
-		Short:   "List a workspace's chats",
-		Example: "  berm workspace chats 3f0c1a9e-5d21-4c0e-9a55-0c9f4a86d1b7",
-		Args:    cobra.ExactArgs(1),
-		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			chats, err := collect(c.Chats(cmd.Context(), args[0], 0))
-			return answer(flags, cmd, chats, err, printChats)
-		}),
-	}
-}
-
-var printChats = table("CHAT\tCREATED", func(ch apitype.Chat) string {
-	return shown(ch.ChatID) + "\t" + ch.CreatedAt.Format(time.RFC3339)
-})

@@ -138,6 +138,7 @@ func TestErrors(t *testing.T) {
 		"section scalar": {file: "http: yes\n", want: []string{"http: must be a mapping"}},
 		"broken":         {file: "http: [\n", want: []string{"configuration file: line 1"}},
 		"null":           {file: "state_dir:\n", want: []string{"state_dir: has no value"}},
+		"no anchor":      {file: "security: {tokens: *hush}\n", want: []string{"configuration file: aliases are not supported"}},
 		"alias":          {file: "state_dir: &a /a\npolicy_file: *a\n", want: []string{"policy_file: aliases are not supported"}},
 		"merge":          {file: "http:\n  <<: {listen: x}\n", want: []string{"http.<<: is not a known key"}},
 		"list for text":  {file: "state_dir: [/a]\n", want: []string{"state_dir: must be a single value"}},

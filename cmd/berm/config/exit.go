@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -66,13 +67,58 @@ func Action(f func(cmd *cobra.Command, args []string) error) func(*cobra.Command
 	}
 }
 
-// Group is a command that only holds others.
+// Configured is Action for a function that needs the configuration.
+func Configured(f func(cmd *cobra.Command, cfg *Config, args []string) error) func(*cobra.Command, []string) error {
+	return Action(func(cmd *cobra.Command, args []string) error {
+		cfg, err := FromFlags(cmd)
+		if err != nil {
+			return err
+		}
+		return f(cmd, cfg, args)
+	})
+}
+
+// Group is a command that only holds others. The usage line of a child says how many
+// arguments it takes, unless it has a check of its own.
 func Group(use, short string, children ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
 		return fmt.Errorf("say what to do: %s --help lists it", cmd.CommandPath())
 	}}
+	for _, child := range children {
+		if child.Args == nil {
+			child.Args = argsOf(child.Use)
+		}
+	}
 	cmd.AddCommand(children...)
 	return cmd
+}
+
+// argsOf checks the number of arguments by a usage line such as "get KEY PATH [FILE]".
+func argsOf(use string) cobra.PositionalArgs {
+	least, most := 0, 0
+	for _, word := range strings.Fields(use)[1:] {
+		name, optional := strings.CutPrefix(strings.TrimSuffix(word, "]"), "[")
+		if name == "--" || strings.ToUpper(name) != name {
+			continue // no argument
+		}
+		if most++; !optional {
+			least++
+		}
+		if strings.HasSuffix(name, "...") {
+			most = math.MaxInt
+		}
+	}
+	switch {
+	case most == 0:
+		return cobra.NoArgs
+	case most == math.MaxInt:
+		return cobra.MinimumNArgs(least)
+	case least == most:
+		return cobra.ExactArgs(least)
+	case least == 0:
+		return cobra.MaximumNArgs(most)
+	}
+	return cobra.RangeArgs(least, most)
 }
 
 // WriteJSON prints v for programs, indented.

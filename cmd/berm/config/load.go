@@ -29,25 +29,26 @@ func Load(opts Options) (*Config, error) {
 	var data []byte
 	if opts.File != "" {
 		var err error
-		if data, err = readFile(opts.File); err != nil {
+		if data, err = ReadFile(opts.File, maxFileBytes); err != nil {
 			return nil, fmt.Errorf("read the configuration: %w", err)
 		}
 	}
 	return parse(data, opts)
 }
 
-func readFile(path string) ([]byte, error) {
+// ReadFile reads a file of at most so many bytes.
+func ReadFile(path string, most int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
-	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
+	data, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err != nil {
 		return nil, err
 	}
-	if len(data) > maxFileBytes {
-		return nil, fmt.Errorf("%s is larger than %d bytes", path, maxFileBytes)
+	if int64(len(data)) > most {
+		return nil, fmt.Errorf("%s is larger than %d bytes", path, most)
 	}
 	return data, nil
 }
@@ -103,6 +104,8 @@ func (l *loader) file(data []byte) {
 		switch todo := removed[p.Path]; {
 		case todo != "":
 			l.errorf("line %d: %s: no longer a key: %s", p.Line, p.Path, todo)
+		case p.Path == "" && strings.Contains(p.Message, "anchor"): // the parser's message quotes the value
+			l.errorf("configuration file: aliases are not supported, and one names no anchor")
 		case p.Path == "":
 			l.errorf("configuration file: %s", p.Message)
 		default:

@@ -103,20 +103,33 @@ type finding struct {
 	Fix   string `json:"fix,omitempty"`
 }
 
-func okay(id, found string) finding             { return finding{id, gradeOK, found, "", ""} }
-func soft(id, found, means, fix string) finding { return finding{id, gradeSoft, found, means, fix} }
-func bad(id, found, means, fix string) finding  { return finding{id, gradeBad, found, means, fix} }
-
-// rule is a finding and when it holds.
+// rule is a finding, but for its ID, and when it holds.
 type rule struct {
 	holds bool
 	finding
 }
 
-// first returns the finding of the first rule that holds. The last rule always does.
-func first(rules ...rule) finding {
+func okay(holds bool, found string) rule {
+	return rule{holds, finding{Grade: gradeOK, Found: found}}
+}
+
+func soft(holds bool, found, means, fix string) rule {
+	return rule{holds, finding{"", gradeSoft, found, means, fix}}
+}
+
+func bad(holds bool, found, means, fix string) rule {
+	return rule{holds, finding{"", gradeBad, found, means, fix}}
+}
+
+// judge returns the finding of the first rule that holds, or none.
+func judge(id string, rules ...rule) []finding {
 	i := slices.IndexFunc(rules, func(r rule) bool { return r.holds })
-	return rules[i].finding
+	if i < 0 {
+		return nil
+	}
+	f := rules[i].finding
+	f.ID = id
+	return []finding{f}
 }
 
 // said is an error on one line; empty for nil.
@@ -151,24 +164,21 @@ func (x examination) run(ctx context.Context) report {
 	host, err := serve.Within(ctx, x.limit, func(context.Context) (hostFacts, error) { return lookAtHost("/", os.Geteuid()) })
 	host.err = err
 	if x.err != nil {
-		return newReport(append(host.judge("docker", true), bad("config.file", strings.ReplaceAll(said(x.err), ":;", ":"), wontStart,
-			"berm config print shows every key, what it means and where its value comes from")))
+		return newReport(append(host.judge("docker", true), judge("config.file", bad(true, strings.ReplaceAll(said(x.err), ":;", ":"), wontStart,
+			"berm config print shows every key, what it means and where its value comes from"))...))
 	}
 	e := lookAtEngine(ctx, x.limit, x.cfg)
 	p := lookAtPolicy(ctx, x.limit, e)
 	s := lookAtStorage(ctx, x.limit, e.cfg)
-	findings := append(host.judge(e.cfg.Engine.Kind, e.local()), okay("config.file", configSource(x.file)))
-	if x.outside != nil {
-		findings = append(findings, bad("engine.enter", said(x.outside), wontStart, "have the engine run before berm, or leave --enter-engine out on the engine's own host"))
+	source := "no file: defaults, environment and flags"
+	if x.file != "" {
+		source = x.file + ", environment and flags"
 	}
-	findings = append(findings, e.judge(p.policy)...)
-	findings = append(findings, p.judge(e)...)
-	if p.policy != nil {
-		findings = append(findings, host.judgeOwner(p.policy.Owner(), e.cfg.Sandbox.ChatsRoot)...)
-	}
-	findings = append(findings, s.judge(e.cfg, host)...)
-	findings = append(findings, checkSeals(ctx, x.limit, e, s)...)
-	return newReport(append(findings, checkDoors(ctx, x.limit, e.cfg, s)...))
+	return newReport(slices.Concat(host.judge(e.cfg.Engine.Kind, e.local()),
+		judge("config.file", okay(true, source)),
+		judge("engine.enter", bad(x.outside != nil, said(x.outside), wontStart, "have the engine run before berm, or leave --enter-engine out on the engine's own host")),
+		e.judge(p.policy), p.judge(e), host.judgeOwner(p.policy, e.cfg.Sandbox.ChatsRoot), s.judge(e.cfg, host),
+		checkSeals(ctx, x.limit, e, s), checkDoors(ctx, x.limit, e.cfg, s)))
 }
 
 // userInfo is an address's scheme with what is before its host, where a password may be.

@@ -45,12 +45,12 @@ func wantFinding(t *testing.T, findings []finding, id string, g grade, found str
 
 func TestDoctorText(t *testing.T) {
 	t.Parallel()
-	r := newReport([]finding{
-		okay("host.berm", "berm v1"),
-		bad("engine.reachable", "no docker listens at unix:///a.sock", "no sandbox can be made", "start it"),
-		soft("engine.socket_holders", "a running container has it:\x1b[2J ci", "it is root", "take it away"),
-		okay("engine.self", "last"),
-	})
+	r := newReport(slices.Concat(
+		judge("host.berm", okay(true, "berm v1")),
+		judge("engine.reachable", okay(false, "not this"), bad(true, "no docker listens at unix:///a.sock", "no sandbox can be made", "start it"), okay(true, "nor this")),
+		judge("engine.place", bad(false, "none holds", "x", "x")),
+		judge("engine.socket_holders", soft(true, "a running container has it:\x1b[2J ci", "it is root", "take it away")),
+		judge("engine.self", okay(true, "last"))))
 	if r.Grade != gradeBad {
 		t.Errorf("the grade is %s", r.Grade)
 	}
@@ -80,7 +80,7 @@ Engine
 	if !strings.Contains(r.text(60, false), "no sandbox can be made; fix: start\n                        it\n") {
 		t.Errorf("folded:\n%s", r.text(60, false))
 	}
-	if got := newReport([]finding{soft("a.b", "", "m", "f"), okay("a.c", "")}).Grade; got != gradeSoft {
+	if got := newReport(append(judge("a.b", soft(true, "", "m", "f")), judge("a.c", okay(true, ""))...)).Grade; got != gradeSoft {
 		t.Errorf("with one that is soft: %s", got)
 	}
 }

@@ -125,70 +125,48 @@ func openToAll(socket string) bool {
 
 // judge says what is to be said of the engine. The policy may be nil.
 func (e *engineFacts) judge(p *policy.Policy) []finding {
-	out := []finding{e.judgeReach()}
-	if err := e.view.Suits(e.cfg.Engine.Kind); err != nil {
-		out = append(out, bad("engine.place", "its file system or mounts are others than Berm's", wontStart, err.Error()))
+	const alone = "Berm goes by its configuration alone for where directories and networks are"
+	const hints = "set mounts.path_map and engine.agent_dir if mounts or the agent don't work"
+	if p == nil {
+		p = &policy.Policy{}
 	}
-	if e.user {
-		out = append(out, bad("engine.address", "it has a user or a password before its host", "no engine is told of it, logs may tell it, and not with every scheme is the host found", "leave it out of engine.address or DOCKER_HOST"))
+	up, suits, self := e.err == nil, e.view.Suits(e.cfg.Engine.Kind), ""
+	if e.self != nil {
+		self = fmt.Sprintf("container %.12s of this engine; mounts that count: %d, networks: %d", e.self.ID, len(e.self.Paths), len(e.self.Networks))
 	}
-	if e.err == nil || e.open {
-		out = append(out, e.judgeSocket())
-	}
-	out = append(out, e.judgeSelf()...)
-	var off *serve.AgentOffError
-	if e.err == nil || !errors.As(e.agent, &off) { // else it may turn out well
-		out = append(out, e.judgeAgent())
-	}
-	if e.err != nil {
+	var why *serve.AgentOffError
+	off := errors.As(e.agent, &why)
+	out := slices.Concat(e.judgeReach(),
+		judge("engine.place", bad(suits != nil, "its file system or mounts are others than Berm's", wontStart, said(suits))),
+		judge("engine.address", bad(e.user, "it has a user or a password before its host", "no engine is told of it, logs may tell it, and not with every scheme is the host found", "leave it out of engine.address or DOCKER_HOST")),
+		judge("engine.socket",
+			bad(e.open, e.socket+" can be used by every user", "everybody on this machine is as good as root", "chmod o-rw "+e.socket+", and see that the engine's settings don't open it again"),
+			okay(up && e.socket != "", "not open to every user"),
+			okay(up && os.Getenv("DOCKER_CERT_PATH") != "", "none: TCP with TLS"),
+			soft(up, "none: TCP without TLS", "whoever reaches that port is as good as root there", "have the engine listen with TLS and set DOCKER_CERT_PATH, or keep the port in a network of Berm's own")),
+		judge("engine.self",
+			soft(e.selfErr != nil, "in a container, but in which isn't known: "+said(e.selfErr), alone, hints),
+			okay(e.self != nil, self),
+			soft(up && e.inside && !e.view.Root, "in a container, and not one that the engine knows", alone, hints)),
+		judge("engine.network", bad(e.settled != nil, said(e.settled), wontStart, "set sandbox.network")),
+		judge("engine.agent",
+			soft(e.agent == nil && e.hidden, "can be given to sandboxes, whose processes can't be seen from here", "Berm doesn't listen to it: what runs in sandboxes is started through the engine, and ends with Berm", "give Berm's container the host's process namespace (pid: host)"),
+			okay(e.agent == nil, "can be given to sandboxes"),
+			soft(up && off, "off: "+said(e.agent), "the engine starts a program for commands, which takes 50 ms, and processes end with Berm", "set engine.agent_dir, or put state_dir where the engine sees it"),
+			bad(!off, said(e.agent), wontStart, "set engine.agent_file right, or leave it out"))) // off may turn out well
+	if !up {
 		return out
 	}
 	docker := e.cfg.Engine.Kind == "docker"
-	out = append(out, e.judgeSetup())
-	if parts := e.judgeParts(p); !docker || parts.Grade != gradeOK {
-		out = append(out, parts)
+	out = slices.Concat(out, e.judgeSetup(), e.judgeParts(p, docker))
+	if docker {
+		out = append(out, e.judgeDocker()...)
 	}
-	if docker { // the rest is what Docker tells
-		out = append(out, e.judgeSecurity(), e.judgeLimits(), e.judgeClock(), e.judgeHolders())
-		if len(e.cfg.EngineAPI.Listeners) > 0 {
-			out = append(out, e.judgeArchives())
-		}
-	}
-	return append(out, e.judgeClasses(p), e.judgeUserNS(p))
-}
-
-func (e *engineFacts) judgeSocket() finding {
-	const id = "engine.socket"
-	return first(
-		rule{e.open, bad(id, e.socket+" can be used by every user", "everybody on this machine is as good as root", "chmod o-rw "+e.socket+", and see that the engine's settings don't open it again")},
-		rule{e.socket != "", okay(id, "not open to every user")},
-		rule{os.Getenv("DOCKER_CERT_PATH") != "", okay(id, "none: TCP with TLS")},
-		rule{true, soft(id, "none: TCP without TLS", "whoever reaches that port is as good as root there", "have the engine listen with TLS and set DOCKER_CERT_PATH, or keep the port in a network of Berm's own")},
-	)
-}
-
-// judgeSelf is about the container that this process is in.
-func (e *engineFacts) judgeSelf() []finding {
-	const id = "engine.self"
-	var out []finding
-	switch {
-	case e.selfErr != nil:
-		out = append(out, soft(id, "in a container, but in which isn't known: "+said(e.selfErr),
-			"Berm goes by its configuration alone for where directories and networks are", "set mounts.path_map and engine.agent_dir if mounts or the agent don't work"))
-	case e.self != nil:
-		out = append(out, okay(id, fmt.Sprintf("container %.12s of this engine; mounts that count: %d, networks: %d", e.self.ID, len(e.self.Paths), len(e.self.Networks))))
-	case e.err == nil && e.inside && !e.view.Root:
-		out = append(out, soft(id, "in a container, and not one that the engine knows",
-			"Berm goes by its configuration alone for where directories and networks are", "set mounts.path_map and engine.agent_dir if mounts or the agent don't work"))
-	}
-	if e.settled != nil {
-		out = append(out, bad("engine.network", said(e.settled), wontStart, "set sandbox.network"))
-	}
-	return out
+	return slices.Concat(out, e.judgeClasses(p), e.judgeUserNS(p))
 }
 
 // judgeReach says who the engine is, or why it can't be asked.
-func (e *engineFacts) judgeReach() finding {
+func (e *engineFacts) judgeReach() []finding {
 	const id = "engine.reachable"
 	kind := e.cfg.Engine.Kind
 	if e.err == nil {
@@ -197,11 +175,11 @@ func (e *engineFacts) judgeReach() finding {
 		if i.APIVersion != "" {
 			found += ", API " + i.APIVersion
 		}
-		return okay(id, found)
+		return judge(id, okay(true, found))
 	}
 	var refused *refusedError
 	if errors.As(e.err, &refused) {
-		return bad(id, said(e.err), wontStart, "see docs/operations.md for what an engine needs")
+		return judge(id, bad(true, said(e.err), wontStart, "see docs/operations.md for what an engine needs"))
 	}
 	variable := map[string]string{"docker": "DOCKER_HOST", "containerd": "CONTAINERD_ADDRESS"}[kind]
 	found := fmt.Sprintf("%s at %s doesn't answer: %v", kind, e.asked, config.OneLine(e.err))
@@ -226,7 +204,7 @@ func (e *engineFacts) judgeReach() finding {
 	case errors.Is(e.err, serve.ErrStuck):
 		found = fmt.Sprintf("%s at %s is there, but doesn't answer in time", kind, e.asked)
 	}
-	return bad(id, found, "no sandbox can be made; berm serve starts, and waits for it", fix)
+	return judge(id, bad(true, found, "no sandbox can be made; berm serve starts, and waits for it", fix))
 }
 
 // groupOf tells the group of a file in words to be added; empty if it can't be seen.
@@ -256,8 +234,7 @@ func otherEngine(kind string) string {
 	return ""
 }
 
-func (e *engineFacts) judgeSetup() finding {
-	const id = "engine.setup"
+func (e *engineFacts) judgeSetup() []finding {
 	s := e.survey
 	found := s.Storage
 	if s.Info.CgroupVersion != "" {
@@ -269,157 +246,103 @@ func (e *engineFacts) judgeSetup() finding {
 	if e.cfg.Engine.Kind == "docker" {
 		found += map[bool]string{true: ", live-restore on", false: ", live-restore off: its restart ends sandboxes"}[s.LiveRestore]
 	}
-	if slices.Contains([]string{"vfs", "devicemapper", "aufs", "native"}, s.Storage) {
-		return soft(id, found, "each sandbox takes a copy of its image, or is slow to make", "have the engine use overlay2 (overlayfs), which takes ext4 or XFS below its directory")
-	}
-	return okay(id, found)
+	return judge("engine.setup",
+		soft(slices.Contains([]string{"vfs", "devicemapper", "aufs", "native"}, s.Storage), found, "each sandbox takes a copy of its image, or is slow to make", "have the engine use overlay2 (overlayfs), which takes ext4 or XFS below its directory"),
+		okay(true, found))
 }
 
-// judgeArchives says whether docker cp is safe with the engine.
-func (e *engineFacts) judgeArchives() finding {
-	const id = "engine.archives"
-	release := e.survey.Info.Version
-	switch {
-	case engineapi.SafeArchives(release):
-		return okay(id, "docker cp is safe with engine "+release)
-	case e.cfg.EngineAPI.ArchiveFixed:
-		return okay(id, "docker cp is safe with engine "+release+", as engine_api.archive_fixed asserts")
-	}
-	return soft(id, "engine "+release+" lacks the fixes of CVE-2026-41568 and CVE-2026-42306", "docker cp with running containers is refused, unless their root is read-only",
-		"update the engine to "+engineapi.ArchiveFixed+", or set engine_api.archive_fixed if it has the fixes all the same")
-}
-
-func (e *engineFacts) judgeAgent() finding {
-	const id = "engine.agent"
-	var off *serve.AgentOffError
-	return first(
-		rule{e.agent == nil && e.hidden, soft(id, "can be given to sandboxes, whose processes can't be seen from here", "Berm doesn't listen to it: what runs in sandboxes is started through the engine, and ends with Berm", "give Berm's container the host's process namespace (pid: host)")},
-		rule{e.agent == nil, okay(id, "can be given to sandboxes")},
-		rule{errors.As(e.agent, &off), soft(id, "off: "+said(e.agent), "the engine starts a program for commands, which takes 50 ms, and processes end with Berm", "set engine.agent_dir, or put state_dir where the engine sees it")},
-		rule{true, bad(id, said(e.agent), wontStart, "set engine.agent_file right, or leave it out")},
-	)
-}
-
-// judgeParts is about programs and plug-ins.
-func (e *engineFacts) judgeParts(p *policy.Policy) finding {
-	const id = "engine.parts"
+// judgeParts is about programs and plug-ins. Docker has its own, so that nothing is said of
+// them if all is well.
+func (e *engineFacts) judgeParts(p *policy.Policy, docker bool) []finding {
 	missing := e.survey.MissingForNetworks
 	found, fix := "missing: "+strings.Join(missing, "; "), "install containernetworking-plugins and iptables, or name the plug-ins' directory in engine.cni_plugin_dirs"
-	pr, _ := defaultProfile(p)
-	return first(
-		rule{len(e.survey.Missing) > 0, bad(id, "missing: "+strings.Join(e.survey.Missing, "; "), "no sandbox can be made", "install it on the engine's host")},
-		rule{len(missing) > 0 && pr.Network == "off", soft(id, found, "sandboxes with a network can't be made, those without can", fix)},
-		rule{len(missing) > 0, bad(id, found, "sandboxes with a network can't be made, and the profile default gives one", fix)},
-		rule{true, okay(id, "snapshotter, runc, its shim, iptables and the CNI plug-ins are there")},
-	)
+	pr, known := p.Profile("")
+	return judge("engine.parts",
+		bad(len(e.survey.Missing) > 0, "missing: "+strings.Join(e.survey.Missing, "; "), "no sandbox can be made", "install it on the engine's host"),
+		soft(len(missing) > 0 && (!known || pr.Network == "off"), found, "sandboxes with a network can't be made, those without can", fix),
+		bad(len(missing) > 0, found, "sandboxes with a network can't be made, and the profile default gives one", fix),
+		okay(!docker, "snapshotter, runc, its shim, iptables and the CNI plug-ins are there"))
 }
 
-// defaultProfile is a policy's; false without a policy.
-func defaultProfile(p *policy.Policy) (policy.Profile, bool) {
-	if p == nil {
-		return policy.Profile{Network: "off"}, false
+// judgeDocker is about what only Docker tells.
+func (e *engineFacts) judgeDocker() []finding {
+	s := e.survey
+	security := strings.Join(s.Security, ", ")
+	rooted := security
+	if !slices.Contains(s.Security, "rootless") && !slices.Contains(s.Security, "userns") {
+		rooted += "; root in a sandbox is uid 0 on the host, without capabilities"
 	}
-	return p.Profile("")
-}
-
-func (e *engineFacts) judgeSecurity() finding {
-	const id = "engine.security"
-	found := strings.Join(e.survey.Security, ", ")
-	if !slices.Contains(e.survey.Security, "seccomp") {
-		return bad(id, "without seccomp: "+found, "no sandbox can be made, since each has a filter of system calls", "run the engine on a kernel with seccomp")
-	}
-	if !slices.Contains(e.survey.Security, "rootless") && !slices.Contains(e.survey.Security, "userns") {
-		found += "; root in a sandbox is uid 0 on the host, without capabilities"
-	}
-	return okay(id, found)
-}
-
-func (e *engineFacts) judgeLimits() finding {
-	const id = "engine.limits"
-	unlimited := slices.Clone(e.survey.Unlimited)
+	unlimited := slices.Clone(s.Unlimited)
 	if e.local() { // then host.swap says it, and whether there is any
 		unlimited = slices.DeleteFunc(unlimited, func(s string) bool { return s == "swap" })
 	}
-	return first(
-		rule{len(unlimited) == 0, okay(id, "memory, CPUs and processes can be limited")},
-		rule{slices.Equal(unlimited, []string{"swap"}), soft(id, "swap isn't limited", "a sandbox can take swap beyond its memory limit", "boot the engine's host with swapaccount=1, or turn its swap off")},
-		rule{true, bad(id, "not limited: "+strings.Join(unlimited, ", "), "one sandbox can take all that the host has", "turn the cgroup controllers on when the engine's host boots; if it is rootless, delegate them")},
-	)
-}
-
-func (e *engineFacts) judgeClock() finding {
-	const id = "engine.clock"
-	if e.survey.Skew == 0 {
-		return okay(id, "as here")
-	}
-	return soft(id, "differs from this one by "+e.survey.Skew.Round(time.Second).String(), "times in logs and answers don't fit each other", "have both hosts keep time by NTP")
-}
-
-func (e *engineFacts) judgeHolders() finding {
-	const id = "engine.socket_holders"
-	var names []string
-	for _, h := range e.survey.Holders {
+	var holders []string
+	for _, h := range s.Holders {
 		if e.self == nil || h.ID != e.self.ID {
-			names = append(names, h.Name)
+			holders = append(holders, h.Name)
 		}
 	}
-	switch {
-	case len(names) == 0 && len(e.survey.Holders) == 0:
-		return okay(id, "no running container is seen to have the engine's socket")
-	case len(names) == 0:
-		return okay(id, "no running container but this one is seen to have the engine's socket")
+	held := "a running container has the engine's socket: " + some(holders)
+	if len(holders) > 1 {
+		held = fmt.Sprintf("%d running containers have the engine's socket: %s", len(holders), some(holders))
 	}
-	found := fmt.Sprintf("%d running containers have the engine's socket: %s", len(names), some(names))
-	if len(names) == 1 {
-		found = "a running container has the engine's socket: " + names[0]
-	}
-	return soft(id, found, "each is as good as root on the host, whatever the policy says", "take it away from all but Berm, see docs/guide-compose.md")
+	release, listens := s.Info.Version, len(e.cfg.EngineAPI.Listeners) > 0
+	return slices.Concat(
+		judge("engine.security",
+			bad(!slices.Contains(s.Security, "seccomp"), "without seccomp: "+security, "no sandbox can be made, since each has a filter of system calls", "run the engine on a kernel with seccomp"),
+			okay(true, rooted)),
+		judge("engine.limits",
+			okay(len(unlimited) == 0, "memory, CPUs and processes can be limited"),
+			soft(slices.Equal(unlimited, []string{"swap"}), "swap isn't limited", "a sandbox can take swap beyond its memory limit", "boot the engine's host with swapaccount=1, or turn its swap off"),
+			bad(true, "not limited: "+strings.Join(unlimited, ", "), "one sandbox can take all that the host has", "turn the cgroup controllers on when the engine's host boots; if it is rootless, delegate them")),
+		judge("engine.clock",
+			okay(s.Skew == 0, "as here"),
+			soft(true, "differs from this one by "+s.Skew.Round(time.Second).String(), "times in logs and answers don't fit each other", "have both hosts keep time by NTP")),
+		judge("engine.socket_holders",
+			okay(len(s.Holders) == 0, "no running container is seen to have the engine's socket"),
+			okay(len(holders) == 0, "no running container but this one is seen to have the engine's socket"),
+			soft(true, held, "each is as good as root on the host, whatever the policy says", "take it away from all but Berm, see docs/guide-compose.md")),
+		judge("engine.archives", // whether docker cp is safe
+			okay(listens && engineapi.SafeArchives(release), "docker cp is safe with engine "+release),
+			okay(listens && e.cfg.EngineAPI.ArchiveFixed, "docker cp is safe with engine "+release+", as engine_api.archive_fixed asserts"),
+			soft(listens, "engine "+release+" lacks the fixes of CVE-2026-41568 and CVE-2026-42306", "docker cp with running containers is refused, unless their root is read-only",
+				"update the engine to "+engineapi.ArchiveFixed+", or set engine_api.archive_fixed if it has the fixes all the same")))
 }
 
-// judgeClasses is about the OCI runtimes that the policy names. It may be nil.
-func (e *engineFacts) judgeClasses(p *policy.Policy) finding {
-	const id = "engine.runtimes"
+// judgeClasses is about the OCI runtimes that the policy names.
+func (e *engineFacts) judgeClasses(p *policy.Policy) []finding {
 	there := e.survey.Classes
 	var missing, lacking []string // classes, and profiles without theirs
-	if p != nil {
-		for _, name := range p.Profiles() {
-			pr, _ := p.Profile(name)
-			if pr.RuntimeClass != "" && !slices.Contains(there, pr.RuntimeClass) {
-				lacking = append(lacking, name+" ("+pr.RuntimeClass+")")
-			}
-			for _, class := range pr.EngineAPI.Runtimes {
-				if !slices.Contains(there, class) && !slices.Contains(missing, class) {
-					missing = append(missing, class)
-				}
+	for _, name := range p.Profiles() {
+		pr, _ := p.Profile(name)
+		if pr.RuntimeClass != "" && !slices.Contains(there, pr.RuntimeClass) {
+			lacking = append(lacking, name+" ("+pr.RuntimeClass+")")
+		}
+		for _, class := range pr.EngineAPI.Runtimes {
+			if !slices.Contains(there, class) && !slices.Contains(missing, class) {
+				missing = append(missing, class)
 			}
 		}
 	}
-	return first(
-		rule{len(lacking) > 0, bad(id, "the engine lacks the runtime_class of the profiles "+some(lacking)+"; it has "+some(there), "nothing can be made with them", "install it and name it in the engine's settings, or change the policy")},
-		rule{len(missing) > 0, soft(id, "the engine lacks "+some(missing)+", which the policy allows; it has "+some(there), "who asks for it is refused by the engine", "install it and name it in the engine's settings")},
-		rule{true, okay(id, some(there))},
-	)
+	return judge("engine.runtimes",
+		bad(len(lacking) > 0, "the engine lacks the runtime_class of the profiles "+some(lacking)+"; it has "+some(there), "nothing can be made with them", "install it and name it in the engine's settings, or change the policy"),
+		soft(len(missing) > 0, "the engine lacks "+some(missing)+", which the policy allows; it has "+some(there), "who asks for it is refused by the engine", "install it and name it in the engine's settings"),
+		okay(true, some(there)))
 }
 
-// judgeUserNS is about the profiles with userns: auto. The policy may be nil.
-func (e *engineFacts) judgeUserNS(p *policy.Policy) finding {
-	const id = "engine.userns"
-	var profiles []string
-	if p != nil {
-		for _, name := range p.Profiles() {
-			if pr, _ := p.Profile(name); pr.Userns == policy.UsernsAuto {
-				profiles = append(profiles, name)
-			}
+// judgeUserNS is about the profiles with userns: auto.
+func (e *engineFacts) judgeUserNS(p *policy.Policy) []finding {
+	var asking []string
+	for _, name := range p.Profiles() {
+		if pr, _ := p.Profile(name); pr.Userns == policy.UsernsAuto {
+			asking = append(asking, name)
 		}
 	}
-	switch why := e.survey.NoUserNS; {
-	case why == "":
-		return okay(id, "profiles can say userns: auto")
-	case len(profiles) == 0:
-		return okay(id, "no profile says userns: auto, and none could: "+why)
-	default:
-		return bad(id, "userns: auto can't be had: "+why, "nothing can be made with the profiles "+some(profiles), "bring the engine up to that, or take the key out of them")
-	}
+	why := e.survey.NoUserNS
+	return judge("engine.userns",
+		okay(why == "", "profiles can say userns: auto"),
+		okay(len(asking) == 0, "no profile says userns: auto, and none could: "+why),
+		bad(true, "userns: auto can't be had: "+why, "nothing can be made with the profiles "+some(asking), "bring the engine up to that, or take the key out of them"))
 }
 
 // some lists words, of which there may be many.

@@ -112,122 +112,83 @@ func lookAtHost(root string, uid int) (hostFacts, error) {
 	return h, nil
 }
 
-func (h hostFacts) judgeLimits() finding {
-	var found, set []string
-	for _, l := range wantedLimits {
-		if n, ok := h.limits[l.name]; ok {
-			found = append(found, fmt.Sprintf("%s %d", l.name, n))
-			if n < l.least {
-				set = append(set, fmt.Sprintf("%s=%d", l.name, l.least))
-			}
-		}
-	}
-	if len(set) > 0 {
-		return soft("host.limits", strings.Join(found, ", "), "a sandbox can use up what the kernel counts for a user, or for all: sandboxes of that user then can't watch files, or open terminals",
-			"sysctl -w "+strings.Join(set, " ")+", and give profiles a user that isn't Berm's")
-	}
-	return okay("host.limits", cmp.Or(strings.Join(found, ", "), "can't be read"))
-}
-
 func (h hostFacts) has(capability int) bool { return h.caps&(1<<capability) != 0 }
 
 // judge goes by what an engine of a kind needs, and whether that is on the same root.
 func (h hostFacts) judge(kind string, local bool) []finding {
-	out := []finding{okay("host.berm", config.VersionLine())}
+	berm := judge("host.berm", okay(true, config.VersionLine()))
 	if h.err != nil {
-		return append(out, soft("host.system", h.err.Error(), "nothing is known of this host", "mount /proc"))
+		return append(berm, judge("host.system", soft(true, h.err.Error(), "nothing is known of this host", "mount /proc"))...)
 	}
-	out = append(out, okay("host.system", h.system), h.judgeUser(kind), h.judgeCgroups(local), h.judgeSwap(), h.judgeLimits())
-	switch {
-	case h.seccomp:
-		out = append(out, okay("host.seccomp", "in the kernel"))
-	case !local:
-		out = append(out, okay("host.seccomp", "can't be seen from this container"))
-	default:
-		out = append(out, bad("host.seccomp", "not in the kernel", "no sandbox can be made, since each has a filter of system calls", "use a kernel with CONFIG_SECCOMP_FILTER"))
-	}
-	if len(h.lsm) > 0 {
-		out = append(out, okay("host.lsm", strings.Join(h.lsm, ", ")))
-	} else {
-		out = append(out, soft("host.lsm", "neither AppArmor nor an enforcing SELinux is on",
-			"namespaces, capabilities and seccomp alone stand between a sandbox and the kernel", "turn one on, where the distribution has it (apparmor=1 security=apparmor on the kernel's command line)"))
-	}
-	if h.userns != "" {
-		return append(out, okay("host.userns", "up to "+h.userns+"; sandboxes can't make any"))
-	}
-	return append(out, okay("host.userns", "none; Berm needs none"))
-}
-
-// judgeOwner says whether Berm may give what it makes to the policy's owner.
-func (h hostFacts) judgeOwner(o *policy.Owner, chats string) []finding {
-	const id = "policy.owner"
-	if o == nil || h.err != nil {
-		return nil
-	}
-	found := fmt.Sprintf("mounts.owner is %d:%d", o.UID, o.GID)
-	const fix = "run berm as root or with both, or leave mounts.owner out of the policy"
-	switch {
-	case o.UID == h.uid, h.has(unix.CAP_CHOWN) && h.has(unix.CAP_DAC_OVERRIDE):
-		return []finding{okay(id, found)}
-	case chats == "":
-		return []finding{soft(id, found+", and Berm lacks CAP_CHOWN or CAP_DAC_OVERRIDE", "a default workspace that is missing can't be made", fix)}
-	}
-	return []finding{bad(id, found+", and Berm lacks CAP_CHOWN or CAP_DAC_OVERRIDE", "sandboxes and chats can't be made, and nothing can be uploaded", fix)}
-}
-
-func (h hostFacts) judgeUser(kind string) finding {
-	found := fmt.Sprintf("uid %d", h.uid)
-	var missing []string
+	var lacks []string // capabilities
 	for _, c := range []struct {
 		name string
 		bit  int
 	}{{"CAP_SYS_ADMIN", unix.CAP_SYS_ADMIN}, {"CAP_NET_ADMIN", unix.CAP_NET_ADMIN}} {
 		if !h.has(c.bit) {
-			missing = append(missing, c.name)
+			lacks = append(lacks, c.name)
 		}
 	}
-	if len(missing) == 0 {
-		return okay("host.user", found+", with CAP_SYS_ADMIN and CAP_NET_ADMIN")
-	}
-	found += ", without " + strings.Join(missing, " and ")
-	if kind == "containerd" {
-		return bad("host.user", found, "no sandbox can be made on containerd", "run berm as root, with both")
-	}
-	return okay("host.user", found+": enough for Docker")
-}
-
-func (h hostFacts) judgeCgroups(local bool) finding {
-	const id = "host.cgroups"
-	found := cmp.Or(h.cgroups, "none to be seen")
+	user := fmt.Sprintf("uid %d", h.uid)
+	without := user + ", without " + strings.Join(lacks, " and ")
+	missing := slices.DeleteFunc(slices.Clone(wantedControllers[:3]), func(c string) bool { return slices.Contains(h.controllers, c) })
+	cgroups := cmp.Or(h.cgroups, "none to be seen")
 	if len(h.controllers) > 0 {
-		found += ": " + strings.Join(h.controllers, ", ")
+		cgroups += ": " + strings.Join(h.controllers, ", ")
 	}
-	var missing []string
-	for _, c := range wantedControllers[:3] {
-		if !slices.Contains(h.controllers, c) {
-			missing = append(missing, c)
+	var limits, raise []string
+	for _, l := range wantedLimits {
+		n, known := h.limits[l.name]
+		if known {
+			limits = append(limits, fmt.Sprintf("%s %d", l.name, n))
+		}
+		if known && n < l.least {
+			raise = append(raise, fmt.Sprintf("%s=%d", l.name, l.least))
 		}
 	}
-	return first(
-		rule{len(missing) == 0, okay(id, found)},
-		rule{!local, okay(id, found+", as seen from this container")},
-		rule{true, bad(id, found, "sandboxes can't be limited in "+strings.Join(missing, ", "), "turn the controllers on when the kernel boots (cgroup_enable=memory, systemd.unified_cgroup_hierarchy=1)")},
-	)
+	return slices.Concat(berm,
+		judge("host.system", okay(true, h.system)),
+		judge("host.user",
+			okay(len(lacks) == 0, user+", with CAP_SYS_ADMIN and CAP_NET_ADMIN"),
+			bad(kind == "containerd", without, "no sandbox can be made on containerd", "run berm as root, with both"),
+			okay(true, without+": enough for Docker")),
+		judge("host.cgroups",
+			okay(len(missing) == 0, cgroups),
+			okay(!local, cgroups+", as seen from this container"),
+			bad(true, cgroups, "sandboxes can't be limited in "+strings.Join(missing, ", "), "turn the controllers on when the kernel boots (cgroup_enable=memory, systemd.unified_cgroup_hierarchy=1)")),
+		judge("host.swap",
+			okay(!h.swap, "none"),
+			okay(h.swapLimits, "counted"),
+			soft(true, "there is some, and it isn't counted", "a sandbox can take swap beyond its memory limit", "boot with swapaccount=1, or turn swap off")),
+		judge("host.limits",
+			soft(len(raise) > 0, strings.Join(limits, ", "), "a sandbox can use up what the kernel counts for a user, or for all: sandboxes of that user then can't watch files, or open terminals",
+				"sysctl -w "+strings.Join(raise, " ")+", and give profiles a user that isn't Berm's"),
+			okay(true, cmp.Or(strings.Join(limits, ", "), "can't be read"))),
+		judge("host.seccomp",
+			okay(h.seccomp, "in the kernel"),
+			okay(!local, "can't be seen from this container"),
+			bad(true, "not in the kernel", "no sandbox can be made, since each has a filter of system calls", "use a kernel with CONFIG_SECCOMP_FILTER")),
+		judge("host.lsm",
+			okay(len(h.lsm) > 0, strings.Join(h.lsm, ", ")),
+			soft(true, "neither AppArmor nor an enforcing SELinux is on", "namespaces, capabilities and seccomp alone stand between a sandbox and the kernel",
+				"turn one on, where the distribution has it (apparmor=1 security=apparmor on the kernel's command line)")),
+		judge("host.userns",
+			okay(h.userns != "", "up to "+h.userns+"; sandboxes can't make any"),
+			okay(true, "none; Berm needs none")))
 }
 
-func (h hostFacts) judgeSwap() finding {
-	const id = "host.swap"
-	return first(
-		rule{!h.swap, okay(id, "none")},
-		rule{h.swapLimits, okay(id, "counted")},
-		rule{true, soft(id, "there is some, and it isn't counted", "a sandbox can take swap beyond its memory limit", "boot with swapaccount=1, or turn swap off")},
-	)
-}
-
-// configSource says where the configuration comes from.
-func configSource(file string) string {
-	if file != "" {
-		return file + ", environment and flags"
+// judgeOwner says whether Berm may give what it makes to the policy's owner. The policy
+// may be nil.
+func (h hostFacts) judgeOwner(p *policy.Policy, chats string) []finding {
+	if p == nil || p.Owner() == nil || h.err != nil {
+		return nil
 	}
-	return "no file: defaults, environment and flags"
+	o := p.Owner()
+	found := fmt.Sprintf("mounts.owner is %d:%d", o.UID, o.GID)
+	lacking := found + ", and Berm lacks CAP_CHOWN or CAP_DAC_OVERRIDE"
+	const fix = "run berm as root or with both, or leave mounts.owner out of the policy"
+	return judge("policy.owner",
+		okay(o.UID == h.uid || h.has(unix.CAP_CHOWN) && h.has(unix.CAP_DAC_OVERRIDE), found),
+		soft(chats == "", lacking, "a default workspace that is missing can't be made", fix),
+		bad(true, lacking, "sandboxes and chats can't be made, and nothing can be uploaded", fix))
 }

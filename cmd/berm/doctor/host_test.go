@@ -110,21 +110,23 @@ func TestDoctorHost(t *testing.T) {
 
 func TestJudgeOwner(t *testing.T) {
 	both := uint64(1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE)
+	owned := parsePolicy(t, "version: 1\nmounts: {owner: \"1000:1000\"}\n")
 	for name, tt := range map[string]struct {
-		owner *policy.Owner
-		host  hostFacts
-		chats string
-		want  grade
+		policy *policy.Policy
+		host   hostFacts
+		chats  string
+		want   grade
 	}{
-		"none":              {nil, hostFacts{}, "/chats", ""},
-		"root":              {&policy.Owner{UID: 1000, GID: 1000}, hostFacts{caps: both}, "/chats", gradeOK},
-		"Berm's own":        {&policy.Owner{UID: 1000, GID: 1000}, hostFacts{uid: 1000}, "/chats", gradeOK},
-		"no CAP_CHOWN":      {&policy.Owner{UID: 1000, GID: 1000}, hostFacts{caps: both &^ (1 << unix.CAP_CHOWN)}, "/chats", gradeBad},
-		"no DAC_OVERRIDE":   {&policy.Owner{UID: 1000, GID: 1000}, hostFacts{uid: 7, caps: 1 << unix.CAP_CHOWN}, "/chats", gradeBad},
-		"nothing is needed": {&policy.Owner{UID: 1000, GID: 1000}, hostFacts{uid: 7}, "", gradeSoft},
-		"not known":         {&policy.Owner{UID: 1000, GID: 1000}, hostFacts{err: serve.ErrStuck}, "/chats", ""},
+		"no policy":         {nil, hostFacts{}, "/chats", ""},
+		"none":              {parsePolicy(t, ""), hostFacts{}, "/chats", ""},
+		"root":              {owned, hostFacts{caps: both}, "/chats", gradeOK},
+		"Berm's own":        {owned, hostFacts{uid: 1000}, "/chats", gradeOK},
+		"no CAP_CHOWN":      {owned, hostFacts{caps: both &^ (1 << unix.CAP_CHOWN)}, "/chats", gradeBad},
+		"no DAC_OVERRIDE":   {owned, hostFacts{uid: 7, caps: 1 << unix.CAP_CHOWN}, "/chats", gradeBad},
+		"nothing is needed": {owned, hostFacts{uid: 7}, "", gradeSoft},
+		"not known":         {owned, hostFacts{err: serve.ErrStuck}, "/chats", ""},
 	} {
-		findings := tt.host.judgeOwner(tt.owner, tt.chats)
+		findings := tt.host.judgeOwner(tt.policy, tt.chats)
 		if got := gradesOf(findings)["policy.owner"]; got != tt.want || len(findings) > 0 && !strings.Contains(findings[0].Found, "mounts.owner is 1000:1000") {
 			t.Errorf("%s: %+v, want %q", name, findings, tt.want)
 		}

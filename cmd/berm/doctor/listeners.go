@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -33,7 +34,7 @@ const expiresSoon = 14 * 24 * time.Hour
 // checkDoors looks at what berm serve would listen on, and at who answers there.
 func checkDoors(ctx context.Context, limit time.Duration, cfg *config.Config, s *storageFacts) []finding {
 	served := s.lockedBy != ""
-	out := []finding{checkSandboxAPI(ctx, limit, cfg, served)}
+	out := checkSandboxAPI(ctx, limit, cfg, served)
 	in := &serve.Inputs{}
 	failed := map[string]bool{}
 	checks := serve.Checks(cfg, in)
@@ -43,9 +44,9 @@ func checkDoors(ctx context.Context, limit time.Duration, cfg *config.Config, s 
 		switch {
 		case err != nil:
 			failed[c.ID] = true
-			out = append(out, bad(c.ID, said(err), wontStart, c.Fix))
+			out = append(out, judge(c.ID, bad(true, said(err), wontStart, c.Fix))...)
 		case l >= 0:
-			out = append(out, checkListener(ctx, limit, cfg.EngineAPI.Listeners[l], in.TLS[l], served))
+			out = append(out, checkListener(ctx, limit, cfg.EngineAPI.Listeners[l], in.TLS[l], served)...)
 		}
 	}
 	if cfg.HTTP.Listen != config.ListenNone {
@@ -53,21 +54,21 @@ func checkDoors(ctx context.Context, limit time.Duration, cfg *config.Config, s 
 			out = append(out, judgeTokens(cfg.HTTP, in.Tokens.Len())...)
 		}
 		if !failed["doors.signing_key"] {
-			out = append(out, okay("doors.signing_key", map[bool]string{true: "given", false: "made at each start: signed URLs end with the server"}[in.SigningKey != nil]))
+			out = append(out, judge("doors.signing_key", okay(in.SigningKey != nil, "given"), okay(true, "made at each start: signed URLs end with the server"))...)
 		}
 	}
 	if !failed["doors.telemetry"] {
-		out = append(out, checkCollector(ctx, limit, cfg.Otel))
+		out = append(out, checkCollector(ctx, limit, cfg.Otel)...)
 	}
 	if !serve.InContainer() { // where it is alone
 		out = append(out, checkSecrets(ctx, limit, cfg)...)
 	}
 	if len(cfg.EngineAPI.Listeners) > 0 {
 		if path := cfg.EngineAPI.AuditLog; path != "" {
-			out = append(out, checkAuditLog(ctx, limit, path))
+			out = append(out, checkAuditLog(ctx, limit, path)...)
 		}
 		if served && s.databaseErr == nil {
-			out = append(out, checkRestarts(ctx, limit, filepath.Join(cfg.StateDir, serve.StateStore)))
+			out = append(out, checkRestarts(ctx, limit, filepath.Join(cfg.StateDir, serve.StateStore))...)
 		}
 	}
 	return out
@@ -75,8 +76,7 @@ func checkDoors(ctx context.Context, limit time.Duration, cfg *config.Config, s 
 
 // checkSandboxAPI asks the server that has the state directory, or looks whether one could
 // listen. Served says that one has it.
-func checkSandboxAPI(ctx context.Context, limit time.Duration, cfg *config.Config, served bool) finding {
-	const id = "doors.sandbox_api"
+func checkSandboxAPI(ctx context.Context, limit time.Duration, cfg *config.Config, served bool) []finding {
 	address, unreadable := serve.Within(ctx, limit, func(context.Context) (string, error) { return serve.Announced(cfg.StateDir) }) // as storage.state_dir says
 	if address == "" {
 		return checkAddress(ctx, limit, cfg.HTTP.Listen, unreadable == nil)
@@ -85,42 +85,38 @@ func checkSandboxAPI(ctx context.Context, limit time.Duration, cfg *config.Confi
 	if err != nil && !served { // it was killed, and the next one takes the address back
 		return checkAddress(ctx, limit, cfg.HTTP.Listen, true)
 	}
-	if err != nil {
-		return bad(id, said(err), "the server that has the state directory is of no use", "look at its log")
-	}
 	found := fmt.Sprintf("berm %s answers at %s", running, address)
 	if running != config.Version {
 		found += "; this one is " + config.Version
 	}
-	if ready != nil {
-		return soft(id, found+", and isn't ready: "+said(ready), "calls are answered with 503", "look at its log")
-	}
-	return okay(id, found)
+	return judge("doors.sandbox_api",
+		bad(err != nil, said(err), "the server that has the state directory is of no use", "look at its log"),
+		soft(ready != nil, found+", and isn't ready: "+said(ready), "calls are answered with 503", "look at its log"),
+		okay(true, found))
 }
 
 // checkAddress looks whether the sandbox API could be served. Known says that no server of
 // this state directory listens.
-func checkAddress(ctx context.Context, limit time.Duration, address string, known bool) finding {
+func checkAddress(ctx context.Context, limit time.Duration, address string, known bool) []finding {
 	const id = "doors.sandbox_api"
-	if address == config.ListenNone {
-		return okay(id, "off: http.listen is none")
+	none, passed := address == config.ListenNone, config.Passed(address)
+	var err, stranger error
+	var other string
+	if !none && !passed {
+		err = serve.Try(ctx, limit, func(ctx context.Context) error { return listenable(ctx, address) })
 	}
-	if config.Passed(address) {
-		return okay(id, address+", which systemd passes")
+	taken := errors.Is(err, unix.EADDRINUSE)
+	if taken {
+		other, _, stranger = askVersion(ctx, limit, address)
 	}
-	err := serve.Try(ctx, limit, func(ctx context.Context) error { return listenable(ctx, address) })
-	if err == nil {
-		return okay(id, address+" is free")
-	}
-	if !errors.Is(err, unix.EADDRINUSE) {
-		return bad(id, fmt.Sprintf("%s can't be listened on: %v", address, err), wontStart, "choose another with --listen")
-	}
-	other, _, err := askVersion(ctx, limit, address)
-	return first(
-		rule{err != nil, bad(id, "another process listens on "+address, wontStart, "choose another with --listen")},
-		rule{!known, soft(id, fmt.Sprintf("berm %s answers at %s", other, address), "whether it is that of this state directory isn't known", "run berm doctor as the server's user")},
-		rule{true, bad(id, fmt.Sprintf("berm %s listens on %s, with another state directory", other, address), wontStart, "give the state directory and the configuration of that server, or choose another with --listen")},
-	)
+	return judge(id,
+		okay(none, "off: http.listen is none"),
+		okay(passed, address+", which systemd passes"),
+		okay(err == nil, address+" is free"),
+		bad(!taken, fmt.Sprintf("%s can't be listened on: %v", address, err), wontStart, "choose another with --listen"),
+		bad(stranger != nil, "another process listens on "+address, wontStart, "choose another with --listen"),
+		soft(!known, fmt.Sprintf("berm %s answers at %s", other, address), "whether it is that of this state directory isn't known", "run berm doctor as the server's user"),
+		bad(true, fmt.Sprintf("berm %s listens on %s, with another state directory", other, address), wontStart, "give the state directory and the configuration of that server, or choose another with --listen"))
 }
 
 // askVersion asks a server who it is. Ready says why it isn't.
@@ -142,27 +138,25 @@ func askVersion(ctx context.Context, limit time.Duration, address string) (versi
 	return health.Version, serve.Try(ctx, limit, func(ctx context.Context) error { return serve.AskHealth(ctx, address, "/readyz", nil) }), nil
 }
 
-// judgeTokens says whether who reaches the sandbox API has to show a token.
+// judgeTokens says whether who reaches the sandbox API has to show a token. Whom a socket
+// that systemd passes is for is in its unit.
 func judgeTokens(cfg config.HTTP, tokens int) []finding {
-	const id = "doors.tokens"
 	const fix = "give tokens in security.token_file or BERM_SECURITY_TOKENS"
-	listen := cfg.Listen
-	passed, found := config.Passed(listen), strconv.Itoa(tokens) // whom what is passed is for is in its unit
-	switch {
-	case passed && tokens == 0:
-		return []finding{soft(id, "none", "every process that reaches "+listen+" may do everything; if that is TCP beyond loopback, berm serve refuses to start", fix)}
-	case passed:
-		return []finding{okay(id, found+"; if "+listen+" is TCP beyond loopback, it needs a proxy with TLS before it")}
-	case tokens == 0:
-		found = "none"
-		if mode, err := cfg.FileMode(); err == nil && serve.WorldWritable(listen, mode) {
-			found = fmt.Sprintf("none, and every user of this machine reaches %s, mode %04o", listen, mode)
-		}
-		return []finding{soft(id, found, "every process that reaches "+listen+" may do everything", fix)}
-	case serve.CheckExposure(cfg, 0) != nil: // it can be reached from elsewhere
-		return []finding{okay(id, found), soft("doors.tls", listen+" is plain HTTP", "who listens in on the way has the tokens", "put a proxy with TLS before it, or keep it in a network of those who may")}
-	}
-	return []finding{okay(id, found)}
+	listen, found, none := cfg.Listen, strconv.Itoa(tokens), tokens == 0
+	passed := config.Passed(listen)
+	means := "every process that reaches " + listen + " may do everything"
+	mode, err := cfg.FileMode()
+	open := err == nil && serve.WorldWritable(listen, mode)
+	elsewhere := !none && serve.CheckExposure(cfg, 0) != nil
+	return slices.Concat(
+		judge("doors.tokens",
+			soft(passed && none, "none", means+"; if that is TCP beyond loopback, berm serve refuses to start", fix),
+			okay(passed, found+"; if "+listen+" is TCP beyond loopback, it needs a proxy with TLS before it"),
+			soft(none && open, fmt.Sprintf("none, and every user of this machine reaches %s, mode %04o", listen, mode), means, fix),
+			soft(none, "none", means, fix),
+			okay(true, found)),
+		judge("doors.tls",
+			soft(elsewhere, listen+" is plain HTTP", "who listens in on the way has the tokens", "put a proxy with TLS before it, or keep it in a network of those who may")))
 }
 
 // checkSecrets reports files with secrets that every user can read. It skips files that
@@ -175,34 +169,25 @@ func checkSecrets(ctx context.Context, limit time.Duration, cfg *config.Config) 
 			open = append(open, file)
 		}
 	}
-	if len(open) == 0 {
-		return nil
-	}
-	return []finding{soft("doors.secrets", "every user of this machine can read "+some(open), "who reads a secret has what it is for", "chmod o-r "+strings.Join(open, " "))}
+	return judge("doors.secrets", soft(len(open) > 0, "every user of this machine can read "+some(open), "who reads a secret has what it is for", "chmod o-r "+strings.Join(open, " ")))
 }
 
 // checkListener looks at one of the engine proxy. Served says that a server has the state
 // directory, and so most likely these addresses.
-func checkListener(ctx context.Context, limit time.Duration, l config.Listener, secured *tls.Config, served bool) finding {
-	const id = "doors.engine_api"
+func checkListener(ctx context.Context, limit time.Duration, l config.Listener, secured *tls.Config, served bool) []finding {
 	found, passed := l.Address, config.Passed(l.Address)
 	var err error
 	if !passed {
 		err = serve.Try(ctx, limit, func(ctx context.Context) error { return listenable(ctx, strings.TrimPrefix(l.Address, "tcp://")) })
 	}
+	taken := errors.Is(err, unix.EADDRINUSE)
 	switch {
 	case passed:
 		found += ", which systemd passes"
-	case err == nil && served:
-		return soft(id, found+" isn't listened on, though a server runs", "who calls there finds nobody", "see whether it runs with this configuration")
 	case err == nil:
 		found += " is free"
-	case errors.Is(err, unix.EADDRINUSE) && served:
-		found += " is listened on"
-	case errors.Is(err, unix.EADDRINUSE):
-		return bad(id, "another process listens on "+l.Address, wontStart, "choose another address")
 	default:
-		return bad(id, fmt.Sprintf("%s can't be listened on: %v", l.Address, err), wontStart, "choose another address, or make what it lacks")
+		found += " is listened on"
 	}
 	open := false
 	if mode, err := l.FileMode(); err == nil && strings.HasPrefix(l.Address, "unix://") {
@@ -222,41 +207,33 @@ func checkListener(ctx context.Context, limit time.Duration, l config.Listener, 
 		found += ", certificate until " + end.Format(time.DateOnly)
 		left = time.Until(end)
 	}
-	return first(
-		rule{open, soft(id, found, "every user of this machine is its caller", "give the callers' uids, or a socket_mode of 0660")},
-		rule{left < 0, bad(id, found, "clients refuse it", "renew the certificate")},
-		rule{left < expiresSoon, soft(id, found, "clients refuse it from then on", "renew the certificate")},
-		rule{len(audited) > 0, soft(id, found+"; mode: audit for "+some(audited), "what the policy denies is let through", "set their mode to enforce once berm policy learn has nothing to add")},
-		rule{l.AllowPlain && l.ClientCAFile == "", soft(id, found+", without client certificates", "whoever reaches it is its caller", "set client_ca_file, or keep it in a network of those who may")},
-		rule{true, okay(id, found)},
-	)
+	return judge("doors.engine_api",
+		soft(err == nil && !passed && served, l.Address+" isn't listened on, though a server runs", "who calls there finds nobody", "see whether it runs with this configuration"),
+		bad(taken && !served, "another process listens on "+l.Address, wontStart, "choose another address"),
+		bad(err != nil && !taken, fmt.Sprintf("%s can't be listened on: %v", l.Address, err), wontStart, "choose another address, or make what it lacks"),
+		soft(open, found, "every user of this machine is its caller", "give the callers' uids, or a socket_mode of 0660"),
+		bad(left < 0, found, "clients refuse it", "renew the certificate"),
+		soft(left < expiresSoon, found, "clients refuse it from then on", "renew the certificate"),
+		soft(len(audited) > 0, found+"; mode: audit for "+some(audited), "what the policy denies is let through", "set their mode to enforce once berm policy learn has nothing to add"),
+		soft(l.AllowPlain && l.ClientCAFile == "", found+", without client certificates", "whoever reaches it is its caller", "set client_ca_file, or keep it in a network of those who may"),
+		okay(true, found))
 }
 
-func checkAuditLog(ctx context.Context, limit time.Duration, path string) finding {
-	const id = "doors.audit_log"
+func checkAuditLog(ctx context.Context, limit time.Duration, path string) []finding {
 	err := serve.Try(ctx, limit, func(context.Context) error {
-		at, mode := path, uint32(unix.W_OK)
 		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
-			at, mode = filepath.Dir(path), unix.W_OK|unix.X_OK
+			return access(filepath.Dir(path), unix.W_OK|unix.X_OK)
 		}
-		if err := unix.Faccessat(unix.AT_FDCWD, at, mode, unix.AT_EACCESS); err != nil {
-			return &os.PathError{Op: "write to", Path: at, Err: err}
-		}
-		return nil
+		return access(path, unix.W_OK)
 	})
-	if err != nil {
-		return bad(id, err.Error(), wontStart, "set engine_api.audit_log to a file that berm may write, in a directory that is there")
-	}
-	return okay(id, path)
+	return judge("doors.audit_log",
+		bad(err != nil, said(err), wontStart, "set engine_api.audit_log to a file that berm may write, in a directory that is there"),
+		okay(true, path))
 }
 
 // checkRestarts reports what the server restarts in the engine's stead, by its database.
-func checkRestarts(ctx context.Context, limit time.Duration, database string) finding {
-	const id = "doors.restarts"
+func checkRestarts(ctx context.Context, limit time.Duration, database string) []finding {
 	rows, err := serve.Within(ctx, limit, func(ctx context.Context) ([]restart.Row, error) { return store.ReadRestarts(ctx, database) })
-	if err != nil {
-		return soft(id, said(err), "what waits for its restart isn't known", "run berm doctor as the server's user")
-	}
 	restarts, waiting := 0, []string{}
 	for _, r := range rows {
 		restarts += r.Count
@@ -268,18 +245,20 @@ func checkRestarts(ctx context.Context, limit time.Duration, database string) fi
 	if len(waiting) > 0 {
 		found += "; waiting for the next: " + some(waiting)
 	}
-	return okay(id, found)
+	return judge("doors.restarts",
+		soft(err != nil, said(err), "what waits for its restart isn't known", "run berm doctor as the server's user"),
+		okay(true, found))
 }
 
 // checkCollector looks whether telemetry has where to go. The URL may hold a secret.
-func checkCollector(ctx context.Context, limit time.Duration, cfg config.Otel) finding {
+func checkCollector(ctx context.Context, limit time.Duration, cfg config.Otel) []finding {
 	const id = "doors.telemetry"
 	if cfg.Endpoint == "" {
-		return okay(id, "nothing is sent")
+		return judge(id, okay(true, "nothing is sent"))
 	}
 	u, err := url.Parse(cfg.Endpoint)
 	if err != nil {
-		return bad(id, "otel.endpoint is no URL", wontStart, "set it to one such as http://127.0.0.1:4318")
+		return judge(id, bad(true, "otel.endpoint is no URL", wontStart, "set it to one such as http://127.0.0.1:4318"))
 	}
 	address := net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), u.Scheme))
 	err = serve.Try(ctx, limit, func(ctx context.Context) error {
@@ -289,10 +268,9 @@ func checkCollector(ctx context.Context, limit time.Duration, cfg config.Otel) f
 		}
 		return conn.Close()
 	})
-	if err != nil {
-		return soft(id, said(err), "logs, metrics and traces are lost until the collector is there", "start it, or set otel.endpoint right")
-	}
-	return okay(id, "a collector listens on "+address)
+	return judge(id,
+		soft(err != nil, said(err), "logs, metrics and traces are lost until the collector is there", "start it, or set otel.endpoint right"),
+		okay(true, "a collector listens on "+address))
 }
 
 // listenable tells whether an address could be listened on, and is EADDRINUSE if somebody
@@ -366,9 +344,5 @@ func socketable(ctx context.Context, path string) error {
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
-	dir := filepath.Dir(path)
-	if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
-		return &os.PathError{Op: "write to", Path: dir, Err: err}
-	}
-	return nil
+	return access(filepath.Dir(path), unix.W_OK|unix.X_OK)
 }

@@ -75,50 +75,46 @@ func imagesOf(p *policy.Policy) []imageFacts {
 }
 
 func (p *policyFacts) judge(e *engineFacts) []finding {
-	const id = "policy.file"
 	file := cmp.Or(e.cfg.PolicyFile, "the built-in policy")
 	if p.policy == nil {
-		return []finding{bad(id, said(p.err), wontStart, "correct "+file+"; docs/policy.yaml has every key")}
+		return judge("policy.file", bad(true, said(p.err), wontStart, "correct "+file+"; docs/policy.yaml has every key"))
 	}
-	var out []finding
-	found := file + "; profiles: " + some(p.policy.Profiles())
-	if p.err != nil {
-		out = append(out, bad(id, file+": "+said(p.err), wontStart, "change the policy, or where Berm runs"))
-	} else {
-		out = append(out, okay(id, found))
-	}
-	out = append(out, p.judgeHold(e)...)
+	var images []finding
 	if e.err == nil {
-		out = append(out, p.judgeImages(e.cfg.Engine))
+		images = p.judgeImages(e.cfg.Engine)
 	}
-	return append(out, p.judgeDigests(), p.judgeNetworks())
+	var loose []string
+	for _, img := range p.images {
+		if !strings.Contains(img.ref, "@") {
+			loose = append(loose, img.ref)
+		}
+	}
+	return slices.Concat(
+		judge("policy.file",
+			bad(p.err != nil, file+": "+said(p.err), wontStart, "change the policy, or where Berm runs"),
+			okay(true, file+"; profiles: "+some(p.policy.Profiles()))),
+		p.judgeHold(e), images,
+		judge("policy.digests",
+			okay(len(loose) == 0, "profiles' images have digests"),
+			soft(true, "without a digest: "+some(loose), "whoever can push that tag chooses what sandboxes run", "pin it in the policy's images.pins, or give the digest")),
+		p.judgeNetworks())
 }
 
 // judgeHold says by which mode mounts are kept from being exchanged.
 func (p *policyFacts) judgeHold(e *engineFacts) []finding {
-	const id = "policy.hold"
 	own := e.cfg.Sandbox.ChatsRoot + e.cfg.Sandbox.DependenciesRoot + e.cfg.Sandbox.LambdaToolsRoot
-	trusted := p.policy.TrustedRoots()
-	switch {
-	case own == "" && !p.policy.AllowsMounts():
-		return []finding{okay(id, "no directory of the host can be mounted")}
-	case p.held == nil:
-		return []finding{okay(id, "mode held: mounts are held from their check until the engine has made them")}
-	case p.err != nil || !e.view.Asked:
-		return nil
-	}
+	trusted, mounts := p.policy.TrustedRoots(), p.policy.AllowsMounts()
+	known := p.err == nil && e.view.Asked
 	found := "mode trusted, as mounts can't be held: " + said(p.held)
-	switch {
-	case !p.policy.AllowsMounts():
-		return []finding{okay(id, found+"; only Berm's own directories are mounted")}
-	case len(trusted) == 0:
-		return []finding{soft(id, found+"; there are no mounts.trusted_roots", "every request to mount a directory of the host is refused", serve.HoldRemedy)}
-	}
-	return []finding{soft(id, found+"; trusted: "+some(trusted), "mounts that these don't cover are refused, and so are writable ones below them", serve.HoldRemedy)}
+	return judge("policy.hold",
+		okay(own == "" && !mounts, "no directory of the host can be mounted"),
+		okay(p.held == nil, "mode held: mounts are held from their check until the engine has made them"),
+		okay(known && !mounts, found+"; only Berm's own directories are mounted"),
+		soft(known && len(trusted) == 0, found+"; there are no mounts.trusted_roots", "every request to mount a directory of the host is refused", serve.HoldRemedy),
+		soft(known, found+"; trusted: "+some(trusted), "mounts that these don't cover are refused, and so are writable ones below them", serve.HoldRemedy))
 }
 
-func (p *policyFacts) judgeImages(cfg config.Engine) finding {
-	const id = "policy.images"
+func (p *policyFacts) judgeImages(cfg config.Engine) []finding {
 	var absent, unknown []string
 	pull := "docker pull "
 	switch {
@@ -138,12 +134,11 @@ func (p *policyFacts) judgeImages(cfg config.Engine) finding {
 	if len(absent) > 0 {
 		pull += inFull(absent[0], cfg.Kind)
 	}
-	return first(
-		rule{len(unknown) > 0, soft(id, "can't be asked for: "+some(unknown), "whether they are there isn't known", "look at the engine's log")},
-		rule{len(absent) > 0 && p.policy.PullPolicy() == policy.PullNever, bad(id, "the engine lacks "+some(absent), "nothing can be made of them, as the policy says images.pull: never", pull)},
-		rule{len(absent) > 0, soft(id, "the engine lacks "+some(absent), "the first create waits for the pull, or fails where the registry can't be reached", pull)},
-		rule{true, okay(id, fmt.Sprintf("the engine has those of all %d profiles", len(p.policy.Profiles())))},
-	)
+	return judge("policy.images",
+		soft(len(unknown) > 0, "can't be asked for: "+some(unknown), "whether they are there isn't known", "look at the engine's log"),
+		bad(len(absent) > 0 && p.policy.PullPolicy() == policy.PullNever, "the engine lacks "+some(absent), "nothing can be made of them, as the policy says images.pull: never", pull),
+		soft(len(absent) > 0, "the engine lacks "+some(absent), "the first create waits for the pull, or fails where the registry can't be reached", pull),
+		okay(true, fmt.Sprintf("the engine has those of all %d profiles", len(p.policy.Profiles()))))
 }
 
 // inFull is a reference as an engine's own client wants it: containerd's knows no default
@@ -159,23 +154,8 @@ func inFull(ref, kind string) string {
 	return "docker.io/library/" + ref
 }
 
-func (p *policyFacts) judgeDigests() finding {
-	const id = "policy.digests"
-	var loose []string
-	for _, img := range p.images {
-		if !strings.Contains(img.ref, "@") {
-			loose = append(loose, img.ref)
-		}
-	}
-	if len(loose) == 0 {
-		return okay(id, "profiles' images have digests")
-	}
-	return soft(id, "without a digest: "+some(loose), "whoever can push that tag chooses what sandboxes run", "pin it in the policy's images.pins, or give the digest")
-}
-
 // judgeNetworks is about where sandboxes get to.
-func (p *policyFacts) judgeNetworks() finding {
-	const id = "policy.networks"
+func (p *policyFacts) judgeNetworks() []finding {
 	var words, together []string
 	out := map[string]bool{}
 	for _, n := range p.policy.Networks() {
@@ -190,10 +170,9 @@ func (p *policyFacts) judgeNetworks() finding {
 		words = append(words, n.Name+" ("+word+")")
 	}
 	found := "there are " + some(words)
-	pr, _ := defaultProfile(p.policy)
-	return first(
-		rule{len(together) > 0, soft(id, "not isolated: "+some(together)+"; "+found, "sandboxes on it reach each other, and so what others run", "leave isolated: false out of the policy, or give each tenant a network of its own")},
-		rule{out[pr.Network], soft(id, "the profile default has "+pr.Network+"; "+found, "every sandbox that doesn't ask for less reaches the internet, and what else the host reaches", "have network: \"off\" in the profile default, and another profile for who needs it")},
-		rule{true, okay(id, "by default "+pr.Network+"; who asks gets "+some(words))},
-	)
+	pr, _ := p.policy.Profile("")
+	return judge("policy.networks",
+		soft(len(together) > 0, "not isolated: "+some(together)+"; "+found, "sandboxes on it reach each other, and so what others run", "leave isolated: false out of the policy, or give each tenant a network of its own"),
+		soft(out[pr.Network], "the profile default has "+pr.Network+"; "+found, "every sandbox that doesn't ask for less reaches the internet, and what else the host reaches", "have network: \"off\" in the profile default, and another profile for who needs it"),
+		okay(true, "by default "+pr.Network+"; who asks gets "+some(words)))
 }

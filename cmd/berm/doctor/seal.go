@@ -24,7 +24,7 @@ func checkSeals(ctx context.Context, limit time.Duration, e *engineFacts, s *sto
 		sealer, err = lifecycle.NewSealer(ctx, lifecycle.SealerOptions{Key: key, Owner: s.instance})
 	}
 	if err != nil {
-		return []finding{bad(id, said(err), wontStart, "restore it from a backup")}
+		return judge(id, bad(true, said(err), wontStart, "restore it from a backup"))
 	}
 	list, err := serve.Within(ctx, limit, func(ctx context.Context) ([]runtime.Container, error) {
 		return e.client.List(ctx, map[string]string{lifecycle.LabelOwner: s.instance, lifecycle.LabelSeal: ""})
@@ -35,14 +35,12 @@ func checkSeals(ctx context.Context, limit time.Duration, e *engineFacts, s *sto
 			foreign++
 		}
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil // engine.reachable reports it
-	case foreign > 0:
-		return []finding{soft(id, fmt.Sprintf("%d containers carry this instance's ID, and a seal of another key", foreign), "Berm neither enters nor removes them",
-			"restore "+path+" if it was lost; else remove the containers by hand")}
-	case key == nil:
-		return []finding{okay(id, "made by the next start of berm serve")}
 	}
-	return []finding{okay(id, path)}
+	return judge(id,
+		soft(foreign > 0, fmt.Sprintf("%d containers carry this instance's ID, and a seal of another key", foreign), "Berm neither enters nor removes them",
+			"restore "+path+" if it was lost; else remove the containers by hand"),
+		okay(key == nil, "made by the next start of berm serve"),
+		okay(true, path))
 }

@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -12,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -104,9 +104,8 @@ func lookAtDatabase(path string) (d databaseFacts, err error) {
 		return d, err
 	}
 	for _, name := range []string{path, path + "-wal", path + "-shm"} {
-		err := unix.Faccessat(unix.AT_FDCWD, name, unix.R_OK|unix.W_OK, unix.AT_EACCESS)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return d, &os.PathError{Op: "write to", Path: name, Err: err}
+		if err := access(name, unix.R_OK|unix.W_OK); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return d, err
 		}
 	}
 	if fi, err := os.Stat(path + "-wal"); err == nil && fi.Size() > 0 {
@@ -166,10 +165,16 @@ func lookAtDir(path string) dirFacts {
 	magic := int64(st.Type) & 0xffffffff //nolint:unconvert // it is smaller on some machines
 	d.kind, d.remote = cmp.Or(fileSystems[magic].name, fmt.Sprintf("file system %#x", magic)), fileSystems[magic].remote
 	d.free = st.Bavail * uint64(st.Bsize) //nolint:gosec // no block has less than no bytes
-	if err := unix.Faccessat(unix.AT_FDCWD, at, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
-		d.err = &os.PathError{Op: "write to", Path: at, Err: err}
-	}
+	d.err = access(at, unix.W_OK|unix.X_OK)
 	return d
+}
+
+// access returns why this process may not use a file or a directory, or nil.
+func access(path string, mode uint32) error {
+	if err := unix.Faccessat(unix.AT_FDCWD, path, mode, unix.AT_EACCESS); err != nil {
+		return &os.PathError{Op: "write to", Path: path, Err: err}
+	}
+	return nil
 }
 
 // fileSystems are the kinds that are known by name, by their magic numbers.
@@ -195,8 +200,8 @@ func lockHolder(proc, path string) (string, error) {
 		return "", err
 	}
 	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
-	for lines := bufio.NewScanner(bytes.NewReader(table)); lines.Scan(); {
-		if f := strings.Fields(lines.Text()); len(f) > 5 && f[1] == "FLOCK" && f[5] == file {
+	for line := range strings.Lines(string(table)) {
+		if f := strings.Fields(line); len(f) > 5 && f[1] == "FLOCK" && f[5] == file {
 			return f[4], nil
 		}
 	}
@@ -204,40 +209,33 @@ func lockHolder(proc, path string) (string, error) {
 }
 
 func (s *storageFacts) judge(cfg *config.Config, host hostFacts) []finding {
-	out := []finding{s.judgeState()}
-	if s.instanceErr != nil && s.state.err == nil {
-		out = append(out, bad("storage.instance", s.instanceErr.Error(), wontStart, "restore the file, or set engine.instance to the id on the containers' label berm.owner"))
-	} else if s.instance != "" {
-		out = append(out, okay("storage.instance", s.instance))
-	}
-	out = append(out, s.judgeDatabase(), s.judgeChats(cfg))
+	out := slices.Concat(s.judgeState(),
+		judge("storage.instance",
+			bad(s.instanceErr != nil && s.state.err == nil, said(s.instanceErr), wontStart, "restore the file, or set engine.instance to the id on the containers' label berm.owner"),
+			okay(s.instance != "", s.instance)),
+		s.judgeDatabase(), s.judgeChats(cfg))
 	if s.chats.path != "" && s.chats.err == nil {
-		out = append(out, s.judgeQuotas(cfg.Storage, host))
+		out = append(out, s.judgeQuotas(cfg.Storage, host)...)
 	}
 	for _, d := range []struct {
 		id, key string
 		dirFacts
 	}{{"storage.dependencies", "sandbox.dependencies_root", s.dependencies}, {"storage.tools", "sandbox.lambda_tools_root", s.tools}} {
-		switch {
-		case d.path == "":
-		case d.there && (d.err == nil || errors.Is(d.err, fs.ErrPermission) || errors.Is(d.err, unix.EROFS)): // it is only read
-			out = append(out, okay(d.id, d.path))
-		case d.err != nil:
-			out = append(out, bad(d.id, d.err.Error(), "what asks for it can't be made", "set "+d.key+" right"))
-		case !d.created:
-			out = append(out, bad(d.id, d.path+" isn't there", "what asks for it can't be made", "make it, or set sandbox.create_roots"))
-		default:
-			out = append(out, okay(d.id, d.path+", which berm serve makes"))
+		const means = "what asks for it can't be made"
+		readable := d.err == nil || errors.Is(d.err, fs.ErrPermission) || errors.Is(d.err, unix.EROFS) // it is only read
+		if d.path != "" {
+			out = append(out, judge(d.id,
+				okay(d.there && readable, d.path),
+				bad(d.err != nil, said(d.err), means, "set "+d.key+" right"),
+				bad(!d.created, d.path+" isn't there", means, "make it, or set sandbox.create_roots"),
+				okay(true, d.path+", which berm serve makes"))...)
 		}
 	}
-	if s.temporary.err != nil && len(cfg.EngineAPI.Listeners) > 0 {
-		out = append(out, soft("storage.temporary", s.temporary.err.Error(), "docker build by way of Berm fails", "choose another with engine_api.spool_dir"))
-	}
-	return out
+	return append(out, judge("storage.temporary",
+		soft(s.temporary.err != nil && len(cfg.EngineAPI.Listeners) > 0, said(s.temporary.err), "docker build by way of Berm fails", "choose another with engine_api.spool_dir"))...)
 }
 
-func (s *storageFacts) judgeState() finding {
-	const id = "storage.state_dir"
+func (s *storageFacts) judgeState() []finding {
 	d := s.state
 	found := d.path
 	switch {
@@ -248,81 +246,66 @@ func (s *storageFacts) judgeState() finding {
 	case !d.there:
 		found += ", which berm serve makes"
 	}
-	if d.err != nil {
-		if s.lockedBy != "" {
-			return soft(id, found+"; "+d.err.Error(), "who may not write there sees less of it, and of the server", "run berm doctor as the server's user")
-		}
-		return bad(id, d.path+": "+d.err.Error(), wontStart, "run it as a user who may write there, or choose another with --state-dir")
-	}
-	found += fmt.Sprintf(", %s, %s free", d.kind, size(d.free))
-	return first(
-		rule{d.remote, soft(id, found, "SQLite and file locks don't hold over a network as they do on a disk", "put state_dir on a file system of this machine")},
-		rule{d.kind == "tmpfs", soft(id, found, "with a restart of the machine it is gone, and whose chats are whose with it", "put state_dir on a disk")},
-		rule{d.kind == "overlay" && serve.InContainer(), soft(id, found, "it goes with this container, and whose chats are whose with it", "mount a volume on "+d.path)},
-		rule{d.free < littleSpace, soft(id, found, "a full file system stops whatever has to be written down", "free some space")},
-		rule{true, okay(id, found)},
-	)
+	of := fmt.Sprintf("%s, %s, %s free", found, d.kind, size(d.free))
+	return judge("storage.state_dir",
+		soft(d.err != nil && s.lockedBy != "", found+"; "+said(d.err), "who may not write there sees less of it, and of the server", "run berm doctor as the server's user"),
+		bad(d.err != nil, d.path+": "+said(d.err), wontStart, "run it as a user who may write there, or choose another with --state-dir"),
+		soft(d.remote, of, "SQLite and file locks don't hold over a network as they do on a disk", "put state_dir on a file system of this machine"),
+		soft(d.kind == "tmpfs", of, "with a restart of the machine it is gone, and whose chats are whose with it", "put state_dir on a disk"),
+		soft(d.kind == "overlay" && serve.InContainer(), of, "it goes with this container, and whose chats are whose with it", "mount a volume on "+d.path),
+		soft(d.free < littleSpace, of, "a full file system stops whatever has to be written down", "free some space"),
+		okay(true, of))
 }
 
-func (s *storageFacts) judgeDatabase() finding {
-	const id = "storage.database"
-	d := s.database
+func (s *storageFacts) judgeDatabase() []finding {
+	d, err := s.database, s.databaseErr
 	hidden := s.lockedBy != "" || s.state.err != nil // it is a server's, or storage.state_dir says why
-	return first(
-		rule{errors.Is(s.databaseErr, fs.ErrNotExist), okay(id, "none yet: berm serve makes it")},
-		rule{hidden && (errors.Is(s.databaseErr, fs.ErrPermission) || errors.Is(s.databaseErr, serve.ErrStuck)), soft(id, said(s.databaseErr), "whether it can be used isn't known", "run berm doctor as the server's user")},
-		rule{errors.Is(s.databaseErr, fs.ErrPermission), bad(id, said(s.databaseErr), wontStart, "run it as the user whose it is, or give that file to this one")},
-		rule{errors.Is(s.databaseErr, serve.ErrStuck), bad(id, said(s.databaseErr), "berm serve is stuck there, too", "see what keeps it from being read")},
-		rule{s.databaseErr != nil, bad(id, said(s.databaseErr), wontStart, "restore it; with the file moved away no sandbox is lost, but whose the chats are")},
-		rule{d.schema > d.known, bad(id, fmt.Sprintf("its schema is version %d, and this berm knows %d", d.schema, d.known), wontStart, "use the newer berm")},
-		rule{d.merging && d.schema < d.known && s.lockedBy != "", okay(id, "in use")},
-		rule{d.merging && d.schema < d.known, okay(id, "left by a crash: what is new in it isn't merged yet, as berm serve will")},
-		rule{d.schema < d.known, okay(id, fmt.Sprintf("schema %d, which berm serve brings up to %d", d.schema, d.known))},
-		rule{true, okay(id, fmt.Sprintf("schema %d, the newest that this berm knows", d.schema))},
-	)
+	foreign, stuck := errors.Is(err, fs.ErrPermission), errors.Is(err, serve.ErrStuck)
+	return judge("storage.database",
+		okay(errors.Is(err, fs.ErrNotExist), "none yet: berm serve makes it"),
+		soft(hidden && (foreign || stuck), said(err), "whether it can be used isn't known", "run berm doctor as the server's user"),
+		bad(foreign, said(err), wontStart, "run it as the user whose it is, or give that file to this one"),
+		bad(stuck, said(err), "berm serve is stuck there, too", "see what keeps it from being read"),
+		bad(err != nil, said(err), wontStart, "restore it; with the file moved away no sandbox is lost, but whose the chats are"),
+		bad(d.schema > d.known, fmt.Sprintf("its schema is version %d, and this berm knows %d", d.schema, d.known), wontStart, "use the newer berm"),
+		okay(d.merging && d.schema < d.known && s.lockedBy != "", "in use"),
+		okay(d.merging && d.schema < d.known, "left by a crash: what is new in it isn't merged yet, as berm serve will"),
+		okay(d.schema < d.known, fmt.Sprintf("schema %d, which berm serve brings up to %d", d.schema, d.known)),
+		okay(true, fmt.Sprintf("schema %d, the newest that this berm knows", d.schema)))
 }
 
-func (s *storageFacts) judgeChats(cfg *config.Config) finding {
-	const id = "storage.chats_root"
+func (s *storageFacts) judgeChats(cfg *config.Config) []finding {
 	d := s.chats
-	switch {
-	case d.path == "":
-		return okay(id, "none: workspaces, chats and files are off")
-	case d.err != nil:
-		return bad(id, d.err.Error(), wontStart, "set sandbox.chats_root to a directory that berm may write to")
-	case !d.there && !d.created:
-		return bad(id, d.path+" isn't there", wontStart, "make it, mount what holds it, or set sandbox.create_roots")
-	}
 	found := fmt.Sprintf("%s, %s, %s free", d.path, d.kind, size(d.free))
 	quota := uint64(max(cfg.Storage.WorkspaceQuotaMB, 0)) << 20
-	return first(
-		rule{s.unused && !errors.Is(s.databaseErr, fs.ErrNotExist), soft(id, found+", without a directory .staging, and so never used", "if there are chats, they are elsewhere, and "+wontStart, "mount the file system that holds them there; if there are none, start berm serve")},
-		rule{d.remote, soft(id, found, "what is durable on a disk may not be over a network", "put it on a file system of this machine")},
-		rule{d.kind == "tmpfs", soft(id, found, "with a restart of the machine all chats are gone", "put it on a disk")},
-		rule{d.kind == "overlay" && serve.InContainer(), soft(id, found, "all chats go with this container", "mount a directory of the host on "+d.path)},
-		rule{d.free < littleSpace, soft(id, found, "chats have no room", "free some space")},
-		rule{quota > d.free, soft(id, found, "that is less than one workspace may hold", "lower storage.workspace_quota_mb, or give it a larger file system")},
-		rule{true, okay(id, found)},
-	)
+	return judge("storage.chats_root",
+		okay(d.path == "", "none: workspaces, chats and files are off"),
+		bad(d.err != nil, said(d.err), wontStart, "set sandbox.chats_root to a directory that berm may write to"),
+		bad(!d.there && !d.created, d.path+" isn't there", wontStart, "make it, mount what holds it, or set sandbox.create_roots"),
+		soft(s.unused && !errors.Is(s.databaseErr, fs.ErrNotExist), found+", without a directory .staging, and so never used", "if there are chats, they are elsewhere, and "+wontStart, "mount the file system that holds them there; if there are none, start berm serve"),
+		soft(d.remote, found, "what is durable on a disk may not be over a network", "put it on a file system of this machine"),
+		soft(d.kind == "tmpfs", found, "with a restart of the machine all chats are gone", "put it on a disk"),
+		soft(d.kind == "overlay" && serve.InContainer(), found, "all chats go with this container", "mount a directory of the host on "+d.path),
+		soft(d.free < littleSpace, found, "chats have no room", "free some space"),
+		soft(quota > d.free, found, "that is less than one workspace may hold", "lower storage.workspace_quota_mb, or give it a larger file system"),
+		okay(true, found))
 }
 
-func (s *storageFacts) judgeQuotas(cfg config.Storage, host hostFacts) finding {
-	const id = "storage.quotas"
+func (s *storageFacts) judgeQuotas(cfg config.Storage, host hostFacts) []finding {
 	const how = "use ext4 made with -O project,quota, or XFS, mounted with prjquota, and run berm as root with CAP_SYS_ADMIN"
+	const means = "sandboxes can pass it for as long as it takes to measure"
 	quota := fmt.Sprintf("%d MiB a workspace", cfg.WorkspaceQuotaMB)
 	why := s.quotas
 	if why == nil && !host.has(unix.CAP_SYS_ADMIN) {
 		why = errors.New("limits can't be set; that takes CAP_SYS_ADMIN")
 	}
-	const means = "sandboxes can pass it for as long as it takes to measure"
-	return first(
-		rule{cfg.WorkspaceQuotaMB == 0, soft(id, "workspaces have no quota", "one user can fill the file system of all", "set storage.workspace_quota_mb")},
-		rule{cfg.ProjectQuotas == config.ProjectQuotasOff, soft(id, quota+", measured: storage.project_quotas is off", means, "set it to auto, and "+how)},
-		rule{why == nil, okay(id, quota+", by project quotas of the kernel")},
-		rule{cfg.ProjectQuotas == config.ProjectQuotasRequired, bad(id, said(why), wontStart+", as storage.project_quotas is required", how)},
-		rule{errdefs.IsNotImplemented(why) || s.quotas == nil, soft(id, quota+", measured: "+said(why), means, how)},
-		rule{true, bad(id, said(why), wontStart, how)},
-	)
+	return judge("storage.quotas",
+		soft(cfg.WorkspaceQuotaMB == 0, "workspaces have no quota", "one user can fill the file system of all", "set storage.workspace_quota_mb"),
+		soft(cfg.ProjectQuotas == config.ProjectQuotasOff, quota+", measured: storage.project_quotas is off", means, "set it to auto, and "+how),
+		okay(why == nil, quota+", by project quotas of the kernel"),
+		bad(cfg.ProjectQuotas == config.ProjectQuotasRequired, said(why), wontStart+", as storage.project_quotas is required", how),
+		soft(errdefs.IsNotImplemented(why) || s.quotas == nil, quota+", measured: "+said(why), means, how),
+		bad(true, said(why), wontStart, how))
 }
 
 // size is a number of bytes as people say it.

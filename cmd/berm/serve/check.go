@@ -36,33 +36,25 @@ func policyOptions(cfg *config.Config, v View, s *Self) policy.Options {
 // every sandbox is given a part of are among them: whole, they hold other tenants'
 // chats, and what other sandboxes run.
 func ownPaths(cfg *config.Config) []string {
-	paths := []string{cfg.StateDir}
-	if socket := EngineSocket(cfg.Engine); socket != "" {
-		paths = append(paths, socket)
+	paths := []string{
+		cfg.StateDir, EngineSocket(cfg.Engine), cfg.EngineAPI.AuditLog, cfg.PolicyFile, cfg.Security.TokenFile, cfg.Security.SigningKeyFile,
+		cfg.Otel.HeadersFile, cfg.Engine.RegistryAuthFile, cfg.Engine.AgentFile,
+		cfg.Sandbox.ChatsRoot, cfg.Sandbox.DependenciesRoot, cfg.Sandbox.LambdaToolsRoot,
 	}
-	if dir := cfg.Engine.AgentDir; dir != "" && dir != config.AgentNone {
-		paths = append(paths, dir)
+	if cfg.Engine.AgentDir != config.AgentNone {
+		paths = append(paths, cfg.Engine.AgentDir)
 	}
-	own := []string{cfg.EngineAPI.AuditLog}
 	addresses := []string{cfg.HTTP.Listen}
 	for _, l := range cfg.EngineAPI.Listeners {
 		addresses = append(addresses, l.Address)
-		own = append(own, l.TLSCertFile, l.TLSKeyFile, l.ClientCAFile)
+		paths = append(paths, l.TLSCertFile, l.TLSKeyFile, l.ClientCAFile)
 	}
 	for _, address := range addresses {
 		if socket, ok := strings.CutPrefix(address, "unix://"); ok {
-			own = append(own, socket)
+			paths = append(paths, socket)
 		}
 	}
-	for _, path := range append(own,
-		cfg.PolicyFile, cfg.Security.TokenFile, cfg.Security.SigningKeyFile, cfg.Otel.HeadersFile, cfg.Engine.RegistryAuthFile, cfg.Engine.AgentFile,
-		cfg.Sandbox.ChatsRoot, cfg.Sandbox.DependenciesRoot, cfg.Sandbox.LambdaToolsRoot,
-	) {
-		if path != "" {
-			paths = append(paths, path)
-		}
-	}
-	return paths
+	return slices.DeleteFunc(paths, func(path string) bool { return path == "" })
 }
 
 // ReadPolicy reads the policy without changing anything: the default workspace,

@@ -160,14 +160,12 @@ func CheckEngine(cfg config.Engine, stateDir string) error {
 func dockerOptions(cfg config.Engine) (docker.Options, error) {
 	opts := docker.Options{Host: cfg.Address, CallTimeout: cfg.CallTimeout}
 	opts.Program = func() ([]byte, error) { return agentProgram(cfg) }
-	if cfg.RegistryAuthFile != "" {
-		auth := registryAuth{path: cfg.RegistryAuthFile}
-		if _, err := auth.read(); err != nil {
-			return opts, err
-		}
+	auth := registryAuth{path: cfg.RegistryAuthFile}
+	if auth.path != "" {
 		opts.RegistryAuth = auth.forRef
 	}
-	return opts, nil
+	_, err := auth.read()
+	return opts, err
 }
 
 func containerdOptions(cfg config.Engine, stateDir string) (containerd.Options, error) {
@@ -185,14 +183,12 @@ func containerdOptions(cfg config.Engine, stateDir string) (containerd.Options, 
 	if opts.Agent, err = agentProgram(cfg); err != nil {
 		return opts, err
 	}
-	if cfg.RegistryAuthFile != "" {
-		auth := registryAuth{path: cfg.RegistryAuthFile}
-		if _, err := auth.read(); err != nil {
-			return opts, err
-		}
+	auth := registryAuth{path: cfg.RegistryAuthFile}
+	if auth.path != "" {
 		opts.RegistryAuth = auth.forHost
 	}
-	return opts, nil
+	_, err = auth.read()
+	return opts, err
 }
 
 // maxAgent bounds the agent's program, which has about 2 MB.
@@ -203,17 +199,12 @@ func agentProgram(cfg config.Engine) ([]byte, error) {
 	if cfg.AgentFile == "" {
 		return builtinAgent()
 	}
-	f, err := os.Open(cfg.AgentFile)
+	program, err := config.ReadFile(cfg.AgentFile, maxAgent)
+	if err == nil && !bytes.HasPrefix(program, []byte("\x7fELF")) {
+		err = fmt.Errorf("%s is no program of Linux", cfg.AgentFile)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("engine.agent_file: %w", err)
-	}
-	defer func() { _ = f.Close() }()
-	program, err := io.ReadAll(io.LimitReader(f, maxAgent+1))
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("engine.agent_file: %w", err)
-	case len(program) > maxAgent || !bytes.HasPrefix(program, []byte("\x7fELF")):
-		return nil, fmt.Errorf("engine.agent_file: %s is no program of Linux", cfg.AgentFile)
 	}
 	return program, nil
 }

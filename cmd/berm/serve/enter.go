@@ -89,11 +89,7 @@ func onOtherThread(f func()) {
 			return
 		}
 		locked := make(chan struct{})
-		go func() {
-			goruntime.LockOSThread() // and never unlocked
-			close(locked)
-			f()
-		}()
+		onOtherThread(func() { close(locked); f() }) // as this one is taken
 		<-locked
 		goruntime.UnlockOSThread()
 	}()

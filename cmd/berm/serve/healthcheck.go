@@ -14,7 +14,6 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -97,11 +96,8 @@ func checkHealth(ctx context.Context, cfg *config.Config, live bool) error {
 func Announced(stateDir string) (string, error) { return announcedAs(stateDir, StateAddress) }
 
 func announcedAs(stateDir, name string) (string, error) {
-	data, err := os.ReadFile(filepath.Join(stateDir, name))
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return "", fmt.Errorf("read the server's address: %w", err)
-	}
-	return strings.TrimSpace(string(data)), nil
+	address, _, err := readState(stateDir, name, "server's address")
+	return address, err
 }
 
 // dialAddress is where a server that listens on an address is reached on this machine.

@@ -58,9 +58,11 @@ func (d *descriptions) MustRegister(cs ...prometheus.Collector) {
 
 func (d *descriptions) Unregister(prometheus.Collector) bool { return false }
 
-// section gives the rows of the tables and lists below a heading of docs/observability.md.
-// Cells have no backquotes. A heading below it, a log's level, is its rows' second column.
-func section(t *testing.T, heading string) [][]string {
+var docRow = regexp.MustCompile("(?m)^(?:- `|\\| `)([^`]*)`(?:[^|\n]*\\|([^|\n]*)\\|([^|\n]*))?")
+
+// section gives the rows of the tables and lists below a heading of docs/observability.md:
+// what is in backquotes, and the next two cells of a table.
+func section(t *testing.T, heading string) (rows [][]string) {
 	t.Helper()
 	doc, err := os.ReadFile("../../../docs/observability.md")
 	if err != nil {
@@ -71,26 +73,8 @@ func section(t *testing.T, heading string) [][]string {
 		t.Fatalf("no section %s", heading)
 	}
 	rest, _, _ = strings.Cut(rest, "\n## ")
-	var rows [][]string
-	below := ""
-	for line := range strings.Lines(rest) {
-		if heading, ok := strings.CutPrefix(line, "### "); ok {
-			below = strings.TrimSpace(heading)
-		}
-		if item, ok := strings.CutPrefix(line, "- `"); ok {
-			name, meaning, _ := strings.Cut(item, "`")
-			rows = append(rows, []string{name, below, strings.TrimPrefix(strings.TrimSpace(meaning), ": ")})
-		}
-		if strings.HasPrefix(line, "| `") {
-			cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
-			for i := range cells {
-				cells[i] = strings.ReplaceAll(strings.TrimSpace(cells[i]), "`", "")
-			}
-			if below != "" {
-				cells = slices.Insert(cells, 1, below)
-			}
-			rows = append(rows, cells)
-		}
+	for _, m := range docRow.FindAllStringSubmatch(rest, -1) {
+		rows = append(rows, []string{m[1], strings.TrimSpace(m[2]), strings.ReplaceAll(strings.TrimSpace(m[3]), "`", "")})
 	}
 	return rows
 }

@@ -6,11 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"strings"
 
 	"github.com/distribution/reference"
+
+	"github.com/bermhq/berm/cmd/berm/config"
 )
 
 // maxRegistryAuth bounds the file of credentials; a real one is a few kilobytes.
@@ -78,17 +78,9 @@ func (a registryAuth) read() (map[string]registryCredentials, error) {
 }
 
 func readRegistryAuth(path string) (map[string]registryCredentials, error) {
-	f, err := os.Open(path)
+	data, err := config.ReadFile(path, maxRegistryAuth)
 	if err != nil {
 		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	data, err := io.ReadAll(io.LimitReader(f, maxRegistryAuth+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(data) > maxRegistryAuth {
-		return nil, fmt.Errorf("%s is larger than %d bytes", path, maxRegistryAuth)
 	}
 	var file struct {
 		Auths map[string]struct {

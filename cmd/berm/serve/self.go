@@ -1,7 +1,6 @@
 package serve
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -84,10 +83,8 @@ func readSelf(proc, hostname string) (*selfFacts, error) {
 	if err != nil {
 		return nil, err
 	}
-	lines := bufio.NewScanner(bytes.NewReader(mounts))
-	lines.Buffer(nil, maxProc)
-	for lines.Scan() {
-		before, after, ok := strings.Cut(lines.Text(), " - ")
+	for line := range strings.Lines(string(mounts)) {
+		before, after, ok := strings.Cut(line, " - ")
 		fields, source := strings.Fields(before), strings.Fields(after)
 		if !ok || len(fields) < 6 || len(source) < 3 {
 			return nil, errors.New("mountinfo can't be read")
@@ -102,9 +99,6 @@ func readSelf(proc, hostname string) (*selfFacts, error) {
 				t.upperDir = unescapeMount(m[1])
 			}
 		}
-	}
-	if err := lines.Err(); err != nil {
-		return nil, err
 	}
 	if shortID.MatchString(hostname) { // anything else might be another container's name
 		t.guess(hostname)

@@ -55,11 +55,7 @@ tokens, only a loopback address or a unix socket may be listened on.`,
   berm serve --listen unix:///run/berm.sock --state-dir /var/lib/berm
   BERM_ENGINE_KIND=containerd berm serve --enter-engine`,
 		Args: cobra.NoArgs,
-		RunE: config.Action(func(cmd *cobra.Command, _ []string) error {
-			cfg, err := config.FromFlags(cmd)
-			if err != nil {
-				return err
-			}
+		RunE: config.Configured(func(cmd *cobra.Command, cfg *config.Config, _ []string) error {
 			if enter {
 				if os.Getenv("LISTEN_FDS") != "" {
 					return errors.New("--enter-engine: sockets of systemd can't be taken along")
@@ -137,24 +133,19 @@ func runServer(ctx context.Context, asRead *config.Config, read func() (*config.
 	defer func() { err = errors.Join(err, s.undo.run()) }()
 	signal.Notify(s.hup, syscall.SIGHUP)
 	s.undo.add(func() error { signal.Stop(s.hup); return nil })
-	start := func() error {
-		if err := s.load(ctx, stderr); err != nil {
-			return err
+	err = s.load(ctx, stderr)
+	for _, step := range []func(context.Context) error{s.connect, s.manage, s.listen} {
+		if err == nil {
+			err = step(ctx)
 		}
-		for _, step := range []func(context.Context) error{s.connect, s.manage, s.listen} {
-			if err := step(ctx); err != nil {
-				return err
-			}
-		}
-		return nil
 	}
-	if err := start(); err != nil {
-		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-			err = nil // cancelled before it served
-		}
-		return err
+	if err == nil {
+		return s.run(ctx)
 	}
-	return s.run(ctx)
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return nil // cancelled before it served
+	}
+	return err
 }
 
 // load reads what the configuration names, and takes the state directory.

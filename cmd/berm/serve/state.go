@@ -141,19 +141,27 @@ func (s *state) sealKey() ([]byte, error) {
 
 // SealKey returns the key that is kept in a state directory, or nil.
 func SealKey(dir string) ([]byte, error) {
-	path := filepath.Join(dir, StateSealKey)
-	data, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+	text, there, err := readState(dir, StateSealKey, "seal key")
+	if !there {
+		return nil, err
 	}
+	key, err := parseSealKey(text)
 	if err != nil {
-		return nil, fmt.Errorf("read the seal key: %w", err)
-	}
-	key, err := parseSealKey(string(data))
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w; restore it: without it, Berm doesn't know what it has made", path, err)
+		return nil, fmt.Errorf("%s: %w; restore it: without it, Berm doesn't know what it has made", filepath.Join(dir, StateSealKey), err)
 	}
 	return key, nil
+}
+
+// readState reads a file of a state directory, if it is there.
+func readState(dir, name, what string) (text string, there bool, err error) {
+	data, err := os.ReadFile(filepath.Join(dir, name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", false, nil
+	}
+	if err != nil {
+		return "", false, fmt.Errorf("read the %s: %w", what, err)
+	}
+	return strings.TrimSpace(string(data)), true, nil
 }
 
 func parseSealKey(text string) ([]byte, error) {
@@ -170,18 +178,14 @@ func Instance(dir, configured string) (string, error) {
 	if configured != "" {
 		return configured, nil
 	}
-	path := filepath.Join(dir, StateInstance)
-	data, err := os.ReadFile(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return "", nil
+	text, there, err := readState(dir, StateInstance, "instance id")
+	if !there {
+		return "", err
 	}
-	if err != nil {
-		return "", fmt.Errorf("read the instance id: %w", err)
-	}
-	id, err := uuid.Parse(strings.TrimSpace(string(data)))
+	id, err := uuid.Parse(text)
 	if err != nil {
 		// A new id would orphan every sandbox that carries the old one.
-		return "", fmt.Errorf("%s holds no instance id; restore it, or set engine.instance: %w", path, err)
+		return "", fmt.Errorf("%s holds no instance id; restore it, or set engine.instance: %w", filepath.Join(dir, StateInstance), err)
 	}
 	return id.String(), nil
 }

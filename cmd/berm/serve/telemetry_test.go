@@ -2,71 +2,15 @@ package serve
 
 import (
 	"bytes"
-	"compress/gzip"
-	"io"
 	"log/slog"
-	"net/http"
-	"net/http/httptest"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/bermhq/berm/cmd/berm/config"
 )
-
-// TestTelemetryGoesToTheCollector sends a log, a metric and a span to a receiver of OTLP.
-func TestTelemetryGoesToTheCollector(t *testing.T) {
-	var mu sync.Mutex
-	got := map[string]string{}
-	c := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		body := io.Reader(r.Body)
-		if r.Header.Get("Content-Encoding") == "gzip" {
-			var err error
-			if body, err = gzip.NewReader(body); err != nil {
-				t.Error(err)
-				return
-			}
-		}
-		data, err := io.ReadAll(body)
-		if err != nil || r.Header.Get("X-Key") != "hush" {
-			t.Errorf("%s with the key %q: %v", r.URL.Path, r.Header.Get("X-Key"), err)
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		got[r.URL.Path] += string(data)
-	}))
-	defer c.Close()
-	headers := filepath.Join(t.TempDir(), "headers")
-	write(t, headers, "X-Key=hush\n")
-	cfg := config.Default()
-	cfg.Otel.Endpoint, cfg.Otel.HeadersFile = c.URL, headers
-	var stderr bytes.Buffer
-	tel, err := newTelemetry(t.Context(), cfg, map[string]string{"X-Key": "hush"}, "me", &stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	tel.logger.Info("one_message")
-	tel.logger.Debug("below_the_level")
-	_, span := tel.tracer.Tracer("test").Start(t.Context(), "one_span")
-	span.End()
-	if err := tel.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	for path, want := range map[string]string{"/v1/logs": "one_message", "/v1/metrics": "go_goroutines", "/v1/traces": "one_span"} {
-		if !strings.Contains(got[path], want) || !strings.Contains(got[path], "service.instance.id") {
-			t.Errorf("%s got no %s: %q", path, want, got[path])
-		}
-	}
-	if strings.Contains(got["/v1/logs"]+stderr.String(), "below_the_level") {
-		t.Error("a message below the level was sent")
-	}
-	if out := stderr.String(); !strings.Contains(out, "msg=one_message") || strings.Contains(out, "hush") {
-		t.Errorf("standard error got %q", out)
-	}
-}
 
 func TestNothingIsSentWithoutEndpoint(t *testing.T) {
 	tel, err := newTelemetry(t.Context(), config.Default(), nil, "me", new(bytes.Buffer))

@@ -1,4 +1,4 @@
-package cli
+package main
 
 import (
 	"archive/tar"
@@ -19,9 +19,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/spf13/cobra"
 
-	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/cmd/berm/serve"
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/store"
@@ -55,13 +53,6 @@ func fillState(t *testing.T, dir string, keys ...string) string {
 	return id
 }
 
-func write(t *testing.T, path, content string) {
-	t.Helper()
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func slurp(t *testing.T, path string) []byte {
 	t.Helper()
 	data, err := os.ReadFile(path)
@@ -69,14 +60,6 @@ func slurp(t *testing.T, path string) []byte {
 		t.Fatal(err)
 	}
 	return data
-}
-
-func wantEmptyDir(t *testing.T, dir string) {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil || len(entries) > 0 {
-		t.Errorf("left in %s: %v, %v", dir, entries, err)
-	}
 }
 
 // lock locks a file or directory as another berm does.
@@ -90,55 +73,6 @@ func lock(t *testing.T, path string) (unlock func()) {
 		t.Fatal(err)
 	}
 	return func() { _ = f.Close() }
-}
-
-func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	root := &cobra.Command{Use: "berm"}
-	root.AddCommand(NewCommands()...)
-	return config.Run(ctx, root, args, stdin, stdout, stderr)
-}
-
-// berm runs the program in this process.
-func berm(t *testing.T, stdin string, args ...string) (stdout, stderr string, code int) {
-	t.Helper()
-	var out, errs bytes.Buffer
-	code = run(t.Context(), args, strings.NewReader(stdin), &out, &errs)
-	return out.String(), errs.String(), code
-}
-
-// step is a command and what it should come to.
-type step struct {
-	args   string // split at blanks, but for a last part in single quotes
-	stdin  string
-	code   int
-	stdout []string // each in the output
-	stderr []string // each in the errors; none means that nothing is said
-}
-
-func (s step) run(t *testing.T) {
-	t.Helper()
-	line, quoted, ok := strings.Cut(s.args, " '")
-	args := strings.Fields(line)
-	if ok {
-		args = append(args, strings.TrimSuffix(quoted, "'"))
-	}
-	stdout, stderr, code := berm(t, s.stdin, args...)
-	if code != s.code {
-		t.Errorf("berm %s: exit code %d, want %d", s.args, code, s.code)
-	}
-	for _, want := range s.stdout {
-		if !strings.Contains(stdout, want) {
-			t.Errorf("berm %s: the output lacks %q:\n%s", s.args, want, stdout)
-		}
-	}
-	for _, want := range s.stderr {
-		if !strings.Contains(stderr, want) {
-			t.Errorf("berm %s: the errors lack %q:\n%s", s.args, want, stderr)
-		}
-	}
-	if len(s.stderr) == 0 && stderr != "" {
-		t.Errorf("berm %s: unexpected errors:\n%s", s.args, stderr)
-	}
 }
 
 // stateHolds reads a state directory as the next server would: its instance, and its keys.
