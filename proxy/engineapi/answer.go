@@ -1,6 +1,7 @@
 package engineapi
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"io"
@@ -28,20 +29,27 @@ var buffers = sync.Pool{New: func() any { b := make([]byte, upstream.BufferSize)
 // ask makes the request to the engine that the call's own stands for, by default with
 // its method and in its version, and gives its answer.
 func (c *call) ask(a upstream.Ask) (*http.Response, error) {
+	return c.engine.Send(c.ctx, c.completed(a))
+}
+
+// open is ask for an answer that is no error.
+func (c *call) open(a upstream.Ask) (*http.Response, error) {
+	return c.engine.Open(c.ctx, c.completed(a))
+}
+
+func (c *call) completed(a upstream.Ask) upstream.Ask {
 	if a.Method == "" {
-		a.Method = c.r.Method
+		a.Method = c.r.Method // there is no request in StartContainer
 	}
-	if a.Version == 0 {
-		a.Version = c.version
-	}
-	return c.engine.Send(c.ctx, a)
+	a.Version = cmp.Or(a.Version, c.version)
+	return a
 }
 
 // forward asks the engine and relays what it answers, whatever that is. Stream says
 // that every piece of it is to be passed on at once, for as long as it takes.
 func (c *call) forward(a upstream.Ask, stream bool) error {
 	if stream {
-		leave, err := c.stream()
+		leave, err := c.enter("streams", maxStreams)
 		if err != nil {
 			return err
 		}
@@ -128,7 +136,7 @@ func (c *call) hurry() (stop func() bool) {
 	})
 }
 
-// answer gives the caller JSON of the door's own.
+// answer gives the caller JSON of Berm's own.
 func (c *call) answer(status int, v any) error {
 	body, ok := v.(json.RawMessage)
 	if !ok {
@@ -147,16 +155,17 @@ func (c *call) answer(status int, v any) error {
 	return nil
 }
 
-// ok answers 200 without a body, as the engine does to some calls.
-func (c *call) ok() error {
+// status answers without a body, as the engine does to some calls.
+func (c *call) status(status int) error {
 	c.w.Header().Set("Api-Version", c.version.String())
-	c.w.WriteHeader(http.StatusOK)
+	c.w.WriteHeader(status)
 	return nil
 }
 
-// done answers that there is nothing to say.
-func (c *call) done() error {
-	c.w.Header().Set("Api-Version", c.version.String())
-	c.w.WriteHeader(http.StatusNoContent)
-	return nil
+// say sends a part of an answer at once. A caller that doesn't take it ends the call.
+func (c *call) say(part []byte) {
+	if _, err := c.w.Write(part); err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	_ = http.NewResponseController(c.w).Flush()
 }

@@ -5,8 +5,6 @@ import (
 	"bytes"
 	"io"
 	"net/http"
-	"net/url"
-	"regexp"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -15,11 +13,7 @@ import (
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/docker/docker/api/types/container"
-
-	"github.com/bermhq/berm/policy"
 )
-
-var signalName = regexp.MustCompile(`^(SIG)?[A-Z0-9+-]{1,12}$`)
 
 const tarBlock = 512
 
@@ -48,33 +42,16 @@ func withArchive(c *call, id string, serve func(a upstream.Ask, ct *container.In
 			return err
 		}
 		defer release()
-		return serve(upstream.Ask{Path: "/containers/" + id + "/archive", Query: url.Values{"path": {name}}}, ct)
+		c.passed.Set("path", name)
+		return serve(c.askFor(id), ct)
 	})
 }
 
-// archivableContainer gives the container of a call that reads or writes its files.
-func archivableContainer(c *call) (id string, err error) {
-	if err := c.operation(policy.OpArchive); err != nil {
-		return "", err
-	}
-	if id, err = c.containerID(c.name); err == nil {
-		err = refuseUnconfined(c)
-	}
-	return id, err
-}
-
-func statArchive(c *call) error {
-	id, err := archivableContainer(c)
-	if err != nil {
-		return err
-	}
+func statArchive(c *call, _ upstream.Ask, id string) error {
 	return withArchive(c, id, func(a upstream.Ask, _ *container.InspectResponse) error {
-		resp, err := c.ask(a)
+		resp, err := c.open(a)
 		if err != nil {
 			return err
-		}
-		if resp.StatusCode >= 400 {
-			return upstream.Failure(resp)
 		}
 		_ = resp.Body.Close()
 		c.head(resp)
@@ -82,11 +59,7 @@ func statArchive(c *call) error {
 	})
 }
 
-func getArchive(c *call) error {
-	id, err := archivableContainer(c)
-	if err != nil {
-		return err
-	}
+func getArchive(c *call, _ upstream.Ask, id string) error {
 	return transfer(c, id, func(io.Reader) error {
 		return withArchive(c, id, func(a upstream.Ask, _ *container.InspectResponse) error { return c.forward(a, false) })
 	})
@@ -94,24 +67,16 @@ func getArchive(c *call) error {
 
 // exportContainer needs no quiet: for an export, and for a commit, the engine mounts the
 // container's root alone.
-func exportContainer(c *call) error {
-	id, err := archivableContainer(c)
-	if err != nil {
-		return err
-	}
+func exportContainer(c *call, a upstream.Ask, id string) error {
 	return transfer(c, id, func(io.Reader) error {
-		return c.forward(upstream.Ask{Path: "/containers/" + id + "/export"}, false)
+		return c.forward(a, false)
 	})
 }
 
 // putArchive gives the engine an archive of Berm's own writing. It is plain, as some
 // engines unpack compressed ones by programs that they find in the container. Entries
 // before a refused one may have been unpacked.
-func putArchive(c *call) error {
-	id, err := archivableContainer(c)
-	if err != nil {
-		return err
-	}
+func putArchive(c *call, _ upstream.Ask, id string) error {
 	return transfer(c, id, func(r io.Reader) error {
 		return withArchive(c, id, func(a upstream.Ask, ct *container.InspectResponse) error {
 			plain, err := plainTar(r)
@@ -121,11 +86,6 @@ func putArchive(c *call) error {
 			body, err := newTarFilter(plain, ct.HostConfig.ReadonlyRootfs)
 			if err != nil {
 				return err
-			}
-			for _, name := range []string{"noOverwriteDirNonDir", "copyUIDGID"} {
-				if c.flag(name) {
-					a.Query.Set(name, "1")
-				}
 			}
 			a.Body, a.Length, a.Header = body, -1, http.Header{"Content-Type": {"application/x-tar"}}
 			c.close(nil) // now, as it may take long

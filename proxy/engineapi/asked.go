@@ -1,11 +1,16 @@
 package engineapi
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/mount"
+	"github.com/docker/docker/api/types/network"
 
 	"github.com/bermhq/berm/proxy/engineapi/body"
 
@@ -15,7 +20,7 @@ import (
 )
 
 // asAsked is a body that was denied, as it goes through in mode audit: as it came, but
-// with the door's own labels, and with IDs where it names what may be somebody else's.
+// with Berm's own labels, and with IDs where it names what may be somebody else's.
 // What is another caller's isn't there in this mode either.
 func asAsked(c *call, p *plan) (*body.Create, error) {
 	if othersImage(c, p.image.Config.Labels) {
@@ -23,11 +28,10 @@ func asAsked(c *call, p *plan) (*body.Create, error) {
 	}
 	b, h := *p.Body, *p.Body.HostConfig
 	b.HostConfig, b.Labels = &h, p.Labels
-	var err error
-	for _, mode := range []*string{&h.PidMode, &h.IpcMode, &h.UTSMode, &h.UsernsMode, &h.CgroupnsMode, &h.Cgroup} {
-		if *mode, err = askedMode(c, *mode); err != nil {
-			return nil, err
-		}
+	err := cmp.Or(askedMode(c, &h.PidMode), askedMode(c, &h.IpcMode), askedMode(c, &h.UTSMode), askedMode(c, &h.UsernsMode),
+		askedMode(c, &h.CgroupnsMode), askedMode(c, &h.Cgroup), askedMode(c, &h.NetworkMode))
+	if err != nil {
+		return nil, err
 	}
 	h.VolumesFrom = slices.Clone(h.VolumesFrom)
 	for i, from := range h.VolumesFrom {
@@ -45,25 +49,26 @@ func asAsked(c *call, p *plan) (*body.Create, error) {
 	if h.Mounts, err = askedMounts(c, p); err != nil {
 		return nil, err
 	}
-	if h.NetworkMode, err = askedMode(c, h.NetworkMode); err != nil {
-		return nil, err
-	}
-	if !strings.HasPrefix(h.NetworkMode, "container:") {
-		if h.NetworkMode, err = askedNetwork(c, h.NetworkMode); err != nil {
+	if !h.NetworkMode.IsContainer() {
+		name, err := askedNetwork(c, string(h.NetworkMode))
+		if err != nil {
 			return nil, err
 		}
+		h.NetworkMode = container.NetworkMode(name)
 	}
 	return &b, askedEndpoints(c, &b)
 }
 
-// askedMode is a namespace's mode, in which a container has to be the caller's.
-func askedMode(c *call, mode string) (string, error) {
-	ref, ok := strings.CutPrefix(mode, "container:")
+// askedMode makes a namespace's mode name a container by its ID. It fails if the container
+// isn't the caller's.
+func askedMode[M ~string](c *call, mode *M) error {
+	ref, ok := strings.CutPrefix(string(*mode), "container:")
 	if !ok {
-		return mode, nil
+		return nil
 	}
 	id, err := c.containerID(ref)
-	return "container:" + id, err
+	*mode = M("container:" + id)
+	return err
 }
 
 // askedNetwork gives the ID of a network that isn't another caller's, or the name of one
@@ -91,7 +96,7 @@ func askedEndpoints(c *call, b *body.Create) error {
 	if err != nil || len(asked) == 0 {
 		return err
 	}
-	out := map[string]*body.Endpoint{}
+	out := map[string]*network.EndpointSettings{}
 	for ref, e := range asked {
 		name, err := askedNetwork(c, ref)
 		if err != nil {
@@ -116,7 +121,7 @@ func askedEndpoints(c *call, b *body.Create) error {
 }
 
 // askedMounts labels the volumes that the engine may make.
-func askedMounts(c *call, p *plan) ([]body.MountBody, error) {
+func askedMounts(c *call, p *plan) ([]mount.Mount, error) {
 	list := slices.Clone(p.Body.HostConfig.Mounts)
 	for i := range list {
 		m := &list[i]
@@ -135,7 +140,7 @@ func askedMounts(c *call, p *plan) ([]body.MountBody, error) {
 		if m.Source != "" && !volumeName.MatchString(m.Source) {
 			return nil, proxy.Malformed(fmt.Sprintf("%q can't be a volume's name", body.Shorten(m.Source)))
 		}
-		options := body.VolumeOptions{}
+		options := mount.VolumeOptions{}
 		if m.VolumeOptions != nil {
 			options = *m.VolumeOptions
 		}

@@ -3,12 +3,9 @@ package engineapi
 import (
 	"encoding/base64"
 	"net/http"
-	"net/url"
 	"regexp"
 	"slices"
 	"strings"
-
-	"github.com/bermhq/berm/proxy/engineapi/body"
 
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
@@ -16,126 +13,69 @@ import (
 
 func attachRoutes() []route {
 	const one = "/containers/{id}"
-	streams := []string{"detachKeys", "logs", "stream", "stdin", "stdout", "stderr"}
+	streams := params{"detachKeys": detachKeys, "logs": boolean, "stream": boolean, "stdin": boolean, "stdout": boolean, "stderr": boolean}
 	return []route{
-		{method: http.MethodPost, template: one + "/attach", query: streams, change: true, serve: attachContainer},
-		{method: http.MethodGet, template: one + "/attach/ws", query: streams, change: true, serve: attachWS},
-		{method: http.MethodPost, template: one + "/resize", query: []string{"h", "w"}, serve: resizeContainer},
-		{method: http.MethodGet, template: one + "/logs", query: []string{"follow", "stdout", "stderr", "since", "until", "timestamps", "tail", "details"}, serve: containerLogs},
-		{method: http.MethodGet, template: one + "/stats", query: []string{"stream", "one-shot"}, serve: containerStats},
-		{method: http.MethodGet, template: one + "/top", query: []string{"ps_args"}, serve: containerTop},
-		{method: http.MethodGet, template: one + "/changes", serve: containerChanges},
-		{method: http.MethodPost, template: one + "/wait", query: []string{"condition"}, serve: waitContainer},
+		{method: http.MethodPost, template: one + "/attach", query: streams, change: true, serve: inContainer(attachContainer)},
+		{method: http.MethodGet, template: one + "/attach/ws", query: streams, change: true, serve: inContainer(attachWS)},
+		{method: http.MethodPost, template: one + "/resize", query: consoleSize, serve: forwardContainer},
+		{method: http.MethodGet, template: one + "/logs", query: params{
+			"follow": boolean, "stdout": boolean, "stderr": boolean, "timestamps": boolean, "since": moment, "until": moment, "tail": moment, "details": noDetails,
+		}, serve: onContainer(containerLogs)},
+		{method: http.MethodGet, template: one + "/stats", query: params{"stream": boolean, "one-shot": boolean}, serve: onContainer(containerStats)},
+		{method: http.MethodGet, template: one + "/top", query: params{"ps_args": psOptions}, serve: forwardContainer},
+		{method: http.MethodGet, template: one + "/changes", serve: forwardContainer},
+		{method: http.MethodPost, template: one + "/wait", query: params{"condition": like(waitCondition, "invalid condition")}, serve: onContainer(waitContainer)},
 	}
 }
 
-// attachAsked returns the container of an attach, and its parameters, written anew.
-func attachAsked(c *call) (id string, query url.Values, err error) {
-	query = url.Values{}
-	for _, name := range []string{"logs", "stream", "stdin", "stdout", "stderr"} {
-		if c.flag(name) {
-			query.Set(name, "1")
-		}
-	}
-	keys := c.query.Get("detachKeys")
-	if keys != "" {
-		query.Set("detachKeys", keys)
-	}
-	if err := detachKeys(keys); err != nil {
-		return "", nil, err
-	}
-	if id, err = c.containerID(c.name); err != nil {
-		return "", nil, err
-	}
-	return id, query, refuseUnconfined(c)
-}
-
-func attachContainer(c *call) error {
-	id, query, err := attachAsked(c)
-	if err != nil {
-		return err
-	}
+func attachContainer(c *call, a upstream.Ask, _ string) error {
 	c.closeMessage = &closeMessage{}
-	return c.hijack(upstream.Ask{Path: "/containers/" + id + "/attach", Query: query})
+	return c.hijack(a)
 }
 
 // attachWS passes a WebSocket's handshake on as one of its own; what follows is between
 // the client and the engine.
-func attachWS(c *call) error {
+func attachWS(c *call, a upstream.Ask, _ string) error {
 	h := c.r.Header
 	key, err := base64.StdEncoding.DecodeString(h.Get("Sec-Websocket-Key"))
 	if !strings.EqualFold(h.Get("Upgrade"), "websocket") || err != nil || len(key) != 16 || h.Get("Sec-Websocket-Version") != "13" {
 		return proxy.Malformed("this is not the handshake of a WebSocket")
 	}
-	id, query, err := attachAsked(c)
-	if err != nil {
-		return err
-	}
-	return c.hijack(upstream.Ask{Path: "/containers/" + id + "/attach/ws", Query: query, Header: http.Header{
+	a.Header = http.Header{
 		"Connection": {"Upgrade"}, "Upgrade": {"websocket"}, "Sec-Websocket-Version": {"13"}, "Origin": {"http://docker"},
 		"Sec-Websocket-Key": {base64.StdEncoding.EncodeToString(key)},
-	}})
+	}
+	return c.hijack(a)
 }
 
-func resizeContainer(c *call) error {
-	id, err := c.containerID(c.name)
-	if err != nil {
-		return err
+// noDetails refuses the details of logs.
+func noDetails(name, value string) (string, error) {
+	if isTrue(value) {
+		return "", denied("endpoints.query", name, "details of logs show environment variables", "no details")
 	}
-	query, err := consoleSize(c)
-	if err != nil {
-		return err
-	}
-	return c.forward(upstream.Ask{Path: "/containers/" + id + "/resize", Query: query}, false)
+	return "", nil
 }
 
-// instant is a time as the engine takes it: RFC 3339, or seconds with a fraction, or a
-// duration before now.
-var instant = regexp.MustCompile(`^[-+0-9A-Za-z:.]{1,64}$`)
-
-func containerLogs(c *call) error {
-	if c.flag("details") {
-		return denied("endpoints.query", "details", "details of logs show environment variables", "no details")
-	}
-	query := url.Values{}
-	for _, name := range []string{"follow", "stdout", "stderr", "timestamps"} {
-		if c.flag(name) {
-			query.Set(name, "1")
-		}
-	}
-	for _, name := range []string{"since", "until", "tail"} {
-		if v := c.query.Get(name); v != "" {
-			if !instant.MatchString(v) {
-				return proxy.Malformed("the query parameter " + name + " is neither a time nor a number")
-			}
-			query.Set(name, v)
-		}
-	}
-	id, err := c.containerID(c.name)
-	if err != nil {
-		return err
-	}
-	if query.Has("follow") {
+func containerLogs(c *call, a upstream.Ask, _ string) error {
+	if a.Query.Has("follow") {
 		defer c.untilDrain()()
 	}
 	c.closeMessage = &closeMessage{}
-	return c.forward(upstream.Ask{Path: "/containers/" + id + "/logs", Query: query}, true)
+	return c.forward(a, true)
 }
 
-func containerStats(c *call) error {
-	id, err := c.containerID(c.name)
-	if err != nil {
-		return err
+func containerStats(c *call, a upstream.Ask, _ string) error {
+	switch {
+	case !c.query.Has("stream"):
+		a.Query.Set("stream", "1")
+	case !c.flag("stream"):
+		a.Query.Set("stream", "0")
 	}
-	query := url.Values{"stream": {"1"}}
-	if c.query.Has("stream") && !c.flag("stream") {
-		query.Set("stream", "0")
-	}
-	if c.flag("one-shot") && c.version >= 41 {
-		query.Set("one-shot", "1")
+	if c.version < 41 {
+		a.Query.Del("one-shot")
 	}
 	defer c.untilDrain()()
-	return c.forward(upstream.Ask{Path: "/containers/" + id + "/stats", Query: query}, true)
+	return c.forward(a, true)
 }
 
 // psArgs are options of ps that show no environment, as a BSD "e" does. What ps doesn't
@@ -150,45 +90,21 @@ const psColumn = `(pid|ppid|pgid|sid|uid|user|gid|group|comm|args|cmd|etime|time
 
 var psColumns = regexp.MustCompile(`^(-o|-eo|-Ao|-e -o|-A -o|axo|ax o|o) ?` + psColumn + `(,` + psColumn + `)*$`)
 
-// containerTop lists a container's processes. The engine gives the options to the host's ps.
-func containerTop(c *call) error {
-	query := url.Values{}
-	if args := c.query.Get("ps_args"); args != "" {
-		if !slices.Contains(psArgs, args) && !psColumns.MatchString(args) {
-			return denied("endpoints.query", "ps_args", "these options of ps are not known to show processes only", strings.Join(psArgs, ", ")+", or -o with names of columns")
-		}
-		query.Set("ps_args", args)
+// psOptions checks the options of a list of processes, which the engine gives to the host's ps.
+func psOptions(name, value string) (string, error) {
+	if !slices.Contains(psArgs, value) && !psColumns.MatchString(value) {
+		return "", denied("endpoints.query", name, "these options of ps are not known to show processes only", strings.Join(psArgs, ", ")+", or -o with names of columns")
 	}
-	id, err := c.containerID(c.name)
-	if err != nil {
-		return err
-	}
-	return c.forward(upstream.Ask{Path: "/containers/" + id + "/top", Query: query}, false)
+	return value, nil
 }
 
-func containerChanges(c *call) error {
-	id, err := c.containerID(c.name)
-	if err != nil {
-		return err
-	}
-	return c.forward(upstream.Ask{Path: "/containers/" + id + "/changes"}, false)
-}
+var waitCondition = regexp.MustCompile(`^(not-running|next-exit|removed)$`)
 
 // waitContainer answers when the container's state is what was asked for; its header comes at once.
-func waitContainer(c *call) error {
-	query := url.Values{}
-	if condition := c.query.Get("condition"); condition != "" {
-		if !slices.Contains([]string{"not-running", "next-exit", "removed"}, condition) {
-			return proxy.Malformed("invalid condition: " + body.Shorten(condition))
-		}
-		if c.version >= 30 {
-			query.Set("condition", condition)
-		}
-	}
-	id, err := c.containerID(c.name)
-	if err != nil {
-		return err
+func waitContainer(c *call, a upstream.Ask, _ string) error {
+	if c.version < 30 {
+		a.Query.Del("condition")
 	}
 	c.closeMessage = &closeMessage{form: textLine} // which clients take for an error, as it isn't JSON
-	return c.forward(upstream.Ask{Path: "/containers/" + id + "/wait", Query: query}, true)
+	return c.forward(a, true)
 }

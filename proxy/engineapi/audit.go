@@ -158,7 +158,7 @@ func (r *Record) judged(err error, reasons []policy.Reason) {
 		f := proxy.FaultOf(err)
 		r.Verdict, r.Error = VerdictFailed, f.Detail
 		if f.Status == http.StatusBadRequest && upstream.StatusOf(err) == 0 {
-			r.Verdict, r.Rule = VerdictDenied, "request."+f.Code // by the door itself
+			r.Verdict, r.Rule = VerdictDenied, "request."+f.Code // by the proxy itself
 		}
 	case len(reasons) > 0:
 		r.Verdict, r.Reasons = VerdictWouldDeny, reasons

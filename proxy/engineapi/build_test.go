@@ -29,31 +29,21 @@ func contextOf(t *testing.T, dockerfile string, more ...tar.Header) io.Reader {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, h := range append(more, tar.Header{Name: "Dockerfile", Typeflag: tar.TypeReg, Size: int64(len(dockerfile)), Mode: 0o644}) {
-		if err := w.WriteHeader(&h); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, w.WriteHeader(&h))
 		if h.Name == "Dockerfile" && h.Typeflag == tar.TypeReg {
-			if _, err := io.WriteString(w, dockerfile); err != nil {
-				t.Fatal(err)
-			}
+			must(io.WriteString(w, dockerfile))(t)
 		}
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, w.Close())
 	return &b
 }
 
 func TestBuild(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, buildPolicy)
+	d, direct := engineDoor(t, buildPolicy)
 	mine, other, ctx := d.client("mine"), d.client("other"), t.Context()
 	const tag = "built.local/mine/app:1"
 	dockerfile := "FROM " + testImage + "\nLABEL a=b\nRUN echo built > /proof && ls /sys/class/net > /nets\n"
-	resp, err := mine.ImageBuild(ctx, contextOf(t, dockerfile), build.ImageBuildOptions{Tags: []string{tag}, Version: build.BuilderV1, Remove: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must(mine.ImageBuild(ctx, contextOf(t, dockerfile), build.ImageBuildOptions{Tags: []string{tag}, Version: build.BuilderV1, Remove: true}))(t)
 	said, err := io.ReadAll(resp.Body)
 	_ = resp.Body.Close()
 	if err != nil || !bytes.Contains(said, []byte("Successfully tagged "+tag)) || bytes.Contains(said, []byte(`"error"`)) {
@@ -73,9 +63,7 @@ func TestBuild(t *testing.T) {
 		}
 	}
 	const listed = "berm.local/built-theirs:1"
-	if err := direct.ImageTag(ctx, tag, listed); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, direct.ImageTag(ctx, tag, listed))
 	if _, err := other.ImageRemove(ctx, listed, image.RemoveOptions{}); !errdefs.IsPermissionDenied(err) {
 		t.Errorf("another removes it by a name on the allow-list: %v", err)
 	}
@@ -90,8 +78,7 @@ func TestBuild(t *testing.T) {
 
 // TestBuildRewritten has the engine read what Berm writes of a Dockerfile.
 func TestBuildRewritten(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, strings.Replace(buildPolicy, `build: "on"`, `build: "on", build_add_url: ["http://127.0.0.1:1/pub/"]`, 1))
+	d, direct := engineDoor(t, strings.Replace(buildPolicy, `build: "on"`, `build: "on", build_add_url: ["http://127.0.0.1:1/pub/"]`, 1))
 	ownImages(t, direct, d)
 	c, ctx, tag := d.client("mine"), t.Context(), "latest"
 	dockerfile := "# syntax=evil.local/x\n# escape=`\nARG NAME=evil.local/x\nARG TAG\nFROM ${NAME}:$TAG AS Base\n" +
@@ -101,10 +88,7 @@ func TestBuildRewritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	img, err := direct.ImageInspect(ctx, id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	img := must(direct.ImageInspect(ctx, id))(t)
 	got, _ := json.Marshal(struct{ Env, Cmd, Test, OnBuild, Volumes, Ports, Labels any }{
 		img.Config.Env[len(img.Config.Env)-3:], img.Config.Cmd, img.Config.Healthcheck, img.Config.OnBuild, img.Config.Volumes, img.Config.ExposedPorts, []string{img.Config.Labels["a b"], img.Config.Labels["i"]},
 	})
@@ -153,19 +137,14 @@ func TestBuildsThatAreRefused(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := direct.ImageInspect(ctx, testImage); err != nil {
-		t.Fatal(err)
-	}
+	must(direct.ImageInspect(ctx, testImage))(t)
 }
 
 func TestImages(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "version: 1\nimages: {allow: [\"berm.local/*\", \"tags.local/mine/*\"]}\nprofiles: {default: {engine_api: {tags: [\"tags.local/mine/*\", \"tags.local/unlisted/*\"]}}}\n")
+	d, direct := engineDoor(t, "version: 1\nimages: {allow: [\"berm.local/*\", \"tags.local/mine/*\"]}\nprofiles: {default: {engine_api: {tags: [\"tags.local/mine/*\", \"tags.local/unlisted/*\"]}}}\n")
 	c, ctx := d.client("mine"), t.Context()
 	const secret = "secret.local/other:1"
-	if err := direct.ImageTag(ctx, testImage, secret); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, direct.ImageTag(ctx, testImage, secret))
 	defer func() { _, _ = direct.ImageRemove(ctx, secret, image.RemoveOptions{}) }()
 	list, err := c.ImageList(ctx, image.ListOptions{})
 	if err != nil || len(list) != 1 || !slices.Equal(list[0].RepoTags, []string{testImage}) {
@@ -223,10 +202,7 @@ func TestImages(t *testing.T) {
 	if _, err := c.ImageLoad(ctx, bytes.NewReader(nil)); err == nil {
 		t.Error("load was taken")
 	}
-	r, err := c.ImageSave(ctx, []string{testImage})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must(c.ImageSave(ctx, []string{testImage}))(t)
 	saved, err := io.ReadAll(r)
 	_ = r.Close()
 	if err != nil || !bytes.Contains(saved, []byte("berm.local/busybox")) || bytes.Contains(saved, []byte("secret.local")) {
@@ -244,10 +220,7 @@ profiles: {default: {engine_api: {commit: "on", tags: ["commit.local/mine/*"], r
 	redacted := d.made(direct, "mine", "commit-redacted", container.Config{Env: []string{"API_TOKEN=hunter2"}})
 	foreign := d.made(direct, "other", "commit-other", container.Config{})
 	c, ctx := d.client("mine"), t.Context()
-	made, err := c.ContainerCommit(ctx, id, container.CommitOptions{Reference: "commit.local/mine/x:1", Comment: "a comment"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := must(c.ContainerCommit(ctx, id, container.CommitOptions{Reference: "commit.local/mine/x:1", Comment: "a comment"}))(t)
 	defer func() { _, _ = direct.ImageRemove(ctx, "commit.local/mine/x:1", image.RemoveOptions{}) }()
 	img, err := direct.ImageInspect(ctx, "commit.local/mine/x:1")
 	if err != nil || img.ID != made.ID || img.Config.Labels[lifecycle.LabelTenant] != "mine" {

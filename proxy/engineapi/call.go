@@ -26,6 +26,8 @@ type call struct {
 	version upstream.Version // what the engine is spoken to in
 	name    string           // the name in the path, as the client has it
 	query   url.Values       // only parameters that the route knows
+	passed  url.Values       // those of them that were checked, as the engine gets them
+	filter  filters          // empty without any
 
 	objects      []string        // IDs of what the call was about, for the audit log
 	reasons      []policy.Reason // what the policy denied, in mode audit as well

@@ -22,27 +22,16 @@ func TestClientsRun(t *testing.T) {
 	host, direct := testEngine(t)
 	dir := workDir(t)
 	for _, sub := range []string{"/a/inner", "/b"} {
-		if err := os.MkdirAll(dir+sub, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, os.MkdirAll(dir+sub, 0o755))
 	}
-	if err := os.Symlink("/etc", dir+"/link"); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.Symlink("/etc", dir+"/link"))
 	d := doorTo(t, host, workRules(dir))
 	left := sweepOwn(t, direct, d)
 	address := d.listen(Caller{Name: "cli", Tenant: "cli"})
 	for name, binary := range dockerCLIs {
 		t.Run(name, func(t *testing.T) {
 			docker := func(args ...string) (string, string, error) { return dockerCLI(t, binary, address, args...) }
-			must := func(args ...string) string {
-				t.Helper()
-				out, errs, err := docker(args...)
-				if err != nil {
-					t.Fatalf("docker %v: %v: %s", args, err, errs)
-				}
-				return strings.TrimSpace(out)
-			}
+			must := mustDocker(t, binary, address)
 			must("network", "create", "--internal", "cli-"+name)
 			for what, tt := range map[string]struct {
 				args []string
@@ -169,9 +158,7 @@ func refusedRuns(dir string) map[string]refusedRun {
 
 // TestClientsInteractive has a terminal, and input that ends.
 func TestClientsInteractive(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
-	left := sweepOwn(t, direct, d)
+	d, _ := engineDoor(t, "")
 	address := d.listen(Caller{Name: "tty", Tenant: "tty"})
 	for name, binary := range dockerCLIs {
 		t.Run(name, func(t *testing.T) {
@@ -192,7 +179,7 @@ func TestClientsInteractive(t *testing.T) {
 					}
 				})
 			}
-			if all := left(); len(all) != 0 {
+			if all := d.left(); len(all) != 0 {
 				t.Errorf("left: %v", all)
 			}
 		})

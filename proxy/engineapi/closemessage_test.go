@@ -90,25 +90,14 @@ func TestFollowersDrain(t *testing.T) {
 		"POST " + one + standInID + "/wait":                  {50 * time.Millisecond, "berm: the server is going down\n"},
 	} {
 		path := filepath.Join(d.dir, "f.sock")
-		l, err := proxy.Listen(t.Context(), "unix://"+path, 0o600)
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := must(proxy.Listen(t.Context(), "unix://"+path, 0o600))(t)
 		end := d.listenOn(l, tt.drain)
 		method, target, _ := strings.Cut(call, " ")
-		req, err := http.NewRequestWithContext(t.Context(), method, "http://localhost"+target, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp, err := raw("unix://" + path).Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		req := must(http.NewRequestWithContext(t.Context(), method, "http://localhost"+target, nil))(t)
+		resp := must(raw("unix://" + path).Do(req))(t)
 		body := bufio.NewReader(resp.Body)
 		if strings.Contains(call, "/logs") {
-			if _, err := body.Discard(8); err != nil {
-				t.Fatal(err)
-			}
+			must(body.Discard(8))(t)
 		}
 		end()
 		if got, err := io.ReadAll(body); err == nil || string(got) != tt.want {
@@ -125,19 +114,12 @@ func TestUnreadDrain(t *testing.T) {
 			_, err = io.WriteString(w, strings.Repeat("x", 4<<10))
 		}
 	}})
-	l := newPipeListener()
+	l := newPipes()
 	end := d.listenOn(l, time.Hour)
-	conn, err := l.dial(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := l.dial()
 	defer func() { _ = conn.Close() }()
-	if _, err := io.WriteString(conn, "GET /v1.41/containers/"+standInID+"/logs?follow=1&stdout=1 HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.ReadFull(conn, make([]byte, 1000)); err != nil {
-		t.Fatal(err)
-	}
+	must(io.WriteString(conn, "GET /v1.41/containers/"+standInID+"/logs?follow=1&stdout=1 HTTP/1.1\r\nHost: localhost\r\n\r\n"))(t)
+	must(io.ReadFull(conn, make([]byte, 1000)))(t)
 	ended := make(chan struct{})
 	go func() { end(); close(ended) }()
 	select {

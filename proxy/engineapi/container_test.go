@@ -16,8 +16,7 @@ import (
 )
 
 func TestListsOnlyOwn(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	mine := d.made(direct, "mine", "list-mine", container.Config{})
 	d.made(direct, "other", "list-other", container.Config{})
 	c := d.client("mine")
@@ -49,8 +48,7 @@ func TestListsOnlyOwn(t *testing.T) {
 
 // What is another's is told apart from what isn't there by no answer.
 func TestForeignContainerIsNotThere(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	id := d.made(direct, "other", "foreign-container", container.Config{})
 	c := d.client("mine")
 	ctx := t.Context()
@@ -88,16 +86,12 @@ func TestForeignContainerIsNotThere(t *testing.T) {
 }
 
 func TestContainerLife(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	id := d.made(direct, "mine", "life", container.Config{})
 	d.made(direct, "other", "life-other", container.Config{})
 	c, ctx := d.client("mine"), t.Context()
 	state := func() container.State {
-		ct, err := direct.ContainerInspect(ctx, id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ct := must(direct.ContainerInspect(ctx, id))(t)
 		return *ct.State
 	}
 	if err := c.ContainerPause(ctx, "life"); err != nil || !state().Paused {
@@ -128,8 +122,7 @@ func TestContainerLife(t *testing.T) {
 }
 
 func TestPruneLeavesOthers(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	mine := d.made(direct, "mine", "prune-mine", container.Config{Cmd: []string{"true"}})
 	other := d.made(direct, "other", "prune-other", container.Config{Cmd: []string{"true"}})
 	for _, id := range []string{mine, other} {
@@ -150,8 +143,7 @@ func TestPruneLeavesOthers(t *testing.T) {
 }
 
 func TestInspectHidesWhatThePolicyHides(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, basePolicy+"profiles: {default: {engine_api: {redact_env: [\"*_TOKEN\"]}}}\n")
+	d, direct := engineDoor(t, basePolicy+"profiles: {default: {engine_api: {redact_env: [\"*_TOKEN\"]}}}\n")
 	id := d.made(direct, "mine", "redact", container.Config{Env: []string{"API_TOKEN=hunter2", "PLAIN=seen"}})
 	ct, raw, err := d.client("mine").ContainerInspectWithRaw(t.Context(), id, true)
 	if err != nil {
@@ -160,10 +152,7 @@ func TestInspectHidesWhatThePolicyHides(t *testing.T) {
 	if bytes.Contains(raw, []byte("hunter2")) || !slices.Contains(ct.Config.Env, "API_TOKEN=[redacted]") || !slices.Contains(ct.Config.Env, "PLAIN=seen") {
 		t.Errorf("env: %q", ct.Config.Env)
 	}
-	want, err := direct.ContainerInspect(t.Context(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := must(direct.ContainerInspect(t.Context(), id))(t)
 	if ct.ID != want.ID || ct.Config.Image != want.Config.Image || ct.HostConfig.NetworkMode != want.HostConfig.NetworkMode || ct.SizeRootFs == nil {
 		t.Errorf("inspect lost something: %+v", ct)
 	}
@@ -173,26 +162,17 @@ func tarOf(t *testing.T, name, content string) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	if err := w.WriteHeader(&tar.Header{Name: name, Size: int64(len(content)), Mode: 0o755}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.WriteString(w, content); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, w.WriteHeader(&tar.Header{Name: name, Size: int64(len(content)), Mode: 0o755}))
+	must(io.WriteString(w, content))(t)
+	noError(t, w.Close())
 	return b.Bytes()
 }
 
 func TestArchive(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	id := d.made(direct, "mine", "archive", container.Config{})
 	c, ctx := d.client("mine"), t.Context()
-	if err := c.CopyToContainer(ctx, id, "/tmp", bytes.NewReader(tarOf(t, "f", "content")), container.CopyToContainerOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, c.CopyToContainer(ctx, id, "/tmp", bytes.NewReader(tarOf(t, "f", "content")), container.CopyToContainerOptions{}))
 	stat, err := c.ContainerStatPath(ctx, "archive", "/tmp/f")
 	if err != nil || stat.Size != 7 {
 		t.Errorf("stat: %+v, %v", stat, err)
@@ -203,9 +183,7 @@ func TestArchive(t *testing.T) {
 	}
 	defer r.Close()
 	tr := tar.NewReader(r)
-	if _, err := tr.Next(); err != nil {
-		t.Fatal(err)
-	}
+	must(tr.Next())(t)
 	if got, err := io.ReadAll(tr); err != nil || string(got) != "content" {
 		t.Errorf("came back as %q, %v", got, err)
 	}
@@ -249,8 +227,7 @@ func TestArchiveIsPlain(t *testing.T) {
 }
 
 func TestSwitchedOff(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, basePolicy+"profiles: {default: {engine_api: {archive: \"off\"}}}\n")
+	d, direct := engineDoor(t, basePolicy+"profiles: {default: {engine_api: {archive: \"off\"}}}\n")
 	id := d.made(direct, "mine", "off", container.Config{})
 	_, _, err := d.client("mine").CopyFromContainer(t.Context(), id, "/etc/passwd")
 	if !errdefs.IsPermissionDenied(err) || !strings.Contains(err.Error(), "archive") {
@@ -305,10 +282,7 @@ func TestUnknown(t *testing.T) {
 		{"POST", "/auth", 403},
 		{"TRACE", "/_ping", 403},
 	} {
-		req, err := http.NewRequest(tt.method, "http://docker", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		req := must(http.NewRequest(tt.method, "http://docker", nil))(t)
 		req.URL.Opaque = tt.target
 		resp, err := raw(address).Do(req)
 		if err != nil {

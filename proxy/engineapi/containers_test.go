@@ -34,6 +34,18 @@ func dockerCLI(t *testing.T, binary, host string, args ...string) (stdout, stder
 	return out.String(), errs.String(), err
 }
 
+// mustDocker is dockerCLI for what has to succeed.
+func mustDocker(t *testing.T, binary, host string) func(args ...string) string {
+	return func(args ...string) string {
+		t.Helper()
+		out, errs, err := dockerCLI(t, binary, host, args...)
+		if err != nil {
+			t.Fatalf("docker %v: %v: %s", args, err, errs)
+		}
+		return strings.TrimSpace(out)
+	}
+}
+
 // sweepOwn removes in the end what the door's callers made, and gives what there is.
 func sweepOwn(t *testing.T, direct *client.Client, d *testDoor) (left func() []string) {
 	t.Helper()
@@ -88,9 +100,7 @@ func sweepOwn(t *testing.T, direct *client.Client, d *testDoor) (left func() []s
 // finish starts a container, waits for its end, and gives its output and exit code.
 func finish(t *testing.T, c, direct *client.Client, id string) (string, int64) {
 	t.Helper()
-	if err := c.ContainerStart(t.Context(), id, container.StartOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, c.ContainerStart(t.Context(), id, container.StartOptions{}))
 	return finished(t, direct, id)
 }
 
@@ -104,20 +114,14 @@ func finished(t *testing.T, direct *client.Client, id string) (string, int64) {
 	case err := <-failed:
 		t.Fatal(err)
 	}
-	r, err := direct.ContainerLogs(t.Context(), id, container.LogsOptions{ShowStdout: true, ShowStderr: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must(direct.ContainerLogs(t.Context(), id, container.LogsOptions{ShowStdout: true, ShowStderr: true}))(t)
 	defer r.Close()
 	return readStream(t, r), code
 }
 
 func inspect(t *testing.T, direct *client.Client, id string) container.InspectResponse {
 	t.Helper()
-	ct, err := direct.ContainerInspect(t.Context(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ct := must(direct.ContainerInspect(t.Context(), id))(t)
 	return ct
 }
 
@@ -136,13 +140,7 @@ profiles:
 
 func workDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/var/tmp", "berm-engineapi-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := must(os.MkdirTemp("/var/tmp", "berm-engineapi-"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if dir, err = filepath.EvalSymlinks(dir); err != nil {
-		t.Fatal(err)
-	}
-	return dir
+	return must(filepath.EvalSymlinks(dir))(t)
 }

@@ -15,7 +15,6 @@ import (
 
 	"github.com/bermhq/berm/proxy/engineapi/body"
 
-	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/docker/docker/api/types/container"
@@ -29,10 +28,10 @@ const makeTimeout = 10 * time.Minute
 
 func createRoutes() []route {
 	return []route{
-		{method: http.MethodPost, template: "/containers/create", query: []string{"name", "platform"}, body: jsonBody, change: true, serve: createContainer},
-		{method: http.MethodPost, template: "/containers/{id}/start", query: []string{"detachKeys"}, change: true, serve: startContainer},
-		{method: http.MethodPost, template: "/containers/{id}/restart", query: []string{"t", "signal"}, change: true, serve: startContainer},
-		{method: http.MethodPost, template: "/containers/{id}/update", body: jsonBody, change: true, serve: updateContainer},
+		{method: http.MethodPost, template: "/containers/create", query: params{"name": nil, "platform": platform}, body: jsonBody, change: true, serve: decoded(createContainer)},
+		{method: http.MethodPost, template: "/containers/{id}/start", query: params{"detachKeys": detachKeys}, change: true, serve: onContainer(startContainer)},
+		{method: http.MethodPost, template: "/containers/{id}/restart", query: params{"t": stopTime, "signal": signal}, change: true, serve: onContainer(startContainer)},
+		{method: http.MethodPost, template: "/containers/{id}/update", body: jsonBody, change: true, serve: decoded(updateContainer)},
 	}
 }
 
@@ -40,22 +39,12 @@ func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys
 
 // createContainer makes a container of what the policy makes of the body, and looks at
 // what came to be before it tells of it.
-func createContainer(c *call) error {
-	var asked body.Create
-	if err := c.decode(&asked); err != nil {
-		return err
-	}
-	query := url.Values{}
+func createContainer(c *call, asked *body.Create) error {
+	query := c.passed
 	if name := strings.TrimPrefix(c.query.Get("name"), "/"); name != "" {
 		query.Set("name", name)
 	}
-	if pf := c.query.Get("platform"); pf != "" {
-		if !body.Platform.MatchString(pf) {
-			return proxy.Malformed("the platform is none: " + body.Shorten(pf))
-		}
-		query.Set("platform", pf)
-	}
-	p, err := planContainer(c, &asked)
+	p, err := planContainer(c, asked)
 	if err != nil {
 		return err
 	}
@@ -238,7 +227,7 @@ func remove(ctx context.Context, c *call, v upstream.Version, path string, query
 	return missingIsFine(c.engine.Do(ctx, upstream.Ask{Method: http.MethodDelete, Version: v, Path: path, Query: query}, nil))
 }
 
-// removeUnwanted removes what the door made and the caller must not have. It doesn't end
+// removeUnwanted removes what the proxy made and the caller must not have. It doesn't end
 // with the call.
 func removeUnwanted(c *call, path string, query url.Values) {
 	undo{func(ctx context.Context) error { return remove(ctx, c, c.version, path, query) }}.run(c.ctx, c.log)
@@ -251,7 +240,7 @@ func missingIsFine(err error) error {
 	return err
 }
 
-// listed is what the door goes by of a container in a list.
+// listed is what the proxy goes by of a container in a list.
 type listed struct {
 	ID      string `json:"Id"`
 	State   string

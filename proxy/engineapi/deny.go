@@ -10,31 +10,23 @@ import (
 	"github.com/bermhq/berm/proxy"
 )
 
-// denied is a refusal that isn't the policy's but the door's own.
+// denied is a refusal that isn't the policy's but the proxy's own.
 func denied(rule, field, message, allowed string) error {
 	return &policy.DeniedError{Reasons: []policy.Reason{{Rule: rule, Field: field, Allowed: allowed, Message: message}}}
 }
 
-// errNotFound is what every notFound is, for errors.Is.
-var errNotFound = errors.New("not found")
-
-// notFound is what the engine says of what isn't there, and the door of what is
+// notFound is what the engine says of what isn't there, and the proxy of what is
 // somebody else's.
 func notFound(message string) error {
-	return &missing{proxy.Fault{Status: http.StatusNotFound, Code: "not_found", Title: "Not found", Detail: message}}
+	return &proxy.Fault{Status: http.StatusNotFound, Code: codeMissing, Title: "Not found", Detail: message}
 }
 
-// missing is a fault of class errNotFound.
-type missing struct{ fault proxy.Fault }
+const codeMissing = "not_found"
 
-func (m *missing) Error() string        { return m.fault.Detail }
-func (m *missing) Is(target error) bool { return target == errNotFound }
-func (m *missing) As(target any) bool {
-	f, ok := target.(**proxy.Fault)
-	if ok {
-		*f = &m.fault
-	}
-	return ok
+// isMissing reports whether an error is one of notFound.
+func isMissing(err error) bool {
+	f, ok := errors.AsType[*proxy.Fault](err)
+	return ok && f.Code == codeMissing
 }
 
 func conflict(message string) error {
@@ -53,10 +45,7 @@ func fail(w http.ResponseWriter, _ *http.Request, f proxy.Fault) {
 	if f.Status == http.StatusUnprocessableEntity {
 		f.Status = http.StatusBadRequest
 	}
-	body, err := json.Marshal(map[string]string{"message": message})
-	if err != nil {
-		body = []byte(`{"message":"the error can't be told"}`)
-	}
+	body, _ := json.Marshal(map[string]string{"message": message}) // a text can be encoded
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(f.Status)
 	_, _ = w.Write(append(body, '\n'))

@@ -119,10 +119,7 @@ func TestRefusedEndpointsAreNone(t *testing.T) {
 const docsFile = "../../docs/engine-proxy.md"
 
 func TestDocsListTheEndpoints(t *testing.T) {
-	data, err := os.ReadFile(docsFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must(os.ReadFile(docsFile))(t)
 	const begin, end = "<!-- endpoints: go test ./proxy/engineapi -run DocsList -update -->\n", "<!-- end of endpoints -->"
 	before, rest, ok := strings.Cut(string(data), begin)
 	table, after, ok2 := strings.Cut(rest, end)
@@ -131,9 +128,7 @@ func TestDocsListTheEndpoints(t *testing.T) {
 	}
 	want := endpoints(t)
 	if *update {
-		if err := os.WriteFile(docsFile, []byte(before+begin+want+end+after), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, os.WriteFile(docsFile, []byte(before+begin+want+end+after), 0o644))
 		return
 	}
 	if d := cmp.Diff(want, table); d != "" {

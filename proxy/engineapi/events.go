@@ -10,16 +10,17 @@ import (
 	"strings"
 	"time"
 
-	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/docker/docker/api/types/events"
+	"github.com/docker/docker/api/types/network"
+	"github.com/docker/docker/api/types/volume"
 
 	"github.com/bermhq/berm/lifecycle"
 )
 
 func eventRoutes() []route {
-	return []route{{method: http.MethodGet, template: "/events", query: []string{"since", "until", "filters"}, serve: streamEvents}}
+	return []route{{method: http.MethodGet, template: "/events", query: params{"since": moment, "until": moment}, filters: []string{"config", "container", "daemon", "event", "image", "label", "network", "plugin", "scope", "type", "volume"}, serve: streamEvents}}
 }
 
 // maxEvent bounds one event, in bytes.
@@ -27,23 +28,11 @@ const maxEvent = 1 << 20
 
 // streamEvents tells what happens to the caller's own containers, networks, volumes and images.
 func streamEvents(c *call) error {
-	f, err := c.filters("config", "container", "daemon", "event", "image", "label", "network", "plugin", "scope", "type", "volume")
-	if err != nil {
-		return err
+	query := c.passed
+	if len(c.filter) > 0 {
+		query.Set("filters", c.filter.String())
 	}
-	query := url.Values{}
-	for _, name := range []string{"since", "until"} {
-		if v := c.query.Get(name); v != "" {
-			if !instant.MatchString(v) {
-				return proxy.Malformed("the query parameter " + name + " is not a time")
-			}
-			query.Set(name, v)
-		}
-	}
-	if len(f) > 0 {
-		query.Set("filters", f.String())
-	}
-	leave, err := c.stream()
+	leave, err := c.enter("streams", maxStreams)
 	if err != nil {
 		return err
 	}
@@ -53,18 +42,14 @@ func streamEvents(c *call) error {
 	if err := mine.seed(); err != nil {
 		return err
 	}
-	resp, err := c.ask(upstream.Ask{Path: "/events", Query: query})
+	resp, err := c.open(upstream.Ask{Path: "/events", Query: query})
 	if err != nil {
 		return err
-	}
-	if resp.StatusCode >= 400 {
-		return upstream.Failure(resp)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	c.close(nil) // now, as it may go on for days
 	c.head(resp)
-	flusher := http.NewResponseController(c.w)
-	_ = flusher.Flush()
+	_ = http.NewResponseController(c.w).Flush()
 	defer c.hurry()()
 	lines := bufio.NewReaderSize(resp.Body, upstream.BufferSize)
 	for {
@@ -78,10 +63,7 @@ func streamEvents(c *call) error {
 		if json.Unmarshal(raw, &e) != nil || !mine.sees(e) {
 			continue
 		}
-		if _, err := c.w.Write(raw); err != nil {
-			panic(http.ErrAbortHandler)
-		}
-		_ = flusher.Flush()
+		c.say(raw)
 	}
 }
 
@@ -173,13 +155,11 @@ func (s *witness) sees(e events.Message) bool {
 		if tenant, ok := s.known.get(e.Actor.ID); ok {
 			return tenant == s.caller.Tenant
 		}
-		_, own := s.look("network "+e.Actor.ID, func() (map[string]string, error) {
-			n, _, err := anyNetwork(s.call, e.Actor.ID)
-			if err != nil {
-				return nil, err
-			}
-			return n.Labels, nil
-		})
+		n, _, err := anyNetwork(s.call, e.Actor.ID)
+		if err != nil {
+			n = &network.Inspect{}
+		}
+		_, own := s.look("network "+e.Actor.ID, n.Labels, err)
 		return own
 	case events.VolumeEventType:
 		key := "volume " + e.Actor.ID
@@ -190,13 +170,11 @@ func (s *witness) sees(e events.Message) bool {
 			}
 			return was
 		}
-		since, own := s.look(key, func() (map[string]string, error) {
-			v, _, err := anyVolume(s.call, e.Actor.ID)
-			if err != nil {
-				return nil, err
-			}
-			return v.Labels, nil
-		})
+		v, _, err := anyVolume(s.call, e.Actor.ID)
+		if err != nil {
+			v = &volume.Volume{}
+		}
+		since, own := s.look(key, v.Labels, err)
 		return own && s.current(since, e)
 	case events.ImageEventType:
 		return ownImage(s.call, attributes)
@@ -210,9 +188,9 @@ func (s *witness) current(since int64, e events.Message) bool {
 	return !s.past || since <= e.TimeNano
 }
 
-// look tells whether something is the caller's, and since when.
-func (s *witness) look(key string, labels func() (map[string]string, error)) (since int64, own bool) {
-	got, err := labels()
+// look tells whether something with the labels is the caller's, and since when. With an error
+// it goes by what was seen before.
+func (s *witness) look(key string, got map[string]string, err error) (since int64, own bool) {
 	if err != nil {
 		since, own = s.since[key]
 		return since, own

@@ -29,17 +29,11 @@ import (
 // TestVolumeExchanged has a volume's name change hands after it was judged, while the
 // engine is asked for the container.
 func TestVolumeExchanged(t *testing.T) {
-	host, direct := testEngine(t)
-	l := startLiar(t, host)
-	d := doorTo(t, l.host, "")
-	left := sweepOwn(t, direct, d)
+	d, direct, l := lyingDoor(t, "")
 	attacker, victim := d.client("exchanger"), d.client("exchanged")
 	whose := func(name string) string {
 		t.Helper()
-		v, err := direct.VolumeInspect(t.Context(), name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		v := must(direct.VolumeInspect(t.Context(), name))(t)
 		return v.Labels[lifecycle.LabelTenant]
 	}
 	for _, tt := range []struct {
@@ -55,9 +49,7 @@ func TestVolumeExchanged(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.there {
-				if _, err := attacker.VolumeCreate(t.Context(), volume.CreateOptions{Name: tt.name}); err != nil {
-					t.Fatal(err)
-				}
+				must(attacker.VolumeCreate(t.Context(), volume.CreateOptions{Name: tt.name}))(t)
 			}
 			l.set(func(l *liar) {
 				l.refuse = func(method, path string) bool {
@@ -88,8 +80,8 @@ func TestVolumeExchanged(t *testing.T) {
 				if _, err := victim.VolumeInspect(t.Context(), tt.name); err != nil {
 					t.Error(err)
 				}
-				if slices.ContainsFunc(left(), func(s string) bool { return strings.HasPrefix(s, "container ") }) {
-					t.Errorf("left: %v", left())
+				if slices.ContainsFunc(d.left(), func(s string) bool { return strings.HasPrefix(s, "container ") }) {
+					t.Errorf("left: %v", d.left())
 				}
 				return
 			}
@@ -108,20 +100,13 @@ func TestVolumeExchanged(t *testing.T) {
 
 // TestAuditKeepsApart has a caller in mode audit ask for what is another tenant's.
 func TestAuditKeepsApart(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, basePolicy+"profiles: {default: {engine_api: {networks: own}}}\n")
-	left := sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, basePolicy+"profiles: {default: {engine_api: {networks: own}}}\n")
 	victim := d.client("apart-victim")
 	c := newClient(t, d.listen(Caller{Name: "apart-audit", Tenant: "apart", Audit: true}))
-	if _, err := victim.VolumeCreate(t.Context(), volume.CreateOptions{Name: "apart-vol"}); err != nil {
-		t.Fatal(err)
-	}
-	made, err := victim.NetworkCreate(t.Context(), "apart-net", network.CreateOptions{Internal: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(victim.VolumeCreate(t.Context(), volume.CreateOptions{Name: "apart-vol"}))(t)
+	made := must(victim.NetworkCreate(t.Context(), "apart-net", network.CreateOptions{Internal: true}))(t)
 	id := d.made(direct, "apart-victim", "apart-ct", container.Config{})
-	before := len(left())
+	before := len(d.left())
 	for name, h := range map[string]*container.HostConfig{
 		"bind":             {Binds: []string{"apart-vol:/v"}},
 		"mount":            {Mounts: []mount.Mount{{Type: mount.TypeVolume, Source: "apart-vol", Target: "/v"}}},
@@ -147,32 +132,20 @@ func TestAuditKeepsApart(t *testing.T) {
 	if _, err := c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{Privileged: true}, config, nil, ""); !errdefs.IsNotFound(err) {
 		t.Errorf("endpoint: %v", err)
 	}
-	if got := left(); len(got) != before {
+	if got := d.left(); len(got) != before {
 		t.Errorf("left: %v", got)
 	}
 
 	// One's own goes through, by ID.
-	own, err := c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, "apart-own")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.ContainerStart(t.Context(), own.ID, container.StartOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.NetworkCreate(t.Context(), "apart-own-net", network.CreateOptions{Internal: true}); err != nil {
-		t.Fatal(err)
-	}
+	own := must(c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, "apart-own"))(t)
+	noError(t, c.ContainerStart(t.Context(), own.ID, container.StartOptions{}))
+	must(c.NetworkCreate(t.Context(), "apart-own-net", network.CreateOptions{Internal: true}))(t)
 	config = &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{"apart-own-net": {Aliases: []string{"a"}}}}
-	ct, err := c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{
+	ct := must(c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{
 		PidMode: "container:apart-own", NetworkMode: "apart-own-net",
 		Mounts: []mount.Mount{{Type: mount.TypeVolume, Target: "/v", VolumeOptions: &mount.VolumeOptions{Labels: map[string]string{"mine": "1"}}}},
-	}, config, nil, "apart-made")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.ContainerStart(t.Context(), ct.ID, container.StartOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	}, config, nil, "apart-made"))(t)
+	noError(t, c.ContainerStart(t.Context(), ct.ID, container.StartOptions{}))
 	got := inspect(t, direct, ct.ID)
 	if string(got.HostConfig.PidMode) != "container:"+own.ID || !fullID.MatchString(string(got.HostConfig.NetworkMode)) || len(got.Mounts) != 1 {
 		t.Fatalf("%+v", got.HostConfig)
@@ -214,9 +187,7 @@ func TestAuditKeepsApart(t *testing.T) {
 
 // TestLabelBounds has labels be as large in lists as they are there, and not as they come.
 func TestLabelBounds(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
-	sweepOwn(t, direct, d)
+	d, _ := engineDoor(t, "")
 	c := d.client("labels")
 	for text, ok := range map[string]bool{strings.Repeat("a", 30<<10): true, strings.Repeat("<", 30<<10): false, strings.Repeat("\x01", 6<<10): false} {
 		_, err := c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Labels: map[string]string{"l": text}}, nil, nil, nil, "")
@@ -308,27 +279,14 @@ func TestNextEvent(t *testing.T) {
 // TestEventsOfOthersLast has an event of somebody else's be longer than any may be, and a
 // volume's name be another's before.
 func TestEventsOfOthersLast(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, "")
 	begin := time.Now().Add(-time.Second)
 	former, c := d.client("events-former"), d.client("events-now")
-	if _, err := former.VolumeCreate(t.Context(), volume.CreateOptions{Name: "events-reused"}); err != nil {
-		t.Fatal(err)
-	}
-	if err := former.VolumeRemove(t.Context(), "events-reused", false); err != nil {
-		t.Fatal(err)
-	}
-	big, err := direct.ContainerCreate(t.Context(), &container.Config{Image: testImage, Labels: map[string]string{"l": strings.Repeat("<", maxEvent/4)}}, nil, nil, nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := direct.ContainerRemove(t.Context(), big.ID, container.RemoveOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.VolumeCreate(t.Context(), volume.CreateOptions{Name: "events-reused"}); err != nil {
-		t.Fatal(err)
-	}
+	must(former.VolumeCreate(t.Context(), volume.CreateOptions{Name: "events-reused"}))(t)
+	noError(t, former.VolumeRemove(t.Context(), "events-reused", false))
+	big := must(direct.ContainerCreate(t.Context(), &container.Config{Image: testImage, Labels: map[string]string{"l": strings.Repeat("<", maxEvent/4)}}, nil, nil, nil, ""))(t)
+	noError(t, direct.ContainerRemove(t.Context(), big.ID, container.RemoveOptions{}))
+	must(c.VolumeCreate(t.Context(), volume.CreateOptions{Name: "events-reused"}))(t)
 	seen, failed := c.Events(t.Context(), events.ListOptions{Since: begin.Format(time.RFC3339Nano), Until: time.Now().Add(time.Second).Format(time.RFC3339Nano)})
 	var got []string
 	for done := false; !done; {
@@ -350,18 +308,11 @@ func TestEventsOfOthersLast(t *testing.T) {
 
 // TestShadowedID has another's container be named as the start of one's own ID.
 func TestShadowedID(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
-	sweepOwn(t, direct, d)
+	d, _ := engineDoor(t, "")
 	c, other := d.client("shadowed"), d.client("shadowing")
-	ct, err := c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	ct := must(c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, ""))(t)
 	start := ct.ID[:11]
-	if _, err := other.ContainerCreate(t.Context(), sleeper, nil, nil, nil, start); err != nil {
-		t.Fatal(err)
-	}
+	must(other.ContainerCreate(t.Context(), sleeper, nil, nil, nil, start))(t)
 	if got, err := c.ContainerInspect(t.Context(), start); err != nil || got.ID != ct.ID {
 		t.Errorf("%s: %v, %v", start, got.ContainerJSONBase, err)
 	}
@@ -376,13 +327,10 @@ func TestShadowedID(t *testing.T) {
 }
 
 // serveEngine stands in for an engine.
-func serveEngine(t *testing.T, f http.HandlerFunc) (host string) {
+func serveEngine(t testing.TB, f http.HandlerFunc) (host string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "e.sock")
-	ln, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ln := must(net.Listen("unix", path))(t)
 	srv := &http.Server{Handler: f, ReadHeaderTimeout: time.Minute}
 	go func() { _ = srv.Serve(ln) }()
 	t.Cleanup(func() { _ = srv.Close() })

@@ -25,11 +25,10 @@ type filters map[string][]string
 // maxFilters bounds the values of all filters together.
 const maxFilters = 256
 
-// filters reads the query's filters, of which every name has to be known. Both forms are
-// taken that clients write: a list of values, and a map of them to true.
-func (c *call) filters(known ...string) (filters, error) {
+// parseFilters reads filters, of which every name has to be known. Both forms are taken that
+// clients write: a list of values, and a map of them to true.
+func parseFilters(text string, known []string) (filters, error) {
 	out := filters{}
-	text := c.query.Get("filters")
 	if text == "" {
 		return out, nil
 	}
@@ -90,12 +89,9 @@ func (f filters) String() string {
 // listOwn relays a list of what the caller owns. The engine selects by the labels, whoever put
 // them there, so that each entry's seal is checked.
 func listOwn(c *call, kind lifecycle.ObjectKind, path string, query url.Values) error {
-	resp, err := c.ask(upstream.Ask{Path: path, Query: query})
+	resp, err := c.open(upstream.Ask{Path: path, Query: query})
 	if err != nil {
 		return err
-	}
-	if resp.StatusCode >= 300 {
-		return upstream.Failure(resp)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	c.close(nil)

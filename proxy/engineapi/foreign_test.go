@@ -4,10 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -44,12 +42,7 @@ func TestForeignIsNotThere(t *testing.T) {
 	deleted := func(w http.ResponseWriter) {
 		_, _ = fmt.Fprintf(w, `[{"Untagged":"own.local/x:1"},{"Deleted":"sha256:%s"},{"Deleted":"sha256:%s"},{"Untagged":"theirs.local/x:1"}]`, ownID, foreignID)
 	}
-	dir := t.TempDir()
-	l, err := net.Listen("unix", filepath.Join(dir, "e.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	engine := serveEngine(t, func(w http.ResponseWriter, r *http.Request) {
 		path := strings.TrimPrefix(r.URL.Path, "/v1.41")
 		fail := func(status int, message string) {
 			w.WriteHeader(status)
@@ -88,27 +81,12 @@ func TestForeignIsNotThere(t *testing.T) {
 		default:
 			fail(http.StatusNotFound, "No such thing: "+path)
 		}
-	})}
-	go func() { _ = srv.Serve(l) }()
-	t.Cleanup(func() { _ = srv.Close() })
-	d = doorTo(t, "unix://"+filepath.Join(dir, "e.sock"), "")
-	c := raw(d.listen(Caller{Name: "mine", Tenant: "mine"}))
+	})
+	d = doorTo(t, engine, "")
+	address := d.listen(Caller{Name: "mine", Tenant: "mine"})
 	say := func(method, target string) (int, string) {
 		t.Helper()
-		req, err := http.NewRequestWithContext(t.Context(), method, "http://docker/v1.41"+target, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp, err := c.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = resp.Body.Close() }()
-		body, err := io.ReadAll(resp.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return resp.StatusCode, string(body)
+		return say(t, address, method, "/v1.41"+target, "")
 	}
 	for _, kind := range []string{"/containers/%s/json", "/networks/%s", "/images/%s/json"} {
 		if status, body := say("GET", fmt.Sprintf(kind, "ab")); status != http.StatusOK || !strings.Contains(body, ownID) {

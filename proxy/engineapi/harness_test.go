@@ -67,10 +67,7 @@ func testEngine(t testing.TB) (host string, direct *client.Client) {
 
 func newClient(t testing.TB, host string) *client.Client {
 	t.Helper()
-	c, err := client.NewClientWithOpts(client.WithHost(host), client.WithAPIVersionNegotiation(), client.WithTimeout(patience))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must(client.NewClientWithOpts(client.WithHost(host), client.WithAPIVersionNegotiation(), client.WithTimeout(patience)))(t)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -81,6 +78,44 @@ type testDoor struct {
 	t     testing.TB
 	dir   string
 	audit string // the audit log's path
+	host  string // the engine's address
+	left  func() []string
+}
+
+// engineDoor makes a door before the shared engine. What is made through it is removed at the
+// test's end; left tells of it.
+func engineDoor(t *testing.T, rules string) (d *testDoor, direct *client.Client) {
+	t.Helper()
+	host, direct := testEngine(t)
+	d = doorTo(t, host, rules)
+	d.host, d.left = host, sweepOwn(t, direct, d)
+	return d, direct
+}
+
+// lyingDoor is engineDoor with a liar between the door and the engine.
+func lyingDoor(t *testing.T, rules string) (d *testDoor, direct *client.Client, l *liar) {
+	t.Helper()
+	host, direct := testEngine(t)
+	l = startLiar(t, host)
+	d = doorTo(t, l.host, rules)
+	d.host, d.left = host, sweepOwn(t, direct, d)
+	return d, direct, l
+}
+
+// must returns the value of a call that may not fail.
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		noError(t, err)
+		return v
+	}
+}
+
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // basePolicy allows testImage; a test's own text goes after it.
@@ -92,28 +127,19 @@ func doorTo(t testing.TB, host, rules string) *testDoor {
 	if rules == "" {
 		rules = basePolicy
 	}
-	p, err := policy.Parse([]byte(rules), policy.Options{DefaultImage: testImage})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must(policy.Parse([]byte(rules), policy.Options{DefaultImage: testImage}))(t)
 	d := &testDoor{t: t, dir: t.TempDir()}
 	d.audit = filepath.Join(d.dir, "audit.log")
-	audit, err := OpenAudit(d.audit)
-	if err != nil {
-		t.Fatal(err)
-	}
+	audit := must(OpenAudit(d.audit))(t)
 	t.Cleanup(func() { _ = audit.Close() })
-	d.Proxy, err = New(Options{
+	d.Proxy = must(New(Options{
 		Dial: func(ctx context.Context) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", strings.TrimPrefix(host, "unix://"))
 		},
 		Pins:   d.pins(),
 		Policy: func() *policy.Policy { return p }, Owner: "test-" + filepath.Base(d.dir) + fmt.Sprint(time.Now().UnixNano()), Audit: audit,
 		ArchiveFixed: true, // or no running container could be copied from
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	t.Cleanup(func() { _ = d.Close() })
 	return d
 }
@@ -137,10 +163,7 @@ func (d *testDoor) pins() lifecycle.Holder {
 func (d *testDoor) listen(c Caller) string {
 	d.t.Helper()
 	address := "unix://" + filepath.Join(d.dir, c.Name+".sock")
-	l, err := proxy.Listen(context.Background(), address, 0o600)
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	l := must(proxy.Listen(context.Background(), address, 0o600))(d.t)
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
 	go func() {
@@ -172,14 +195,8 @@ func raw(address string) *http.Client {
 func TestPing(t *testing.T) {
 	host, direct := testEngine(t)
 	c := doorTo(t, host, "").client("a")
-	got, err := c.Ping(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	want, err := direct.Ping(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must(c.Ping(t.Context()))(t)
+	want := must(direct.Ping(t.Context()))(t)
 	if got.APIVersion != want.APIVersion || got.OSType != want.OSType {
 		t.Errorf("ping: %+v, want %+v", got, want)
 	}
@@ -218,27 +235,19 @@ func (d *testDoor) made(direct *client.Client, tenant, name string, config conta
 		config.Cmd = []string{"sleep", "1000"}
 	}
 	config.Labels = d.labels(lifecycle.ObjectContainer, tenant)
-	got, err := direct.ContainerCreate(context.Background(), &config, &container.HostConfig{NetworkMode: "none"}, nil, nil, name)
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	got := must(direct.ContainerCreate(context.Background(), &config, &container.HostConfig{NetworkMode: "none"}, nil, nil, name))(d.t)
 	d.t.Cleanup(func() {
 		err := direct.ContainerRemove(context.Background(), got.ID, container.RemoveOptions{Force: true, RemoveVolumes: true})
 		if err != nil && !errdefs.IsNotFound(err) {
 			d.t.Error(err)
 		}
 	})
-	if err := direct.ContainerStart(context.Background(), got.ID, container.StartOptions{}); err != nil {
-		d.t.Fatal(err)
-	}
+	noError(d.t, direct.ContainerStart(context.Background(), got.ID, container.StartOptions{}))
 	return got.ID
 }
 
 func readFile(t testing.TB, path string) []byte {
 	t.Helper()
-	b, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must(os.ReadFile(path))(t)
 	return b
 }

@@ -18,15 +18,10 @@ import (
 // answers that go on until the caller leaves. Each holds two files and up to 200 KiB.
 const maxStreams = 256
 
-// stream counts one more connection that stays open. The caller calls leave at its end.
-func (c *call) stream() (leave func(), err error) {
-	return c.enter("streams", maxStreams)
-}
-
 // hijack connects the caller with the engine, both ways, until one of them is gone, or the
 // server: then what goes on in the engine does so without the caller.
 func (c *call) hijack(a upstream.Ask) error {
-	leave, err := c.stream()
+	leave, err := c.enter("streams", maxStreams)
 	if err != nil {
 		return err
 	}

@@ -12,26 +12,15 @@ import (
 // A container that the operator makes of a caller's image has its labels, and is the
 // operator's all the same.
 func TestContainersOfCallersImages(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, basePolicy+"profiles: {default: {engine_api: {commit: \"on\", tags: [\"inherit.local/*\"]}}}\n")
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, basePolicy+"profiles: {default: {engine_api: {commit: \"on\", tags: [\"inherit.local/*\"]}}}\n")
 	c := d.client("inherit")
-	mine, err := c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{"sleep", "1000"}}, nil, nil, nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	img, err := c.ContainerCommit(t.Context(), mine.ID, container.CommitOptions{Reference: "inherit.local/made:1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	mine := must(c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{"sleep", "1000"}}, nil, nil, nil, ""))(t)
+	img := must(c.ContainerCommit(t.Context(), mine.ID, container.CommitOptions{Reference: "inherit.local/made:1"}))(t)
 	t.Cleanup(func() { _, _ = direct.ImageRemove(context.Background(), img.ID, image.RemoveOptions{Force: true}) })
 	if _, err := c.ImageInspect(t.Context(), img.ID); err != nil {
 		t.Errorf("the caller's own image: %v", err)
 	}
-	theirs, err := direct.ContainerCreate(t.Context(), &container.Config{Image: img.ID, Cmd: []string{"sleep", "1000"}}, nil, nil, nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	theirs := must(direct.ContainerCreate(t.Context(), &container.Config{Image: img.ID, Cmd: []string{"sleep", "1000"}}, nil, nil, nil, ""))(t)
 	t.Cleanup(func() {
 		_ = direct.ContainerRemove(context.Background(), theirs.ID, container.RemoveOptions{Force: true})
 	})

@@ -11,31 +11,17 @@ import (
 // TestInternalNetworksLackTheHost: what listens on all of the host's addresses can't be
 // reached from a caller's network without a way out, and another container can.
 func TestInternalNetworksLackTheHost(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, "")
 	ctx, address := t.Context(), d.listen(Caller{Name: "inner", Tenant: "inner"})
 	serve := []string{"sh", "-c", "mkdir -p /w; echo reached > /w/f; httpd -f -p 17777 -h /w"}
-	listener, err := direct.ContainerCreate(ctx, &container.Config{Image: testImage, Cmd: serve}, &container.HostConfig{NetworkMode: "host"}, nil, nil, "inner-host")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must(direct.ContainerCreate(ctx, &container.Config{Image: testImage, Cmd: serve}, &container.HostConfig{NetworkMode: "host"}, nil, nil, "inner-host"))(t)
 	defer func() {
 		if err := direct.ContainerRemove(t.Context(), listener.ID, container.RemoveOptions{Force: true}); err != nil {
 			t.Error(err)
 		}
 	}()
-	if err := direct.ContainerStart(ctx, listener.ID, container.StartOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	docker := func(args ...string) string {
-		t.Helper()
-		out, errs, err := dockerCLI(t, "/usr/bin/docker", address, args...)
-		if err != nil {
-			t.Fatalf("docker %v: %v: %s", args, err, errs)
-		}
-		return strings.TrimSpace(out)
-	}
+	noError(t, direct.ContainerStart(ctx, listener.ID, container.StartOptions{}))
+	docker := mustDocker(t, "/usr/bin/docker", address)
 	docker("network", "create", "inner")
 	docker(append([]string{"run", "-d", "--name", "inner-1", "--network", "inner", testImage}, serve...)...)
 	docker("run", "-d", "--name", "inner-2", "--network", "inner", testImage, "sleep", "1000")
@@ -55,6 +41,6 @@ func TestInternalNetworksLackTheHost(t *testing.T) {
 		gateway, _, _ = strings.Cut(gateway, "/")
 	}
 	if got := fetch("1 2", gateway); got != "" {
-		t.Errorf("the host, at %s, says %q", gateway, got)
+		t.Errorf("the d.host, at %s, says %q", gateway, got)
 	}
 }

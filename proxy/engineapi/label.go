@@ -68,18 +68,24 @@ func imageOwner(c *call) map[string]string {
 	return map[string]string{lifecycle.LabelOwner: c.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngineImage, lifecycle.LabelTenant: c.caller.Tenant}
 }
 
-// stampImageLabels is stamp for an image. What the image that it is made of may have is made empty.
-func stampImageLabels(c *call, own map[string]string, ttl, maxLifetime time.Duration) map[string]string {
-	labels := unsealedLabels(c, own, ttl, maxLifetime)
-	maps.Copy(labels, imageOwner(c))
-	labels[labelTTL], labels[lifecycle.LabelEffective] = own[labelTTL], ""
-	return c.opts.Sealer.Seal(lifecycle.ObjectImage, labels)
-}
-
-// stampLabels returns the labels of a network or a volume that the caller makes now: its own, those
-// that say whose it is and when it ends, and their seal.
-func stampLabels(c *call, kind lifecycle.ObjectKind, own map[string]string, ttl, maxLifetime time.Duration) map[string]string {
-	return c.opts.Sealer.Seal(kind, unsealedLabels(c, own, ttl, maxLifetime))
+// stampLabels returns the labels of an object that the caller makes now: its own, which are
+// judged, those that say whose it is and when it ends, and their seal. What the image that an
+// image is made of may have is made empty.
+func stampLabels(c *call, kind lifecycle.ObjectKind, own map[string]string) (map[string]string, error) {
+	ttl, err := c.callersLabels(own)
+	if err != nil {
+		return nil, err
+	}
+	life, most, err := c.rules.ObjectTTL(c.caller.Profile, ttl)
+	if err := c.judged(err); err != nil {
+		return nil, err
+	}
+	labels := unsealedLabels(c, own, life, most)
+	if kind == lifecycle.ObjectImage {
+		maps.Copy(labels, imageOwner(c))
+		labels[labelTTL], labels[lifecycle.LabelEffective] = own[labelTTL], ""
+	}
+	return c.opts.Sealer.Seal(kind, labels), nil
 }
 
 // unsealedLabels is stamp without the seal.

@@ -10,8 +10,7 @@ import (
 // What callers make is marked as Berm's, unless they mark it as their own; as a part of
 // Berm's own they can't.
 func TestFurtherLabels(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	d.opts.Labels = map[string]string{"stack": "own", "part": "made"}
 	c := newClient(t, d.listen(Caller{Name: "a", Tenant: "a"}))
 	for name, tt := range map[string]struct{ given, stack, part string }{
@@ -22,10 +21,7 @@ func TestFurtherLabels(t *testing.T) {
 		if tt.given != "" {
 			cfg.Labels = map[string]string{"stack": tt.given}
 		}
-		ct, err := c.ContainerCreate(t.Context(), cfg, nil, nil, nil, "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		ct := must(c.ContainerCreate(t.Context(), cfg, nil, nil, nil, ""))(t)
 		if got := inspect(t, direct, ct.ID).Config.Labels; got["stack"] != tt.stack || got["part"] != tt.part {
 			t.Errorf("%s: %v", name, got)
 		}

@@ -19,9 +19,7 @@ import (
 
 // TestAnonymousVolumesAreCounted: also those that outlive their containers.
 func TestAnonymousVolumesAreCounted(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, basePolicy+"profiles: {default: {engine_api: {max_objects: 3}}}\n")
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, basePolicy+"profiles: {default: {engine_api: {max_objects: 3}}}\n")
 	c, ctx := d.client("anonymous"), t.Context()
 	create := func(volumes int) error {
 		places := map[string]struct{}{}
@@ -38,9 +36,7 @@ func TestAnonymousVolumesAreCounted(t *testing.T) {
 	if err := create(4); !full(err) {
 		t.Errorf("four at once: %v", err)
 	}
-	if err := create(3); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, create(3))
 	if err := create(1); !full(err) {
 		t.Errorf("a fourth: %v", err)
 	}
@@ -55,15 +51,10 @@ func TestAnonymousVolumesAreCounted(t *testing.T) {
 }
 
 func TestImagesAreCounted(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, basePolicy+"profiles: {default: {engine_api: {commit: \"on\", build: \"on\", max_objects: 1}}}\n")
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, basePolicy+"profiles: {default: {engine_api: {commit: \"on\", build: \"on\", max_objects: 1}}}\n")
 	c, ctx := d.client("images"), t.Context()
 	id := d.made(direct, "images", "counted", container.Config{})
-	made, err := c.ContainerCommit(ctx, id, container.CommitOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := must(c.ContainerCommit(ctx, id, container.CommitOptions{}))(t)
 	full := func(err error) bool { return err != nil && strings.Contains(err.Error(), "max_objects") }
 	if _, err := c.ContainerCommit(ctx, id, container.CommitOptions{}); !full(err) {
 		t.Errorf("commit another: %v", err)
@@ -74,10 +65,7 @@ func TestImagesAreCounted(t *testing.T) {
 	if _, err := c.ImageRemove(ctx, made.ID, image.RemoveOptions{}); err != nil {
 		t.Error(err)
 	}
-	made, err = c.ContainerCommit(ctx, id, container.CommitOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	made = must(c.ContainerCommit(ctx, id, container.CommitOptions{}))(t)
 	if _, err := c.ImageRemove(ctx, made.ID, image.RemoveOptions{}); err != nil {
 		t.Error(err)
 	}
@@ -86,14 +74,10 @@ func TestImagesAreCounted(t *testing.T) {
 // TestBuildsEnd: one that hangs, and one whose files don't come, last no longer than what
 // they make is to live.
 func TestBuildsEnd(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, buildPolicy)
+	d, direct := engineDoor(t, buildPolicy)
 	address := d.listen(Caller{Name: "hanging", Tenant: "hanging"})
 	c, ctx := newClient(t, address), t.Context()
-	resp, err := c.ImageBuild(ctx, contextOf(t, "FROM "+testImage+"\nRUN sleep 1000\n"), build.ImageBuildOptions{Version: build.BuilderV1, Labels: map[string]string{labelTTL: "5s"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must(c.ImageBuild(ctx, contextOf(t, "FROM "+testImage+"\nRUN sleep 1000\n"), build.ImageBuildOptions{Version: build.BuilderV1, Labels: map[string]string{labelTTL: "5s"}}))(t)
 	said, err := io.ReadAll(resp.Body)
 	_ = resp.Body.Close()
 	if err != nil || !strings.Contains(string(said), "the build was ended") {
@@ -104,15 +88,10 @@ func TestBuildsEnd(t *testing.T) {
 		list, err := direct.ContainerList(ctx, container.ListOptions{All: true, Filters: own})
 		return err == nil && len(list) == 0
 	})
-	conn, err := net.Dial("unix", strings.TrimPrefix(address, "unix://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must(net.Dial("unix", strings.TrimPrefix(address, "unix://")))(t)
 	defer func() { _ = conn.Close() }()
 	labels := url.QueryEscape(`{"` + labelTTL + `":"1s"}`)
-	if _, err := fmt.Fprintf(conn, "POST /v1.41/build?version=1&labels=%s HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-tar\r\nContent-Length: 10240\r\n\r\nx", labels); err != nil {
-		t.Fatal(err)
-	}
+	must(fmt.Fprintf(conn, "POST /v1.41/build?version=1&labels=%s HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-tar\r\nContent-Length: 10240\r\n\r\nx", labels))(t)
 	if answer, err := io.ReadAll(conn); err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 4") {
 		t.Errorf("files that don't come: %v\n%s", err, answer)
 	}

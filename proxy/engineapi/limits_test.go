@@ -61,10 +61,7 @@ func (p *pipes) dial() net.Conn {
 func boundedDoor(t *testing.T, opts Options, engine http.HandlerFunc, tenants ...string) (*Proxy, []*pipes) {
 	t.Helper()
 	const rules = basePolicy + "profiles: {default: {engine_api: {build: \"on\", tags: [\"built.local/*\"]}}}\n"
-	p, err := policy.Parse([]byte(rules), policy.Options{DefaultImage: testImage})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must(policy.Parse([]byte(rules), policy.Options{DefaultImage: testImage}))(t)
 	behind := newPipes()
 	ends := []*pipes{behind}
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -75,10 +72,7 @@ func boundedDoor(t *testing.T, opts Options, engine http.HandlerFunc, tenants ..
 	serving.Go(func() { _ = srv.Serve(behind) })
 	opts.Dial = func(context.Context) (net.Conn, error) { return behind.dial(), nil }
 	opts.Policy, opts.Owner = func() *policy.Policy { return p }, "test"
-	d, err := New(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must(New(opts))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	for _, tenant := range tenants {
 		l := newPipes()
@@ -132,9 +126,7 @@ func TestRefusedBodiesAreCut(t *testing.T) {
 		} {
 			conn := l[0].dial()
 			begun := time.Now()
-			if _, err := io.WriteString(conn, tt.line+" HTTP/1.1\r\nHost: localhost\r\n"+tt.length+"\r\n\r\n"); err != nil {
-				t.Fatal(err)
-			}
+			must(io.WriteString(conn, tt.line+" HTTP/1.1\r\nHost: localhost\r\n"+tt.length+"\r\n\r\n"))(t)
 			from := bufio.NewReader(conn)
 			resp, err := http.ReadResponse(from, nil)
 			if err != nil || resp.StatusCode != tt.status {
@@ -170,9 +162,7 @@ func TestSavesOfATenant(t *testing.T) {
 		get := fmt.Sprintf(getRequest, "/images/berm.local/busybox:latest/get")
 		save := func(l *pipes) net.Conn {
 			conn := l.dial()
-			if _, err := io.WriteString(conn, get); err != nil {
-				t.Fatal(err)
-			}
+			must(io.WriteString(conn, get))(t)
 			return conn
 		}
 		conns := []net.Conn{save(l[0]), save(l[0])}
@@ -350,10 +340,7 @@ func TestExecsOfATenant(t *testing.T) {
 				_, _ = fmt.Fprintf(w, `{"Id":%q}`, standInID)
 			}
 		}, "red", "blue")
-		p, err := policy.Parse([]byte(basePolicy+"profiles: {default: {engine_api: {max_execs: 4}}}\n"), policy.Options{DefaultImage: testImage})
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := must(policy.Parse([]byte(basePolicy+"profiles: {default: {engine_api: {max_execs: 4}}}\n"), policy.Options{DefaultImage: testImage}))(t)
 		d.opts.Policy = func() *policy.Policy { return p }
 		const body = `{"Cmd":["true"]}`
 		exec := func(tenant, container string) (int, string) {
@@ -431,10 +418,7 @@ func TestSlowBuilds(t *testing.T) {
 						}
 					}
 				})
-				resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				resp := must(http.ReadResponse(bufio.NewReader(conn), nil))(t)
 				text, _ := io.ReadAll(resp.Body)
 				if took := time.Since(begun); resp.StatusCode != tt.status || !strings.Contains(string(text), tt.says) || took > tt.most {
 					t.Errorf("%d %s after %s", resp.StatusCode, text, took)
@@ -449,13 +433,9 @@ func TestSpoolIsBounded(t *testing.T) {
 	const mib = 1 << 20
 	files := tarOf(t, "big", strings.Repeat("x", 9*mib))
 	dir := filepath.Join(t.TempDir(), "spool")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.Mkdir(dir, 0o700))
 	for _, name := range []string{"berm-build-1", "other"} {
-		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}
 	synctest.Test(t, func(t *testing.T) {
 		d, l := boundedDoor(t, Options{SpoolDir: dir, SpoolBytes: 32 * mib}, func(w http.ResponseWriter, r *http.Request) {

@@ -138,12 +138,14 @@ func othersImage(c *call, labels map[string]string) bool {
 	return labels[lifecycle.LabelDoor] == lifecycle.DoorEngineImage && !ownImage(c, labels)
 }
 
-// ownLabels select what is the caller's in the filters of lists.
+// proxyLabels select what was made through the engine proxy in the filters of lists.
+func (d *Proxy) proxyLabels() []string {
+	return []string{lifecycle.LabelOwner + "=" + d.opts.Owner, lifecycle.LabelDoor + "=" + lifecycle.DoorEngine}
+}
+
+// ownLabels are proxyLabels of the caller's.
 func (c *call) ownLabels() []string {
-	return []string{
-		lifecycle.LabelOwner + "=" + c.opts.Owner, lifecycle.LabelDoor + "=" + lifecycle.DoorEngine,
-		lifecycle.LabelTenant + "=" + c.caller.Tenant,
-	}
+	return append(c.proxyLabels(), lifecycle.LabelTenant+"="+c.caller.Tenant)
 }
 
 var (

@@ -2,8 +2,10 @@ package engineapi
 
 import (
 	"fmt"
+	"math"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -107,7 +109,7 @@ func lookup(method string, segments []segment) (*route, string) {
 }
 
 func (rt *route) fits(segments []segment) (name string, ok bool) {
-	at := slices.IndexFunc(rt.segments, func(s string) bool { return s[0] == '{' })
+	at := rt.at
 	if at < 0 {
 		return "", literally(rt.segments, segments)
 	}
@@ -131,12 +133,15 @@ func literally(template []string, segments []segment) bool {
 }
 
 // parse reads the query, and looks at what the headers say of the body.
-func (c *call) parse() error {
-	query, err := parseQuery(c.r.URL.RawQuery, c.route.query)
-	if err != nil {
+func (c *call) parse() (err error) {
+	if c.query, c.passed, err = parseQuery(c.r.URL.RawQuery, c.route.query); err != nil {
 		return err
 	}
-	c.query = query
+	if c.route.filters != nil {
+		if c.filter, err = parseFilters(c.query.Get("filters"), c.route.filters); err != nil {
+			return err
+		}
+	}
 	h := c.r.Header
 	if h.Get("Content-Encoding") != "" || len(h.Values("Content-Type")) > 1 {
 		return proxy.Malformed("the body is encoded, or has several types")
@@ -147,44 +152,107 @@ func (c *call) parse() error {
 	return nil
 }
 
-// parseQuery reads a query of which every parameter has to be known, and is there
-// once, unless it is marked as repeatable with a "*".
-func parseQuery(raw string, known []string) (url.Values, error) {
+// params are the query parameters that a route knows. Each has what checks its value, which
+// is not empty, and returns the value for the engine, empty for none. Nil leaves that to the
+// route. A name with a "*" may be there more than once.
+type params map[string]func(name, value string) (string, error)
+
+// parseQuery reads a query. It returns it as it came, and what of it was checked for the engine.
+func parseQuery(raw string, known params) (query, passed url.Values, err error) {
 	if len(raw) > 64<<10 || strings.Contains(raw, ";") {
-		return nil, proxy.Malformed("the query is too long, or has a semicolon")
+		return nil, nil, proxy.Malformed("the query is too long, or has a semicolon")
 	}
-	q, err := url.ParseQuery(raw)
-	if err != nil {
-		return nil, proxy.Malformed("the query is not well-formed")
+	if query, err = url.ParseQuery(raw); err != nil {
+		return nil, nil, proxy.Malformed("the query is not well-formed")
 	}
-	for name, values := range q {
-		switch {
-		case slices.Contains(known, name+"*"):
-		case !slices.Contains(known, name):
-			return nil, denied("endpoints.query", name, fmt.Sprintf("the query parameter %q is not known", body.Shorten(name)), "one of: "+strings.ReplaceAll(strings.Join(known, ", "), "*", ""))
+	passed = url.Values{}
+	for _, name := range sortedKeys(query) {
+		check, one := known[name]
+		_, many := known[name+"*"]
+		switch values := query[name]; {
+		case many:
+		case !one:
+			return nil, nil, denied("endpoints.query", name, fmt.Sprintf("the query parameter %q is not known", body.Shorten(name)),
+				"one of: "+strings.ReplaceAll(strings.Join(sortedKeys(known), ", "), "*", ""))
 		case len(values) > 1:
-			return nil, proxy.Malformed(fmt.Sprintf("the query parameter %q is there %d times", name, len(values)))
+			return nil, nil, proxy.Malformed(fmt.Sprintf("the query parameter %q is there %d times", name, len(values)))
+		case check != nil && values[0] != "":
+			value, err := check(name, values[0])
+			if err != nil {
+				return nil, nil, err
+			}
+			if value != "" {
+				passed.Set(name, value)
+			}
 		}
 	}
-	return q, nil
+	return query, passed, nil
 }
 
-// flag reads a query parameter as the engine reads a boolean.
-func (c *call) flag(name string) bool {
-	s := strings.ToLower(strings.TrimSpace(c.query.Get(name)))
+// isTrue reads a boolean as the engine does.
+func isTrue(s string) bool {
+	s = strings.ToLower(strings.TrimSpace(s))
 	return !(s == "" || s == "0" || s == "no" || s == "false" || s == "none")
 }
 
-// number reads a query parameter that is a whole number; 0 if it isn't there.
-func (c *call) number(name string) (int64, error) {
-	if c.query.Get(name) == "" {
-		return 0, nil
+// flag reads a query parameter that is a boolean.
+func (c *call) flag(name string) bool { return isTrue(c.query.Get(name)) }
+
+// boolean passes a boolean on.
+func boolean(_, value string) (string, error) {
+	if isTrue(value) {
+		return "1", nil
 	}
-	n, err := strconv.ParseInt(c.query.Get(name), 10, 64)
-	if err != nil {
-		return 0, proxy.Malformed(fmt.Sprintf("the query parameter %q is not a whole number", name))
+	return "", nil
+}
+
+// like passes a value on that matches a pattern.
+func like(pattern *regexp.Regexp, refusal string) func(name, value string) (string, error) {
+	return func(_, value string) (string, error) {
+		if !pattern.MatchString(value) {
+			return "", proxy.Malformed(refusal + ": " + body.Shorten(value))
+		}
+		return value, nil
 	}
-	return n, nil
+}
+
+// between passes a whole number on.
+func between(least, most int64) func(name, value string) (string, error) {
+	return func(name, value string) (string, error) {
+		n, err := strconv.ParseInt(value, 10, 64)
+		if err != nil || n < least || n > most {
+			return "", proxy.Malformed(fmt.Sprintf("the query parameter %q is not a whole number from %d to %d", name, least, most))
+		}
+		return strconv.FormatInt(n, 10), nil
+	}
+}
+
+var (
+	// instant is a time as the engine takes it: RFC 3339, or seconds with a fraction, or a
+	// duration before now.
+	instant  = regexp.MustCompile(`^[-+0-9A-Za-z:.]{1,64}$`)
+	moment   = like(instant, "a query parameter is neither a time nor a number")
+	signal   = like(regexp.MustCompile(`^(SIG)?[A-Z0-9+-]{1,12}$`), "Invalid signal")
+	platform = like(body.Platform, "the platform is none")
+	// consoleSize is a terminal's height and width.
+	consoleSize = params{"h": between(0, math.MaxUint16), "w": between(0, math.MaxUint16)}
+)
+
+// stopTime passes on how long a container may take to end. An end that is waited for as long
+// as it takes is bounded.
+func stopTime(name, value string) (string, error) {
+	if value, err := between(-1, body.MaxStopSeconds)(name, value); err != nil || value != "-1" {
+		return value, err
+	}
+	return strconv.Itoa(body.MaxStopSeconds), nil
+}
+
+// detachKeys passes on a key sequence such as "ctrl-p,ctrl-q".
+func detachKeys(_, keys string) (string, error) {
+	if len(keys) > 64 || !printable(keys) {
+		return "", proxy.Malformed("the detach keys are none")
+	}
+	return keys, nil
 }
 
 func method(r *http.Request) string { return body.Shorten(r.Method) }

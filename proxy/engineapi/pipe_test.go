@@ -64,10 +64,7 @@ func (s *standIn) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func standInDoor(t *testing.T, s *standIn) *testDoor {
 	t.Helper()
 	address := "unix://" + filepath.Join(t.TempDir(), "s")
-	l, err := proxy.Listen(t.Context(), address, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must(proxy.Listen(t.Context(), address, 0o600))(t)
 	s.t = t
 	srv := httptest.NewUnstartedServer(s)
 	_ = srv.Listener.Close()
@@ -107,9 +104,7 @@ func dialers(t *testing.T, d *testDoor) map[string]func() upstream.Half {
 	unixL, err1 := proxy.Listen(t.Context(), "unix://"+filepath.Join(d.dir, "d.sock"), 0o600)
 	tcpL, err2 := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
 	tlsL, err3 := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err := errors.Join(err1, err2, err3); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(err1, err2, err3))
 	certs := httptest.NewUnstartedServer(nil)
 	certs.StartTLS()
 	config := certs.TLS.Clone()
@@ -121,10 +116,7 @@ func dialers(t *testing.T, d *testDoor) map[string]func() upstream.Half {
 	dial := func(network, address string, secure bool) func() upstream.Half {
 		return func() upstream.Half {
 			t.Helper()
-			conn, err := (&net.Dialer{}).DialContext(t.Context(), network, address)
-			if err != nil {
-				t.Fatal(err)
-			}
+			conn := must((&net.Dialer{}).DialContext(t.Context(), network, address))(t)
 			if secure {
 				conn = tls.Client(conn, &tls.Config{InsecureSkipVerify: true}) //nolint:gosec // it's a test's own
 			}
@@ -145,14 +137,9 @@ const attachRequest = "POST /v1.41/containers/%s/attach?stream=1&stdin=1&stdout=
 // what the engine says.
 func attachTo(t *testing.T, conn net.Conn, headers, more string) (int, io.Reader) {
 	t.Helper()
-	if _, err := io.WriteString(conn, fmt.Sprintf(attachRequest, standInID, headers)+more); err != nil {
-		t.Fatal(err)
-	}
+	must(io.WriteString(conn, fmt.Sprintf(attachRequest, standInID, headers)+more))(t)
 	br := bufio.NewReader(conn)
-	resp, err := http.ReadResponse(br, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must(http.ReadResponse(br, nil))(t)
 	return resp.StatusCode, br
 }
 
@@ -177,9 +164,7 @@ func TestPipeHalfClose(t *testing.T) {
 					t.Errorf("status %d", status)
 				}
 				_, err := io.WriteString(conn, "late")
-				if err := errors.Join(err, conn.CloseWrite()); err != nil {
-					t.Fatal(err)
-				}
+				noError(t, errors.Join(err, conn.CloseWrite()))
 				if got, err := io.ReadAll(r); err != nil || string(got) != "first,early,late,<nil>" {
 					t.Errorf("it heard %q, %v", got, err)
 				}
@@ -221,13 +206,9 @@ func TestPipeCallerVanishes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			conn := ways[tt.way]()
 			if tt.way == "tcp" && tt.before != nil {
-				if _, err := fmt.Fprintf(conn, attachRequest, standInID, upgradeHeaders); err != nil {
-					t.Fatal(err)
-				}
+				must(fmt.Fprintf(conn, attachRequest, standInID, upgradeHeaders))(t)
 			} else if _, r := attachTo(t, conn, upgradeHeaders, ""); r != nil {
-				if _, err := io.ReadFull(r, make([]byte, 1)); err != nil {
-					t.Fatal(err)
-				}
+				must(io.ReadFull(r, make([]byte, 1)))(t)
 			}
 			e := <-engines
 			defer close(e.done)
@@ -250,9 +231,7 @@ func TestPipeCallerVanishes(t *testing.T) {
 
 func endInput(t *testing.T, conn upstream.Half) {
 	t.Helper()
-	if err := conn.CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, conn.CloseWrite())
 }
 
 // stuff says more than anybody on the way can hold.
@@ -289,9 +268,7 @@ func TestPipeLastWords(t *testing.T) {
 			conn := dial()
 			attachTo(t, conn, upgradeHeaders, "")
 			h := <-engines
-			if _, err := conn.Write(make([]byte, size)); err != nil {
-				t.Fatal(err)
-			}
+			must(conn.Write(make([]byte, size)))(t)
 			_ = conn.Close()
 			time.Sleep(2 * hangupPoll) // so that the door has seen it
 			close(h.left)
@@ -352,20 +329,12 @@ func TestPipeDrain(t *testing.T) {
 		close(engineEnded)
 	}})
 	path := filepath.Join(d.dir, "drain.sock")
-	l, err := proxy.Listen(t.Context(), "unix://"+path, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must(proxy.Listen(t.Context(), "unix://"+path, 0o600))(t)
 	end := d.listenOn(l, 100*time.Millisecond)
-	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must((&net.Dialer{}).DialContext(t.Context(), "unix", path))(t)
 	defer func() { _ = conn.Close() }()
 	_, r := attachTo(t, conn, upgradeHeaders, "")
-	if _, err := io.ReadFull(r, make([]byte, len(said))); err != nil {
-		t.Fatal(err)
-	}
+	must(io.ReadFull(r, make([]byte, len(said))))(t)
 	end()
 	if got, err := io.ReadAll(r); err != nil || string(got) != "\x02\x00\x00\x00\x00\x00\x00\x1fberm: the server is going down\n" {
 		t.Errorf("the last word is %q, %v", got, err)
@@ -405,10 +374,7 @@ func TestPipeCap(t *testing.T) {
 	})
 	_ = conns[0].Close()
 	eventually(t, func() bool { return d.streams() == maxStreams-1 })
-	r, err := c.ContainerLogs(t.Context(), standInID, logs)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must(c.ContainerLogs(t.Context(), standInID, logs))(t)
 	_ = r.Close()
 	eventually(t, func() bool { return d.streams() == maxStreams-1 })
 }

@@ -1,9 +1,9 @@
-// Package engineapi is the second door: it answers the Docker Engine API to existing
-// clients, judged by the same policy as the first.
+// Package engineapi answers the Docker Engine API to existing clients, judged by the same
+// policy as the sandbox API.
 //
-// It forwards nothing. A request is matched with the door's own table of routes, its
+// It forwards nothing. A request is matched with its own table of routes, its
 // path, query and body are decoded strictly, names become the IDs of objects that are
-// the caller's own, what would be made is judged, and then the door writes a request of
+// the caller's own, what would be made is judged, and then it writes a request of
 // its own for the engine. What came to be is looked at again before the caller hears of it.
 package engineapi
 
@@ -159,18 +159,18 @@ func (d *Proxy) Handler(callers Callers) http.Handler {
 func (d *Proxy) serve(w http.ResponseWriter, r *http.Request, callers Callers) {
 	c := &call{Proxy: d, w: w, r: r, ctx: r.Context(), rules: d.opts.Policy()}
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Time{}) // that of the connection's last answer
-	rt, err := c.open(callers)
+	rt, err := c.admit(callers)
 	d.gate.Handle(proxy.Route{Name: rt.template, Quiet: true}, func(http.ResponseWriter, *http.Request) error {
 		defer func() { c.close(err) }() // also of an answer that is broken off
 		if err == nil {
-			err = concealPaths(c, rt.serve(c))
+			err = concealPaths(c, rt.run(c))
 		}
 		return err
 	}).ServeHTTP(w, r)
 }
 
-// open finds out who calls and what for. The route is never nil.
-func (c *call) open(callers Callers) (*route, error) {
+// admit finds out who calls and what for. The route is never nil.
+func (c *call) admit(callers Callers) (*route, error) {
 	caller, ok := callers.of(c.r)
 	if !ok {
 		return unmatched, denied("callers.unknown", "", "this connection is none of the configured callers'", "the users and certificates of the listener's callers")

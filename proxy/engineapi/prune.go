@@ -16,14 +16,14 @@ import (
 
 func pruneRoutes() []route {
 	return []route{
-		{method: http.MethodPost, template: "/images/prune", query: []string{"filters"}, change: true, since: 25, serve: pruneImages},
+		{method: http.MethodPost, template: "/images/prune", change: true, since: 25, filters: []string{"dangling", "until", "label", "label!"}, serve: pruneImages},
 		{method: http.MethodPost, template: "/build/prune", change: true, since: 31, serve: pruneBuilds,
-			query: []string{"filters", "all", "keep-storage", "reserved-space", "max-used-space", "min-free-space"}},
+			query: params{"filters": nil, "all": nil, "keep-storage": nil, "reserved-space": nil, "max-used-space": nil, "min-free-space": nil}},
 	}
 }
 
 // pruneBuilds does nothing: what builds leave in the engine's cache is nobody's to see,
-// and the builder of that cache is not behind this door.
+// and the builder of that cache is not behind this proxy.
 func pruneBuilds(c *call) error {
 	return c.answer(http.StatusOK, struct {
 		CachesDeleted  []string
@@ -34,16 +34,12 @@ func pruneBuilds(c *call) error {
 // pruneContainers removes the caller's containers that don't run, one by one: the engine's
 // own way waits for every container's lock, another tenant's too.
 func pruneContainers(c *call) error {
-	f, err := c.filters("until", "label", "label!")
-	if err != nil {
-		return err
-	}
-	before, err := f.before()
+	before, err := c.filter.before()
 	if err != nil {
 		return err
 	}
 	query := url.Values{"all": {"1"}, "size": {"1"}}
-	query.Set("filters", c.onlyOwn(filters{"label": slices.Clone(f["label"]), "status": {"created", "exited", "dead"}}).String())
+	query.Set("filters", c.onlyOwn(filters{"label": slices.Clone(c.filter["label"]), "status": {"created", "exited", "dead"}}).String())
 	var list []struct {
 		ID      string `json:"Id"`
 		Labels  map[string]string
@@ -66,7 +62,7 @@ func pruneContainers(c *call) error {
 		} else if !own {
 			continue
 		}
-		if !fullID.MatchString(ct.ID) || ct.Created > before || hasLabel(ct.Labels, f["label!"]) {
+		if !fullID.MatchString(ct.ID) || ct.Created > before || hasLabel(ct.Labels, c.filter["label!"]) {
 			continue
 		}
 		err := c.engine.Do(c.ctx, upstream.Ask{Method: http.MethodDelete, Version: c.version, Path: "/containers/" + ct.ID}, nil)
@@ -118,11 +114,7 @@ func (p *prunable) named() bool {
 // pruneImages removes the images that the caller built and nobody uses: one by one, as
 // the engine's own way takes every image that was made without a configuration.
 func pruneImages(c *call) error {
-	f, err := c.filters("dangling", "until", "label", "label!")
-	if err != nil {
-		return err
-	}
-	list, err := prunableImages(c, f)
+	list, err := prunableImages(c, c.filter)
 	if err != nil {
 		return err
 	}

@@ -25,18 +25,13 @@ func TestPull(t *testing.T) {
 	host, direct := testEngine(t)
 	ctx := t.Context()
 	const user, password = "puller", "p4ssw0rd-of-the-registry"
-	shop, err := private.StartRegistry(ctx, private.RegistryOptions{Netns: shared.engine.Netns(), User: user, Password: password})
-	if err != nil {
-		t.Fatal(err)
-	}
+	shop := must(private.StartRegistry(ctx, private.RegistryOptions{Netns: shared.engine.Netns(), User: user, Password: password}))(t)
 	t.Cleanup(func() {
 		if err := shop.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := errors.Join(shop.Push(ctx, "team/tool:1", "ENV A=1"), shop.Push(ctx, "team/tool:2"), shop.Push(ctx, "secret/x:1")); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(shop.Push(ctx, "team/tool:1", "ENV A=1"), shop.Push(ctx, "team/tool:2"), shop.Push(ctx, "secret/x:1")))
 	repo := shop.Host() + "/team/tool"
 	rules := func(more string) string {
 		return "version: 1\nimages: {allow: [" + repo + "], " + more + "}\nprofiles: {default: {engine_api: {build: \"on\"}}}\n"
@@ -44,10 +39,7 @@ func TestPull(t *testing.T) {
 	d := doorTo(t, host, rules("require_digest: false"))
 	ownImages(t, direct, d)
 	c := d.client("pull")
-	text, err := json.Marshal(registry.AuthConfig{Username: user, Password: password, ServerAddress: shop.Host()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must(json.Marshal(registry.AuthConfig{Username: user, Password: password, ServerAddress: shop.Host()}))(t)
 	auth := base64.URLEncoding.EncodeToString(text)
 	pull := func(ref, auth string) (string, error) {
 		r, err := c.ImagePull(ctx, ref, image.PullOptions{RegistryAuth: auth})
@@ -120,9 +112,7 @@ func TestPull(t *testing.T) {
 	for name, binary := range dockerCLIs {
 		dir := t.TempDir()
 		config := fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, shop.Host(), base64.StdEncoding.EncodeToString([]byte(user+":"+password)))
-		if err := os.WriteFile(dir+"/config.json", []byte(config), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, os.WriteFile(dir+"/config.json", []byte(config), 0o600))
 		address := d.listen(Caller{Name: "cli-" + name, Tenant: "pull"})
 		if out, errs, err := dockerCLI(t, binary, address, "--config", dir, "pull", repo+":2"); err != nil || !strings.Contains(out, "Downloaded newer image") {
 			t.Errorf("%s: %v, %s%s", name, err, out, errs)

@@ -46,9 +46,7 @@ func TestClientsPython(t *testing.T) {
 	}
 	host, direct := testEngine(t)
 	dir := workDir(t)
-	if err := exec.CommandContext(t.Context(), "mkdir", dir+"/a").Run(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, exec.CommandContext(t.Context(), "mkdir", dir+"/a").Run())
 	d := doorTo(t, host, workRules(dir))
 	left := sweepOwn(t, direct, d)
 	address := d.listen(Caller{Name: "python", Tenant: "python"})

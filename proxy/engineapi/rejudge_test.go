@@ -15,10 +15,7 @@ import (
 // under has a door's policy be another from now on.
 func (d *testDoor) under(rules, image string) {
 	d.t.Helper()
-	p, err := policy.Parse([]byte(rules), policy.Options{DefaultImage: image})
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	p := must(policy.Parse([]byte(rules), policy.Options{DefaultImage: image}))(d.t)
 	d.opts.Policy = func() *policy.Policy { return p }
 }
 
@@ -31,18 +28,12 @@ func TestTightenedPolicy(t *testing.T) {
 	d := doorTo(t, host, with(""))
 	sweepOwn(t, direct, d)
 	c := d.client("tight")
-	n, err := c.NetworkCreate(context.Background(), "tight-net", network.CreateOptions{Internal: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ct, err := c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{"sleep", "600"}, ExposedPorts: nat.PortSet{"80/tcp": {}}}, &container.HostConfig{
+	n := must(c.NetworkCreate(context.Background(), "tight-net", network.CreateOptions{Internal: true}))(t)
+	ct := must(c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{"sleep", "600"}, ExposedPorts: nat.PortSet{"80/tcp": {}}}, &container.HostConfig{
 		Binds: []string{dir + ":/a", "tight-vol:/v"}, Tmpfs: map[string]string{"/t": "size=32m"}, CapAdd: []string{"NET_ADMIN"}, NetworkMode: container.NetworkMode(n.ID),
 		PortBindings: nat.PortMap{"80/tcp": {{}}}, DNS: []string{"192.0.2.53"}, Sysctls: map[string]string{"net.ipv4.ip_forward": "1"},
 		RestartPolicy: container.RestartPolicy{Name: "always"},
-	}, nil, nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, nil, nil, ""))(t)
 	base := func(text string) string { return basePolicy + text }
 	for name, tt := range map[string]struct{ rules, rule string }{
 		"image":        {strings.Replace(with(""), "berm.local/*", "other/*", 1), "(rule images.allow)"},

@@ -26,10 +26,7 @@ func (d *testDoor) again() *testDoor {
 	d.t.Helper()
 	opts := d.opts
 	opts.Registry = nil
-	next, err := New(opts)
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	next := must(New(opts))(d.t)
 	d.t.Cleanup(func() { _ = next.Close() })
 	return &testDoor{Proxy: next, t: d.t, dir: d.t.TempDir(), audit: d.audit}
 }
@@ -42,13 +39,8 @@ func TestForgedContainers(t *testing.T) {
 	d := doorTo(t, host, basePolicy+"profiles: {default: {engine_api: {max_objects: 2}}}\n")
 	sweepOwn(t, direct, d)
 	victim := d.client("victim")
-	mine, err := victim.ContainerCreate(ctx, sleeper, nil, nil, nil, "forged-mine")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := startIt(t, victim, mine.ID); err != nil {
-		t.Fatal(err)
-	}
+	mine := must(victim.ContainerCreate(ctx, sleeper, nil, nil, nil, "forged-mine"))(t)
+	noError(t, startIt(t, victim, mine.ID))
 	original := inspect(t, direct, mine.ID)
 	labels := original.Config.Labels
 	eventually(t, func() bool { // lists tell seconds only
@@ -68,14 +60,8 @@ func TestForgedContainers(t *testing.T) {
 		"copy": labels, "session": session, "unsealed": changed(lifecycle.LabelSeal, ""), "further": changed("Berm.x", "y"),
 		"volume": d.labels(lifecycle.ObjectVolume, "victim"), "image": d.labels(lifecycle.ObjectImage, "victim", lifecycle.LabelDoor, lifecycle.DoorEngine),
 	} {
-		made, err := direct.ContainerCommit(ctx, mine.ID, container.CommitOptions{Reference: "forged.local/" + name + ":1", Config: &container.Config{Labels: labels, Cmd: []string{"sleep", "1000"}}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		ct, err := direct.ContainerCreate(ctx, &container.Config{Image: made.ID}, &container.HostConfig{NetworkMode: "none"}, nil, nil, "forged-"+name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		made := must(direct.ContainerCommit(ctx, mine.ID, container.CommitOptions{Reference: "forged.local/" + name + ":1", Config: &container.Config{Labels: labels, Cmd: []string{"sleep", "1000"}}}))(t)
+		ct := must(direct.ContainerCreate(ctx, &container.Config{Image: made.ID}, &container.HostConfig{NetworkMode: "none"}, nil, nil, "forged-"+name))(t)
 		t.Cleanup(func() {
 			_ = direct.ContainerRemove(context.Background(), ct.ID, container.RemoveOptions{Force: true})
 			_, _ = direct.ImageRemove(context.Background(), made.ID, image.RemoveOptions{Force: true})
@@ -142,10 +128,7 @@ func TestSquattedPolicyNetwork(t *testing.T) {
 	var squatted string // its description
 	d := standInDoor(t, &standIn{handler: func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, squatted) }})
 	own := d.policyNetworkLabels()
-	p, err := policy.Parse([]byte(basePolicy+"networks: {on: {engine_network: squat-on}}\n"), policy.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must(policy.Parse([]byte(basePolicy+"networks: {on: {engine_network: squat-on}}\n"), policy.Options{}))(t)
 	c := &call{Proxy: d.Proxy, ctx: t.Context(), version: 41, rules: p, caller: Caller{Name: "a", Tenant: "a"}}
 	for name, tt := range map[string]struct {
 		driver, more string

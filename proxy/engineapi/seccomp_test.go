@@ -15,11 +15,9 @@ import (
 
 // TestSeccomp makes system calls in containers that this version made, and one before it.
 func TestSeccomp(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
-	left := sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, "")
 	c := d.client("seccomp")
-	l := startLiar(t, host) // behind it Berm makes containers as the version before did
+	l := startLiar(t, d.host) // behind it Berm makes containers as the version before did
 	l.set(func(l *liar) { l.change = put("SecurityOptions", []string{}) })
 	older := doorTo(t, l.host, "")
 	older.opts.Owner, older.opts.Sealer = d.opts.Owner, d.opts.Sealer
@@ -27,20 +25,13 @@ func TestSeccomp(t *testing.T) {
 	programs := map[string][]byte{"getpid": runtimetest.SyscallProgram(t, 39, 0, 0), "io_setup": runtimetest.SyscallProgram(t, 206, 1, 0)}
 	code := func(name string, before bool, options ...string) int64 {
 		t.Helper()
-		made, err := makers[before].ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{"/" + name}}, &container.HostConfig{SecurityOpt: options}, nil, nil, "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := direct.CopyToContainer(t.Context(), made.ID, "/", bytes.NewReader(tarOf(t, name, string(programs[name]))), container.CopyToContainerOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		made := must(makers[before].ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{"/" + name}}, &container.HostConfig{SecurityOpt: options}, nil, nil, ""))(t)
+		noError(t, direct.CopyToContainer(t.Context(), made.ID, "/", bytes.NewReader(tarOf(t, name, string(programs[name]))), container.CopyToContainerOptions{}))
 		shown, err := c.ContainerInspect(t.Context(), made.ID)
 		if err != nil || !slices.Equal(shown.HostConfig.SecurityOpt, []string{body.NoNewPrivileges}) {
 			t.Errorf("inspect: %q, %v", shown.HostConfig.SecurityOpt, err)
 		}
-		if err := c.ContainerStart(t.Context(), made.ID, container.StartOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, c.ContainerStart(t.Context(), made.ID, container.StartOptions{}))
 		ended, failed := direct.ContainerWait(t.Context(), made.ID, container.WaitConditionNotRunning)
 		select {
 		case end := <-ended:
@@ -63,5 +54,5 @@ func TestSeccomp(t *testing.T) {
 	if n := code("io_setup", true); n == eperm {
 		t.Error("a container of the version before refuses io_setup, so it isn't one")
 	}
-	left()
+	d.left()
 }

@@ -4,14 +4,10 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"net/url"
-	"path"
-	"strconv"
 	"time"
 
 	"github.com/bermhq/berm/proxy/engineapi/body"
 
-	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/docker/docker/api/types/container"
@@ -20,22 +16,17 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
-// acting reads what starts, restarts or stops a container, and counts it until leave is
-// called.
-func acting(c *call, what string, most int64) (id string, query url.Values, wait time.Duration, leave func(), err error) {
-	if query, wait, err = startQuery(c); err == nil {
-		id, err = c.containerID(c.name)
-	}
-	if err == nil {
-		leave, err = c.act(what+" "+id, most)
-	}
-	return id, query, wait, leave, err
-}
+// acts are what is counted until it is over: the engine goes on with it also when the caller
+// has left.
+const acts = "starts, restarts and stops"
+
+// endTime is how long a container may take to end.
+const endTime = body.MaxStopSeconds * time.Second
 
 // startContainer starts a container, or stops and starts it, if it is still as it was
 // allowed and still would be.
-func startContainer(c *call) error {
-	id, query, wait, leave, err := acting(c, "starts", maxActs)
+func startContainer(c *call, a upstream.Ask, id string) error {
+	leave, err := c.enter(acts, maxActs)
 	if err != nil {
 		return err
 	}
@@ -45,14 +36,14 @@ func startContainer(c *call) error {
 		return err
 	}
 	defer over()
-	resp, err := startOne(c, upstream.Ask{Path: "/containers/" + id + "/" + path.Base(c.route.template), Query: query}, id, wait) //nolint:bodyclose // relay closes it
+	resp, err := startOne(c, a, id) //nolint:bodyclose // relay closes it
 	if err != nil {
 		return err
 	}
 	return c.relay(resp, false)
 }
 
-// StartContainer starts a container that this door made, without a request of a client's.
+// StartContainer starts a container that this proxy made, without a request of a client's.
 // The container is judged and verified as for its own caller. One that runs already stays
 // as it is. The error is a *policy.DeniedError if the container may not be started.
 func (d *Proxy) StartContainer(ctx context.Context, id string) error {
@@ -61,7 +52,7 @@ func (d *Proxy) StartContainer(ctx context.Context, id string) error {
 		return err
 	}
 	c := &call{Proxy: d, ctx: ctx, rules: d.opts.Policy(), version: v}
-	resp, err := startOne(c, upstream.Ask{Method: http.MethodPost, Path: "/containers/" + id + "/start"}, id, 0)
+	resp, err := startOne(c, upstream.Ask{Method: http.MethodPost, Path: "/containers/" + id + "/start"}, id)
 	r := Record{
 		Time: time.Now().UTC(), Peer: "berm", Method: http.MethodPost, Route: "/containers/{id}/start", Version: v.String(),
 		Caller: c.caller.Name, Tenant: c.caller.Tenant, Profile: c.caller.Profile, Verdict: VerdictAllowed, Objects: []string{id},
@@ -76,14 +67,14 @@ func (d *Proxy) StartContainer(ctx context.Context, id string) error {
 
 // startOne starts the container, or stops and starts it, once no other start of it goes on.
 // It returns the engine's answer, which has no body. An answer that is an error is one.
-func startOne(c *call, a upstream.Ask, id string, wait time.Duration) (*http.Response, error) {
+func startOne(c *call, a upstream.Ask, id string) (*http.Response, error) {
 	over, err := c.startLocks.Lock(c.ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	defer over()
 	waiting := c.ctx
-	defer c.detach(makeTimeout + wait)() // verify what was started even if the client leaves
+	defer c.detach(makeTimeout + endTime)() // verify what was started even if the client leaves
 	v, err := c.engine.Max(c.ctx)
 	if err != nil {
 		return nil, err
@@ -144,14 +135,19 @@ func (c *call) detach(most time.Duration) (back func()) {
 
 // stopContainer stops a container. The engine goes on with it when the caller has left,
 // so the call does too: it counts for as long.
-func stopContainer(c *call) error {
-	id, query, wait, leave, err := acting(c, "stops", maxStops)
+func stopContainer(c *call, a upstream.Ask, id string) error {
+	leave, err := c.enter(acts, maxActs)
 	if err != nil {
 		return err
 	}
 	defer leave()
-	defer c.detach(makeTimeout + wait)()
-	return endContainer(c, upstream.Ask{Path: "/containers/" + id + "/stop", Query: query}, id, true)
+	leaveOne, err := c.enter("stops of container "+id, maxStops)
+	if err != nil {
+		return err
+	}
+	defer leaveOne()
+	defer c.detach(makeTimeout + endTime)()
+	return endContainer(c, a, id, true)
 }
 
 // startHeld starts a container as it was allowed, with the sources of its binds held
@@ -199,36 +195,4 @@ func verifyStarted(c *call, e effective, before *container.InspectResponse, v up
 		return err
 	}
 	return verifyHeld(c, e, before, now, v)
-}
-
-// startQuery reads what a start, a restart or a stop may be told, and how long the container
-// may take to end. An end that is waited for as long as it takes is bounded.
-func startQuery(c *call) (url.Values, time.Duration, error) {
-	query, wait := url.Values{}, time.Duration(0)
-	if keys := c.query.Get("detachKeys"); keys != "" {
-		if err := detachKeys(keys); err != nil {
-			return nil, 0, err
-		}
-		query.Set("detachKeys", keys)
-	}
-	if signal := c.query.Get("signal"); signal != "" {
-		if !signalName.MatchString(signal) {
-			return nil, 0, proxy.Malformed("Invalid signal: " + body.Shorten(signal))
-		}
-		query.Set("signal", signal)
-	}
-	if c.query.Get("t") != "" {
-		n, err := c.number("t")
-		if err != nil || n < -1 || n > body.MaxStopSeconds {
-			return nil, 0, proxy.Malformed("the time to end is not a number of seconds")
-		}
-		if n < 0 {
-			n = body.MaxStopSeconds
-		}
-		query.Set("t", strconv.FormatInt(n, 10))
-	}
-	if path.Base(c.route.template) != "start" {
-		wait = body.MaxStopSeconds * time.Second
-	}
-	return query, wait, nil
 }

@@ -18,13 +18,8 @@ func deaf(t *testing.T, c, direct *client.Client) string {
 	t.Helper()
 	cfg := *sleeper
 	cfg.Cmd = []string{"sh", "-c", "trap '' TERM; touch /tmp/deaf; while true; do sleep 1; done"}
-	ct, err := c.ContainerCreate(t.Context(), &cfg, nil, nil, nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := startIt(t, c, ct.ID); err != nil {
-		t.Fatal(err)
-	}
+	ct := must(c.ContainerCreate(t.Context(), &cfg, nil, nil, nil, ""))(t)
+	noError(t, startIt(t, c, ct.ID))
 	eventually(t, func() bool {
 		_, err := direct.ContainerStatPath(t.Context(), ct.ID, "/tmp/deaf")
 		return err == nil
@@ -69,21 +64,14 @@ func TestRestartsPileUp(t *testing.T) {
 				eventually(t, func() bool { return n.Load() > 0 })
 				_ = conn.Close()
 			}
-			eventually(t, func() bool { return n.Load() == most && d.making("acts pile") == most })
+			eventually(t, func() bool { return n.Load() == most && d.making(acts+" pile") == most })
 			if what == "stop" {
-				resp, err := raw(address).Post("http://docker/containers/"+id+"/stop?t=3600", "", nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				_ = resp.Body.Close()
-				if resp.StatusCode != http.StatusTooManyRequests {
-					t.Errorf("one more: %d", resp.StatusCode)
+				if status, _ := say(t, address, http.MethodPost, "/containers/"+id+"/stop?t=3600", ""); status != http.StatusTooManyRequests {
+					t.Errorf("one more: %d", status)
 				}
 			}
-			if err := c.ContainerRemove(t.Context(), id, container.RemoveOptions{Force: true}); err != nil {
-				t.Fatal(err)
-			}
-			eventually(t, func() bool { return d.making("acts pile") == 0 && d.making(what+"s "+id) == 0 })
+			noError(t, c.ContainerRemove(t.Context(), id, container.RemoveOptions{Force: true}))
+			eventually(t, func() bool { return d.making(acts+" pile") == 0 && d.making("stops of container "+id+" pile") == 0 })
 			if n.Load() > most {
 				t.Errorf("%d reached the engine", n.Load())
 			}
@@ -95,10 +83,7 @@ func TestRestartsPileUp(t *testing.T) {
 }
 
 func TestStopIsBounded(t *testing.T) {
-	host, direct := testEngine(t)
-	l := startLiar(t, host)
-	d := doorTo(t, l.host, "")
-	sweepOwn(t, direct, d)
+	d, _, l := lyingDoor(t, "")
 	address := d.listen(Caller{Name: "bound", Tenant: "bound"})
 	id := makeOne(t, newClient(t, address), nil, "")
 	for query, told := range map[string]string{ // what the engine is told, if it is
@@ -111,13 +96,8 @@ func TestStopIsBounded(t *testing.T) {
 		l.mu.Lock()
 		l.stop = nil
 		l.mu.Unlock()
-		resp, err := raw(address).Post("http://docker/containers/"+id+"/stop?"+query, "", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = resp.Body.Close()
-		if resp.StatusCode != want {
-			t.Errorf("%s: %d, want %d", query, resp.StatusCode, want)
+		if status, _ := say(t, address, http.MethodPost, "/containers/"+id+"/stop?"+query, ""); status != want {
+			t.Errorf("%s: %d, want %d", query, status, want)
 		}
 		l.mu.Lock()
 		if got := l.stop.Encode(); got != told {
@@ -129,8 +109,7 @@ func TestStopIsBounded(t *testing.T) {
 
 // TestStreamIsWrittenDown looks for the record of an answer that goes on.
 func TestStreamIsWrittenDown(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	address := d.listen(Caller{Name: "record", Tenant: "record"})
 	id := d.made(direct, "record", "", container.Config{})
 	for template, request := range map[string]string{

@@ -22,10 +22,7 @@ var sleeper = &container.Config{Image: testImage, Cmd: []string{"sleep", "600"}}
 
 func makeOne(t *testing.T, c *client.Client, h *container.HostConfig, name string) string {
 	t.Helper()
-	ct, err := c.ContainerCreate(t.Context(), sleeper, h, nil, nil, name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ct := must(c.ContainerCreate(t.Context(), sleeper, h, nil, nil, name))(t)
 	return ct.ID
 }
 
@@ -49,10 +46,7 @@ func restartIt(t *testing.T, c *client.Client, id string) error {
 }
 
 func TestStartLooksAgain(t *testing.T) {
-	host, direct := testEngine(t)
-	l := startLiar(t, host)
-	d := doorTo(t, l.host, "")
-	sweepOwn(t, direct, d)
+	d, direct, l := lyingDoor(t, "")
 	c := d.client("again")
 	id := makeOne(t, c, &container.HostConfig{ReadonlyRootfs: true}, "")
 	for _, name := range []string{"privileged", "capability", "host network", "bind", "mount", "memory", "pids gone", "unmasked", "image", "user"} {
@@ -65,9 +59,7 @@ func TestStartLooksAgain(t *testing.T) {
 	if inspect(t, direct, id).State.Running {
 		t.Error("it runs")
 	}
-	if err := startIt(t, c, id); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, startIt(t, c, id))
 	if err := startIt(t, c, id); err != nil { // 304
 		t.Errorf("start of one that runs: %v", err)
 	}
@@ -92,16 +84,11 @@ func TestStartLooksAgain(t *testing.T) {
 
 // TestStartContainer starts containers without a client's request.
 func TestStartContainer(t *testing.T) {
-	host, direct := testEngine(t)
-	l := startLiar(t, host)
-	d := doorTo(t, l.host, "")
-	sweepOwn(t, direct, d)
+	d, direct, l := lyingDoor(t, "")
 	c := d.client("itself")
 	id := makeOne(t, c, nil, "")
 	for range 2 { // the second finds it running
-		if err := d.StartContainer(t.Context(), id); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, d.StartContainer(t.Context(), id))
 	}
 	if !inspect(t, direct, id).State.Running {
 		t.Error("it does not run")
@@ -116,16 +103,13 @@ func TestStartContainer(t *testing.T) {
 	}
 	l.set(func(*liar) {})
 	foreign := d.made(direct, "", "itself-foreign", container.Config{})
-	if err := d.StartContainer(t.Context(), foreign); !errors.Is(err, errNotFound) {
+	if err := d.StartContainer(t.Context(), foreign); !isMissing(err) {
 		t.Errorf("one of no tenant's: %v", err)
 	}
 }
 
 func TestStartAnswerLost(t *testing.T) {
-	host, direct := testEngine(t)
-	l := startLiar(t, host)
-	d := doorTo(t, l.host, "")
-	sweepOwn(t, direct, d)
+	d, direct, l := lyingDoor(t, "")
 	c := d.client("lost")
 	id := makeOne(t, c, nil, "")
 	looks := 0
@@ -149,10 +133,7 @@ func TestStartAnswerLost(t *testing.T) {
 // TestStartUnseen starts a container that can't be looked at afterwards: it is killed, but
 // stays, as nothing says that it isn't as it was allowed.
 func TestStartUnseen(t *testing.T) {
-	host, direct := testEngine(t)
-	l := startLiar(t, host)
-	d := doorTo(t, l.host, "")
-	sweepOwn(t, direct, d)
+	d, direct, l := lyingDoor(t, "")
 	c := d.client("unseen")
 	for name, lost := range map[string]bool{"answered": false, "answer lost": true} {
 		t.Run(name, func(t *testing.T) {
@@ -188,12 +169,9 @@ func TestContentType(t *testing.T) {
 		"text/plain": "must be application/json", "": "must be application/json", "application/json; charset=latin1": "must be application/json",
 		"application/json": "Image", "application/json; charset=UTF-8": "Image",
 	} {
-		resp, err := raw(address).Post("http://docker/v1.41/containers/create", contentType, strings.NewReader(`{"Image":1}`))
-		if err != nil {
-			t.Fatal(err)
-		}
+		resp := must(raw(address).Post("http://docker/v1.41/containers/create", contentType, strings.NewReader(`{"Image":1}`)))(t)
 		var told struct{ Message string }
-		err = json.NewDecoder(resp.Body).Decode(&told)
+		err := json.NewDecoder(resp.Body).Decode(&told)
 		_ = resp.Body.Close()
 		status := http.StatusBadRequest
 		if want != "Image" {
@@ -206,32 +184,21 @@ func TestContentType(t *testing.T) {
 }
 
 func TestStartBody(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, "")
 	address := d.listen(Caller{Name: "body", Tenant: "body"})
 	c := newClient(t, address)
 	id := makeOne(t, c, nil, "")
 	for _, path := range []string{"/v1.24/containers/" + id + "/start", "/containers/" + id + "/start", "/containers/" + id + "/restart"} {
 		for _, body := range []string{`{"Privileged":true}`, `{}`} {
-			resp, err := raw(address).Post("http://docker"+path, "application/json", strings.NewReader(body))
-			if err != nil {
-				t.Fatal(err)
-			}
-			_ = resp.Body.Close()
-			if resp.StatusCode != http.StatusBadRequest {
-				t.Errorf("%s with %s: %d", path, body, resp.StatusCode)
+			if status, _ := say(t, address, http.MethodPost, path, body); status != http.StatusBadRequest {
+				t.Errorf("%s with %s: %d", path, body, status)
 			}
 		}
 	}
 	for _, query := range []string{"?checkpoint=x", "?checkpoint-dir=/etc", "?detachKeys=a&detachKeys=b"} {
-		resp, err := raw(address).Post("http://docker/containers/"+id+"/start"+query, "", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = resp.Body.Close()
-		if resp.StatusCode != http.StatusForbidden && resp.StatusCode != http.StatusBadRequest {
-			t.Errorf("%s: %d", query, resp.StatusCode)
+		status, _ := say(t, address, http.MethodPost, "/containers/"+id+"/start"+query, "")
+		if status != http.StatusForbidden && status != http.StatusBadRequest {
+			t.Errorf("%s: %d", query, status)
 		}
 	}
 	if inspect(t, direct, id).State.Running {
@@ -246,16 +213,11 @@ func TestStartBody(t *testing.T) {
 }
 
 func TestExpiredIsNotStarted(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
-	sweepOwn(t, direct, d)
+	d, _ := engineDoor(t, "")
 	c := d.client("expired")
 	cfg := *sleeper
 	cfg.Labels = map[string]string{"berm.ttl": "1s"}
-	ct, err := c.ContainerCreate(t.Context(), &cfg, nil, nil, nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	ct := must(c.ContainerCreate(t.Context(), &cfg, nil, nil, nil, ""))(t)
 	eventually(t, func() bool {
 		err := startIt(t, c, ct.ID)
 		if err == nil { // it was quicker than its time
@@ -268,27 +230,15 @@ func TestExpiredIsNotStarted(t *testing.T) {
 
 // TestNetworkOfTheSameName has a container's network removed, and another caller take its name.
 func TestNetworkOfTheSameName(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, "")
 	c, other := d.client("name"), d.client("name2")
-	n, err := c.NetworkCreate(t.Context(), "same-name", network.CreateOptions{Internal: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must(c.NetworkCreate(t.Context(), "same-name", network.CreateOptions{Internal: true}))(t)
 	id := makeOne(t, c, &container.HostConfig{NetworkMode: "same-name"}, "")
-	if err := c.NetworkRemove(t.Context(), n.ID); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := other.NetworkCreate(t.Context(), "same-name", network.CreateOptions{Internal: true}); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, c.NetworkRemove(t.Context(), n.ID))
+	must(other.NetworkCreate(t.Context(), "same-name", network.CreateOptions{Internal: true}))(t)
 	deniedBy(t, startIt(t, c, id), "verify.start")
 	// A network of another caller's can't be named, by whatever of its names.
-	theirs, err := direct.NetworkInspect(t.Context(), "same-name", network.InspectOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	theirs := must(direct.NetworkInspect(t.Context(), "same-name", network.InspectOptions{}))(t)
 	for _, ref := range []string{"same-name", theirs.ID, theirs.ID[:12], theirs.ID[:4]} {
 		_, err := c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{NetworkMode: container.NetworkMode(ref)}, nil, nil, "")
 		deniedBy(t, err, "networks.foreign")
@@ -298,10 +248,7 @@ func TestNetworkOfTheSameName(t *testing.T) {
 }
 
 func TestUpdate(t *testing.T) {
-	host, direct := testEngine(t)
-	l := startLiar(t, host)
-	d := doorTo(t, l.host, basePolicy+"profiles: {default: {memory_mb: 64, max_memory_mb: 128, pids_limit: 50, max_pids_limit: 60, engine_api: {restart: [\"no\", on-failure]}}}\nresources: {over_max: refuse}\n")
-	sweepOwn(t, direct, d)
+	d, direct, l := lyingDoor(t, basePolicy+"profiles: {default: {memory_mb: 64, max_memory_mb: 128, pids_limit: 50, max_pids_limit: 60, engine_api: {restart: [\"no\", on-failure]}}}\nresources: {over_max: refuse}\n")
 	c := d.client("update")
 	id := makeOne(t, c, nil, "")
 	update := func(u container.UpdateConfig) error {
@@ -311,9 +258,7 @@ func TestUpdate(t *testing.T) {
 	pids, unlimited := int64(55), int64(-1)
 	good := container.UpdateConfig{RestartPolicy: container.RestartPolicy{Name: "on-failure", MaximumRetryCount: 2}}
 	good.Memory, good.PidsLimit, good.NanoCPUs = 100<<20, &pids, 5e8
-	if err := update(good); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, update(good))
 	h := inspect(t, direct, id).HostConfig
 	if h.Memory != 100<<20 || h.MemorySwap != 100<<20 || *h.PidsLimit != 55 || h.NanoCPUs != 5e8 || h.RestartPolicy.Name != "on-failure" || h.RestartPolicy.MaximumRetryCount != 2 {
 		t.Errorf("after the update: %+v", h)

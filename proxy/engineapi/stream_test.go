@@ -13,9 +13,7 @@ import (
 func readStream(t *testing.T, r io.Reader) string {
 	t.Helper()
 	var b bytes.Buffer
-	if _, err := stdcopy.StdCopy(&b, &b, r); err != nil {
-		t.Fatal(err)
-	}
+	must(stdcopy.StdCopy(&b, &b, r))(t)
 	return b.String()
 }
 

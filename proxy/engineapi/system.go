@@ -14,6 +14,7 @@ import (
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
+	"github.com/docker/docker/api/types"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/swarm"
 	"github.com/docker/docker/api/types/system"
@@ -28,18 +29,15 @@ func systemRoutes() []route {
 		{method: http.MethodHead, template: "/_ping", serve: pingEngine},
 		{method: http.MethodGet, template: "/version", serve: engineVersions},
 		{method: http.MethodGet, template: "/info", serve: engineInfo},
-		{method: http.MethodGet, template: "/system/df", query: []string{"type*", "verbose"}, since: 25, serve: diskUsage},
+		{method: http.MethodGet, template: "/system/df", query: params{"type*": nil, "verbose": nil}, since: 25, serve: diskUsage},
 	}
 }
 
 // pingEngine tells that the engine answers, and in which version it is to be spoken to.
 func pingEngine(c *call) error {
-	resp, err := c.ask(upstream.Ask{Path: "/_ping"})
+	resp, err := c.open(upstream.Ask{Path: "/_ping"})
 	if err != nil {
 		return err
-	}
-	if resp.StatusCode >= 300 {
-		return upstream.Failure(resp)
 	}
 	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, upstream.BufferSize))
 	_ = resp.Body.Close()
@@ -53,7 +51,7 @@ func pingEngine(c *call) error {
 			h[name] = values
 		}
 	}
-	h.Set("Builder-Version", "1") // the classic builder is the only one behind this door
+	h.Set("Builder-Version", "1") // the classic builder is the only one behind this proxy
 	h.Set("Api-Version", most.String())
 	h.Set("Content-Type", "text/plain; charset=utf-8")
 	if c.r.Method == http.MethodGet {
@@ -62,22 +60,9 @@ func pingEngine(c *call) error {
 	return nil
 }
 
-// engineVersions are the engine's, with the API's as the door has it.
+// engineVersions are the engine's, with the API's as the proxy has it.
 func engineVersions(c *call) error {
-	var told struct {
-		Platform      map[string]string `json:",omitempty"`
-		Components    []component       `json:",omitempty"`
-		Version       string
-		APIVersion    string `json:"ApiVersion"`
-		MinAPIVersion string `json:",omitempty"`
-		GitCommit     string
-		GoVersion     string
-		Os            string
-		Arch          string
-		KernelVersion string `json:",omitempty"`
-		Experimental  bool   `json:",omitempty"`
-		BuildTime     string `json:",omitempty"`
-	}
+	var told types.Version
 	if err := c.engine.Get(c.ctx, c.version, "/version", nil, &told); err != nil {
 		return err
 	}
@@ -92,13 +77,6 @@ func engineVersions(c *call) error {
 		}
 	}
 	return c.answer(http.StatusOK, told)
-}
-
-// component is a part of the engine.
-type component struct {
-	Name    string
-	Version string
-	Details map[string]string `json:",omitempty"`
 }
 
 // engineInfo tells what clients go by, and nothing of the host's or others' affairs.

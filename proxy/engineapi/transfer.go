@@ -33,37 +33,23 @@ const (
 type transfers struct {
 	stall, most time.Duration
 
-	mu   sync.Mutex
-	ends map[string]map[*call]context.CancelCauseFunc // by the container's ID
+	ends sync.Map // of transferOf, by call
 }
 
-func (t *transfers) enter(id string, c *call, end context.CancelCauseFunc) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.ends == nil {
-		t.ends = map[string]map[*call]context.CancelCauseFunc{}
-	}
-	if t.ends[id] == nil {
-		t.ends[id] = map[*call]context.CancelCauseFunc{}
-	}
-	t.ends[id][c] = end
-}
-
-func (t *transfers) leave(id string, c *call) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if delete(t.ends[id], c); len(t.ends[id]) == 0 {
-		delete(t.ends, id)
-	}
+// transferOf is an archive of a container.
+type transferOf struct {
+	id  string // of the container
+	end context.CancelCauseFunc
 }
 
 // end breaks off what goes in and out of a container that is to be removed.
 func (t *transfers) end(id string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, end := range t.ends[id] {
-		end(conflict("the container is being removed"))
-	}
+	t.ends.Range(func(_, value any) bool {
+		if of, ok := value.(transferOf); ok && of.id == id {
+			of.end(conflict("the container is being removed"))
+		}
+		return true
+	})
 }
 
 // slow is what a caller is told whose archive took too long.
@@ -84,8 +70,8 @@ func transfer(c *call, id string, serve func(body io.Reader) error) error {
 	}
 	defer leave()
 	return transferArchive(c, until, func(end context.CancelCauseFunc, body io.Reader) error {
-		c.transfers.enter(id, c, end)
-		defer c.transfers.leave(id, c)
+		c.transfers.ends.Store(c, transferOf{id, end})
+		defer c.transfers.ends.Delete(c)
 		return serve(body)
 	})
 }

@@ -5,29 +5,23 @@ import (
 
 	"github.com/bermhq/berm/proxy/engineapi/body"
 
-	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
+
+	"github.com/docker/docker/api/types/container"
 
 	"github.com/bermhq/berm/policy"
 )
 
 // updateContainer changes a container's resources and restart policy, within what its
 // profile allows a new one.
-func updateContainer(c *call) error {
-	var b body.Update
-	if err := c.decode(&b); err != nil {
+func updateContainer(c *call, b *body.Update) error {
+	if err := body.CheckChangeable(&b.Resources, b.RestartPolicy); err != nil {
 		return err
-	}
-	if err := b.Check(); err != nil {
-		return err
-	}
-	if n := b.RestartPolicy.MaximumRetryCount; n < 0 || n > 1<<31-1 {
-		return proxy.Malformed("maximum retry count cannot be negative, or that large")
 	}
 	req := policy.ContainerRequest{
-		Profile: c.caller.Profile, Restart: b.RestartPolicy.Name, Devices: b.DeviceList(), Other: b.Refused(""),
+		Profile: c.caller.Profile, Restart: string(b.RestartPolicy.Name), Devices: body.DeviceList(&b.Resources), Other: body.Refused("", &b.Resources, b.DiskQuota),
 	}
-	b.Resources(&req)
+	body.Limits(&b.Resources, &req)
 	if len(req.Ulimits) > 0 {
 		req.Other = append(req.Other, policy.OtherField{Field: "Ulimits", Value: req.Ulimits[0].Name})
 		req.Ulimits = nil
@@ -51,9 +45,9 @@ func updateContainer(c *call) error {
 		if ct.HostConfig.AutoRemove && !asked.None() {
 			return conflict("Cannot update container " + ct.ID + ": Conflicting options: Restart policy cannot be updated because AutoRemove is enabled for the container")
 		}
-		b.RestartPolicy, verdict.Spec.Restart = body.Restart{}, "" // the engine keeps none
+		b.RestartPolicy, verdict.Spec.Restart = container.RestartPolicy{}, "" // the engine keeps none
 	}
-	var change any = &b // of mode audit
+	var change any = b // of mode audit
 	if verdict.Allowed() {
 		change = b.Encode(verdict.Spec)
 	}

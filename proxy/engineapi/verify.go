@@ -80,7 +80,7 @@ func verifyVolumes(c *call, d *body.Differences, audited bool, ct *container.Ins
 		}
 		v, _, err := anyVolume(c, m.Name)
 		switch {
-		case errors.Is(err, errNotFound):
+		case isMissing(err):
 			d.Add(false, "Mounts")
 		case err != nil:
 			return err
@@ -149,7 +149,7 @@ func networkDifferences(c *call, d *body.Differences, s policy.ContainerSpec, ct
 func effectiveOf(ct *container.InspectResponse) (effective, error) {
 	var e effective
 	if err := json.Unmarshal([]byte(ct.Config.Labels[lifecycle.LabelEffective]), &e); err != nil {
-		return e, denied("verify.start", "Config.Labels", "the container doesn't say what it was allowed", "containers that this door made")
+		return e, denied("verify.start", "Config.Labels", "the container doesn't say what it was allowed", "containers that this proxy made")
 	}
 	return e, nil
 }
