@@ -1,10 +1,17 @@
 package engineapi
 
 import (
+	"fmt"
+	"math"
+	"net/http"
+	"net/url"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/body"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
@@ -125,3 +132,243 @@ func (c *call) askFor(id string) upstream.Ask {
 
 // forwardContainer asks the engine the same of a container of the caller's.
 var forwardContainer = onContainer(func(c *call, a upstream.Ask, _ string) error { return c.forward(a, false) })
+
+// maxName bounds each segment of a path, in bytes.
+const maxName = 512
+
+// segment is a part of a path between slashes, as it was sent and with its escapes
+// decoded once. Only names may have any.
+type segment struct{ raw, name string }
+
+// splitPath reads a request's path as it was sent: an optional version, and segments.
+// What the engine would redirect, clean, or read otherwise than it looks is refused.
+func splitPath(raw string) (v upstream.Version, segments []segment, err error) {
+	bad := func(why string) (upstream.Version, []segment, error) {
+		return 0, nil, proxy.Malformed("the path " + why)
+	}
+	if !strings.HasPrefix(raw, "/") || len(raw) > 4096 {
+		return bad("is not absolute, or too long")
+	}
+	for i, part := range strings.Split(raw[1:], "/") {
+		name, err := url.PathUnescape(part)
+		if err != nil {
+			return bad("has an escape that is none")
+		}
+		switch {
+		case name == "":
+			return bad("has an empty segment")
+		case name == "." || name == "..":
+			return bad("has a dot segment")
+		case strings.ContainsAny(name, "/\\%?#") || !printable(name) || len(name) > maxName:
+			return bad("has a segment with characters that no name has")
+		}
+		if n, ok := upstream.ParseVersion(part); i == 0 && ok {
+			v = n
+			continue
+		}
+		segments = append(segments, segment{part, name})
+	}
+	if len(segments) == 0 {
+		return bad("names no endpoint")
+	}
+	return v, segments, nil
+}
+
+func printable(s string) bool {
+	for _, c := range []byte(s) {
+		if c <= ' ' || c >= 0x7f {
+			return false
+		}
+	}
+	return true
+}
+
+// match finds the route of the request, and the name in its path.
+func (c *call) match() (*route, error) {
+	raw := c.r.URL.EscapedPath()
+	if c.r.URL.Host != "" || c.r.URL.Opaque != "" || c.r.URL.Fragment != "" || c.r.URL.RawFragment != "" {
+		return nil, proxy.Malformed("the request is for a proxy")
+	}
+	if target, _, _ := strings.Cut(c.r.RequestURI, "?"); target != raw {
+		return nil, proxy.Malformed("the path has an escape where none is needed")
+	}
+	v, segments, err := splitPath(raw)
+	if err != nil {
+		return nil, err
+	}
+	rt, name := lookup(c.r.Method, segments)
+	if rt == nil {
+		return nil, denied("endpoints.unknown", "", fmt.Sprintf("%s %s is not an endpoint that may be used", method(c.r), body.Shorten(raw)),
+			"the endpoints of docs/engine-proxy.md")
+	}
+	if c.version, err = c.engine.Negotiate(c.ctx, v); err != nil {
+		return nil, err
+	}
+	if c.version < rt.since || rt.until != 0 && c.version > rt.until {
+		return nil, denied("endpoints.version", "", fmt.Sprintf("%s %s is not in version %s of the API", method(c.r), rt.template, c.version), "another version")
+	}
+	c.name = name
+	return rt, nil
+}
+
+// lookup matches a method and a path with the table. A template has at most one name,
+// which may span several segments if it is an image's.
+func lookup(method string, segments []segment) (*route, string) {
+	for i := range routes {
+		if rt := &routes[i]; rt.method == method {
+			if name, ok := rt.fits(segments); ok {
+				return rt, name
+			}
+		}
+	}
+	return nil, ""
+}
+
+func (rt *route) fits(segments []segment) (name string, ok bool) {
+	at := rt.at
+	if at < 0 {
+		return "", literally(rt.segments, segments)
+	}
+	after := rt.segments[at+1:]
+	end := len(segments) - len(after)
+	if end <= at || !rt.long && end != at+1 {
+		return "", false
+	}
+	if !literally(rt.segments[:at], segments[:at]) || !literally(after, segments[end:]) {
+		return "", false
+	}
+	for _, s := range segments[at:end] {
+		name += "/" + s.name
+	}
+	return name[1:], true
+}
+
+// literally tells whether segments are those of a template, without escapes.
+func literally(template []string, segments []segment) bool {
+	return slices.EqualFunc(template, segments, func(want string, s segment) bool { return s.raw == want })
+}
+
+// parse reads the query, and looks at what the headers say of the body.
+func (c *call) parse() (err error) {
+	if c.query, c.passed, err = parseQuery(c.r.URL.RawQuery, c.route.query); err != nil {
+		return err
+	}
+	if c.route.filters != nil {
+		if c.filter, err = parseFilters(c.query.Get("filters"), c.route.filters); err != nil {
+			return err
+		}
+	}
+	h := c.r.Header
+	if h.Get("Content-Encoding") != "" || len(h.Values("Content-Type")) > 1 {
+		return proxy.Malformed("the body is encoded, or has several types")
+	}
+	if c.route.body == noBody && c.r.ContentLength != 0 {
+		return proxy.Malformed(c.route.method + " " + c.route.template + " takes no body")
+	}
+	return nil
+}
+
+// params are the query parameters that a route knows. Each has what checks its value, which
+// is not empty, and returns the value for the engine, empty for none. Nil leaves that to the
+// route. A name with a "*" may be there more than once.
+type params map[string]func(name, value string) (string, error)
+
+// parseQuery reads a query. It returns it as it came, and what of it was checked for the engine.
+func parseQuery(raw string, known params) (query, passed url.Values, err error) {
+	if len(raw) > 64<<10 || strings.Contains(raw, ";") {
+		return nil, nil, proxy.Malformed("the query is too long, or has a semicolon")
+	}
+	if query, err = url.ParseQuery(raw); err != nil {
+		return nil, nil, proxy.Malformed("the query is not well-formed")
+	}
+	passed = url.Values{}
+	for _, name := range sortedKeys(query) {
+		check, one := known[name]
+		_, many := known[name+"*"]
+		switch values := query[name]; {
+		case many:
+		case !one:
+			return nil, nil, denied("endpoints.query", name, fmt.Sprintf("the query parameter %q is not known", body.Shorten(name)),
+				"one of: "+strings.ReplaceAll(strings.Join(sortedKeys(known), ", "), "*", ""))
+		case len(values) > 1:
+			return nil, nil, proxy.Malformed(fmt.Sprintf("the query parameter %q is there %d times", name, len(values)))
+		case check != nil && values[0] != "":
+			value, err := check(name, values[0])
+			if err != nil {
+				return nil, nil, err
+			}
+			if value != "" {
+				passed.Set(name, value)
+			}
+		}
+	}
+	return query, passed, nil
+}
+
+// isTrue reads a boolean as the engine does.
+func isTrue(s string) bool {
+	s = strings.ToLower(strings.TrimSpace(s))
+	return !(s == "" || s == "0" || s == "no" || s == "false" || s == "none")
+}
+
+// flag reads a query parameter that is a boolean.
+func (c *call) flag(name string) bool { return isTrue(c.query.Get(name)) }
+
+// boolean passes a boolean on.
+func boolean(_, value string) (string, error) {
+	if isTrue(value) {
+		return "1", nil
+	}
+	return "", nil
+}
+
+// like passes a value on that matches a pattern.
+func like(pattern *regexp.Regexp, refusal string) func(name, value string) (string, error) {
+	return func(_, value string) (string, error) {
+		if !pattern.MatchString(value) {
+			return "", proxy.Malformed(refusal + ": " + body.Shorten(value))
+		}
+		return value, nil
+	}
+}
+
+// between passes a whole number on.
+func between(least, most int64) func(name, value string) (string, error) {
+	return func(name, value string) (string, error) {
+		n, err := strconv.ParseInt(value, 10, 64)
+		if err != nil || n < least || n > most {
+			return "", proxy.Malformed(fmt.Sprintf("the query parameter %q is not a whole number from %d to %d", name, least, most))
+		}
+		return strconv.FormatInt(n, 10), nil
+	}
+}
+
+var (
+	// instant is a time as the engine takes it: RFC 3339, or seconds with a fraction, or a
+	// duration before now.
+	instant  = regexp.MustCompile(`^[-+0-9A-Za-z:.]{1,64}$`)
+	moment   = like(instant, "a query parameter is neither a time nor a number")
+	signal   = like(regexp.MustCompile(`^(SIG)?[A-Z0-9+-]{1,12}$`), "Invalid signal")
+	platform = like(body.Platform, "the platform is none")
+	// consoleSize is a terminal's height and width.
+	consoleSize = params{"h": between(0, math.MaxUint16), "w": between(0, math.MaxUint16)}
+)
+
+// stopTime passes on how long a container may take to end. An end that is waited for as long
+// as it takes is bounded.
+func stopTime(name, value string) (string, error) {
+	if value, err := between(-1, body.MaxStopSeconds)(name, value); err != nil || value != "-1" {
+		return value, err
+	}
+	return strconv.Itoa(body.MaxStopSeconds), nil
+}
+
+// detachKeys passes on a key sequence such as "ctrl-p,ctrl-q".
+func detachKeys(_, keys string) (string, error) {
+	if len(keys) > 64 || !printable(keys) {
+		return "", proxy.Malformed("the detach keys are none")
+	}
+	return keys, nil
+}
+
+func method(r *http.Request) string { return body.Shorten(r.Method) }
