@@ -1,18 +1,23 @@
 package engineapi
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
+	"path"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/network"
 	"github.com/docker/docker/client"
+	"github.com/docker/go-connections/nat"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
@@ -324,5 +329,187 @@ func TestUpdate(t *testing.T) {
 		if _, err := direct.ContainerInspect(context.Background(), id); !errdefs.IsNotFound(err) {
 			t.Errorf("%s: it is there: %v", rule, err)
 		}
+	}
+}
+
+// under has a door's policy be another from now on.
+func (d *testDoor) under(rules, image string) {
+	d.t.Helper()
+	p := must(policy.Parse([]byte(rules), policy.Options{DefaultImage: image}))(d.t)
+	d.opts.Policy = func() *policy.Policy { return p }
+}
+
+// TestTightenedPolicy makes a container under one policy and starts it under others.
+func TestTightenedPolicy(t *testing.T) {
+	host, direct := testEngine(t)
+	dir := workDir(t)
+	wide := "mounts: {allowed_roots: [" + dir + "], hold: auto}\nprofiles: {default: {memory_mb: 64, cap_add: [NET_ADMIN], engine_api: {ports: any, dns: \"on\", restart: [\"no\", always], sysctls: [net.ipv4.ip_forward], %}}}\n"
+	with := func(key string) string { return basePolicy + strings.Replace(wide, "%", key, 1) }
+	d := doorTo(t, host, with(""))
+	sweepOwn(t, direct, d)
+	c := d.client("tight")
+	n := must(c.NetworkCreate(context.Background(), "tight-net", network.CreateOptions{Internal: true}))(t)
+	ct := must(c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{"sleep", "600"}, ExposedPorts: nat.PortSet{"80/tcp": {}}}, &container.HostConfig{
+		Binds: []string{dir + ":/a", "tight-vol:/v"}, Tmpfs: map[string]string{"/t": "size=32m"}, CapAdd: []string{"NET_ADMIN"}, NetworkMode: container.NetworkMode(n.ID),
+		PortBindings: nat.PortMap{"80/tcp": {{}}}, DNS: []string{"192.0.2.53"}, Sysctls: map[string]string{"net.ipv4.ip_forward": "1"},
+		RestartPolicy: container.RestartPolicy{Name: "always"},
+	}, nil, nil, ""))(t)
+	base := func(text string) string { return basePolicy + text }
+	for name, tt := range map[string]struct{ rules, rule string }{
+		"image":        {strings.Replace(with(""), "berm.local/*", "other/*", 1), "(rule images.allow)"},
+		"no binds":     {base("profiles: {default: {host_path_mode: none, memory_mb: 64, cap_add: [NET_ADMIN]}}\n"), "(rule "},
+		"elsewhere":    {strings.Replace(with(""), dir, "/srv", 1), "(rule mounts."},
+		"capabilities": {strings.Replace(with(""), "cap_add: [NET_ADMIN], ", "", 1), "(rule containers.capabilities)"},
+		"user":         {with("users: non_root"), "(rule containers.user)"},
+		"a user":       {strings.Replace(with(""), "memory_mb: 64", "memory_mb: 64, user: \"1000\"", 1), "(rule verify.policy)"},
+		"root":         {strings.Replace(with(""), "memory_mb: 64", "memory_mb: 64, read_only_rootfs: true, locked: [read_only_rootfs]", 1), "(rule verify.policy)"},
+		"memory":       {strings.Replace(with(""), "memory_mb: 64", "memory_mb: 32, max_memory_mb: 32", 1), "(rule "},
+		"ports":        {strings.Replace(with(""), "ports: any", "ports: loopback", 1), "(rule verify.policy)"},
+		"volumes":      {with("volumes: \"off\""), "(rule mounts.volumes)"},
+		"networks":     {with("networks: \"off\""), "(rule networks"},
+		"tmpfs":        {with("tmpfs_mb: 16"), "(rule "},
+		"restart":      {strings.Replace(with(""), "restart: [\"no\", always]", "restart: [\"no\"]", 1), "(rule containers.restart)"},
+		"sysctls":      {strings.Replace(with(""), "sysctls: [net.ipv4.ip_forward], ", "", 1), "(rule "},
+		"dns":          {strings.Replace(with(""), "dns: \"on\"", "dns: \"off\"", 1), "(rule "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			image := testImage
+			if name == "image" { // the profile's own would be allowed
+				image = "other/image:1"
+			}
+			d.under(tt.rules, image)
+			if err := startIt(t, c, ct.ID); err == nil || !strings.Contains(err.Error(), tt.rule) || !strings.Contains(err.Error(), "denied by policy") {
+				t.Errorf("got %v, want a denial with %q", err, tt.rule)
+			}
+		})
+	}
+	if inspect(t, direct, ct.ID).State.Running {
+		t.Error("it runs")
+	}
+	// One that is as wide or wider doesn't stand in the way.
+	for _, rules := range []string{with(""), strings.Replace(with("tmpfs_mb: 4096"), "memory_mb: 64", "memory_mb: 128", 1)} {
+		d.under(rules, testImage)
+		if err := restartIt(t, c, ct.ID); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// deaf is a container that doesn't end when it is told to.
+func deaf(t *testing.T, c, direct *client.Client) string {
+	t.Helper()
+	cfg := *sleeper
+	cfg.Cmd = []string{"sh", "-c", "trap '' TERM; touch /tmp/deaf; while true; do sleep 1; done"}
+	ct := must(c.ContainerCreate(t.Context(), &cfg, nil, nil, nil, ""))(t)
+	noError(t, startIt(t, c, ct.ID))
+	eventually(t, func() bool {
+		_, err := direct.ContainerStatPath(t.Context(), ct.ID, "/tmp/deaf")
+		return err == nil
+	})
+	return ct.ID
+}
+
+// counted counts the engine's requests whose path ends so.
+func counted(l *liar, end string) *atomic.Int64 {
+	var n atomic.Int64
+	l.set(func(l *liar) {
+		l.refuse = func(_, p string) bool {
+			if path.Base(p) == end {
+				n.Add(1)
+			}
+			return false
+		}
+	})
+	return &n
+}
+
+func (d *testDoor) making(key string) int64 {
+	d.limits.mu.Lock()
+	defer d.limits.mu.Unlock()
+	return d.limits.making[key]
+}
+
+// TestRestartsPileUp has callers ask for restarts that take an hour, and leave.
+func TestRestartsPileUp(t *testing.T) {
+	host, direct := testEngine(t)
+	for what, most := range map[string]int64{"restart": 1, "stop": maxStops} {
+		t.Run(what, func(t *testing.T) {
+			l := startLiar(t, host)
+			d := doorTo(t, l.host, "")
+			sweepOwn(t, direct, d)
+			address := d.listen(Caller{Name: "pile", Tenant: "pile"})
+			c := newClient(t, address)
+			id := deaf(t, c, direct)
+			n := counted(l, what)
+			for range 20 {
+				conn := hold(t, address, fmt.Sprintf("POST /containers/%s/%s?t=3600 HTTP/1.1\r\nHost: docker\r\n\r\n", id, what))
+				eventually(t, func() bool { return n.Load() > 0 })
+				_ = conn.Close()
+			}
+			eventually(t, func() bool { return n.Load() == most && d.making(acts+" pile") == most })
+			if what == "stop" {
+				if status, _ := say(t, address, http.MethodPost, "/containers/"+id+"/stop?t=3600", ""); status != http.StatusTooManyRequests {
+					t.Errorf("one more: %d", status)
+				}
+			}
+			noError(t, c.ContainerRemove(t.Context(), id, container.RemoveOptions{Force: true}))
+			eventually(t, func() bool { return d.making(acts+" pile") == 0 && d.making("stops of container "+id+" pile") == 0 })
+			if n.Load() > most {
+				t.Errorf("%d reached the engine", n.Load())
+			}
+			if _, ok := d.startLocks.TryLock(id); !ok {
+				t.Error("the start lock is kept")
+			}
+		})
+	}
+}
+
+func TestStopIsBounded(t *testing.T) {
+	d, _, l := lyingDoor(t, "")
+	address := d.listen(Caller{Name: "bound", Tenant: "bound"})
+	id := makeOne(t, newClient(t, address), nil, "")
+	for query, told := range map[string]string{ // what the engine is told, if it is
+		"t=3601": "", "t=-2": "", "t=x": "", "signal=a%20b": "", "t=-1": "t=3600", "t=3600": "t=3600", "t=0&signal=INT": "signal=INT&t=0",
+	} {
+		want := http.StatusNotModified // it isn't running
+		if told == "" {
+			want = http.StatusBadRequest
+		}
+		l.mu.Lock()
+		l.stop = nil
+		l.mu.Unlock()
+		if status, _ := say(t, address, http.MethodPost, "/containers/"+id+"/stop?"+query, ""); status != want {
+			t.Errorf("%s: %d, want %d", query, status, want)
+		}
+		l.mu.Lock()
+		if got := l.stop.Encode(); got != told {
+			t.Errorf("%s: the engine was told %q, want %q", query, got, told)
+		}
+		l.mu.Unlock()
+	}
+}
+
+// TestStreamIsWrittenDown looks for the record of an answer that goes on.
+func TestStreamIsWrittenDown(t *testing.T) {
+	d, direct := engineDoor(t, "")
+	address := d.listen(Caller{Name: "record", Tenant: "record"})
+	id := d.made(direct, "record", "", container.Config{})
+	for template, request := range map[string]string{
+		"/containers/{id}/logs":    "GET /containers/" + id + "/logs?follow=1&stdout=1 HTTP/1.1\r\nHost: docker\r\n\r\n",
+		"/containers/{id}/stats":   "GET /containers/" + id + "/stats HTTP/1.1\r\nHost: docker\r\n\r\n",
+		"/containers/{id}/wait":    "POST /containers/" + id + "/wait HTTP/1.1\r\nHost: docker\r\nContent-Length: 0\r\n\r\n",
+		"/containers/{id}/attach":  "POST /containers/" + id + "/attach?stream=1&stdout=1 HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n",
+		"/containers/{id}/archive": fmt.Sprintf(stalled(t)["upload"], id),
+		"/events":                  "GET /events HTTP/1.1\r\nHost: docker\r\n\r\n",
+	} {
+		t.Run(template, func(t *testing.T) {
+			conn := hold(t, address, request)
+			defer func() { _ = conn.Close() }()
+			begun := time.Now()
+			eventually(t, func() bool { return bytes.Contains(readFile(t, d.audit), []byte(`"route":"`+template+`"`)) })
+			if time.Since(begun) > transferStall/2 {
+				t.Error("only at its end")
+			}
+		})
 	}
 }
