@@ -59,9 +59,7 @@ func idleStream(t *testing.T, path string) {
 	defer func() { // all goroutines have to end within the bubble
 		transport.CloseIdleConnections()
 		cancel()
-		if err := errors.Join(<-served, d.Close(), engine.Close()); err != nil {
-			t.Error(err)
-		}
+		report(t, errors.Join(<-served, d.Close(), engine.Close()))
 	}()
 	method := http.MethodGet
 	if path == "/wait" {

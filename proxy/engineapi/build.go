@@ -36,19 +36,6 @@ const (
 	tellsID upstream.Version = 30 // from which on a build tells its image's ID
 )
 
-func buildRoutes() []route {
-	return []route{{
-		method: http.MethodPost, template: "/build", body: tarBody, op: policy.OpBuild, change: true, serve: buildImage,
-		query: params{
-			"dockerfile": nil, "t*": nil, "q": nil, "nocache": boolean, "pull": nil, "rm": nil, "forcerm": nil, "memory": nil, "memswap": nil, "cpushares": nil,
-			"cpuperiod": nil, "cpuquota": nil, "buildargs": nil, "shmsize": nil, "labels": nil, "networkmode": nil, "platform": platform,
-			"target": like(baseImage, "the target is no stage's name"), "version": builder, "buildid": nil,
-			"cpusetcpus": never, "cpusetmems": never, "cachefrom": never, "ulimits": never, "cgroupparent": never, "extrahosts": never, "remote": never,
-			"squash": never, "isolation": never, "session": never, "outputs": never, "securityopt": never,
-		},
-	}}
-}
-
 // never refuses a parameter that has a value, unless that says nothing.
 func never(name, value string) (string, error) {
 	if !slices.Contains([]string{"0", "false", "[]", "{}", "null"}, value) {

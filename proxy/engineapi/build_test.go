@@ -170,9 +170,7 @@ func TestImages(t *testing.T) {
 	if err != nil || len(history) == 0 || slices.Contains(history[0].Tags, secret) {
 		t.Errorf("history: %+v, %v", history, err)
 	}
-	if err := c.ImageTag(ctx, testImage, "tags.local/mine/x:1"); err != nil {
-		t.Error(err)
-	}
+	report(t, c.ImageTag(ctx, testImage, "tags.local/mine/x:1"))
 	for _, target := range []string{testImage, "python:3.11-slim", "tags.local/other/x", "tags.local/unlisted/x", "other.local/x"} {
 		if err := c.ImageTag(ctx, testImage, target); !errdefs.IsPermissionDenied(err) && !errdefs.IsInvalidArgument(err) {
 			t.Errorf("tag %s: %v", target, err)
@@ -262,9 +260,7 @@ func TestPull(t *testing.T) {
 	const user, password = "puller", "p4ssw0rd-of-the-registry"
 	shop := must(private.StartRegistry(ctx, private.RegistryOptions{Netns: shared.engine.Netns(), User: user, Password: password}))(t)
 	t.Cleanup(func() {
-		if err := shop.Close(); err != nil {
-			t.Error(err)
-		}
+		report(t, shop.Close())
 	})
 	noError(t, errors.Join(shop.Push(ctx, "team/tool:1", "ENV A=1"), shop.Push(ctx, "team/tool:2"), shop.Push(ctx, "secret/x:1")))
 	repo := shop.Host() + "/team/tool"

@@ -12,16 +12,8 @@ import (
 	"github.com/bermhq/berm/proxy/engineapi/body"
 
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 )
-
-func commitRoutes() []route {
-	return []route{{
-		method: http.MethodPost, template: "/commit", body: jsonBody, op: policy.OpCommit, change: true, serve: commit,
-		query: params{"container": nil, "repo": nil, "tag": nil, "comment": short, "author": short, "pause": nil, "changes*": nil},
-	}}
-}
 
 const maxComment = 4 << 10
 

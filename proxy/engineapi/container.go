@@ -14,29 +14,7 @@ import (
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/policy"
 )
-
-func containerRoutes() []route {
-	const one = "/containers/{id}"
-	return []route{
-		{method: http.MethodGet, template: "/containers/json", query: params{
-			"all": boolean, "limit": limit, "size": boolean, "before": nil, "since": nil, "trunc_cmd": nil,
-		}, filters: []string{"ancestor", "before", "since", "exited", "expose", "health", "id", "label", "name", "network", "publish", "status", "volume"}, serve: listContainers},
-		{method: http.MethodGet, template: one + "/json", query: params{"size": boolean}, serve: inspectContainer},
-		{method: http.MethodPost, template: one + "/stop", query: params{"t": stopTime, "signal": signal}, change: true, serve: onContainer(stopContainer)},
-		{method: http.MethodPost, template: one + "/kill", query: params{"signal": signal}, change: true, serve: onContainer(killContainer)},
-		{method: http.MethodPost, template: one + "/pause", change: true, serve: forwardContainer},
-		{method: http.MethodPost, template: one + "/unpause", change: true, serve: forwardContainer},
-		{method: http.MethodPost, template: one + "/rename", query: params{"name": nil}, change: true, serve: onContainer(renameContainer)},
-		{method: http.MethodDelete, template: one, query: params{"v": boolean, "force": boolean, "link": noLinks}, change: true, serve: onContainer(removeContainer)},
-		{method: http.MethodPost, template: "/containers/prune", filters: []string{"until", "label", "label!"}, change: true, since: 25, serve: pruneContainers},
-		{method: http.MethodGet, template: one + "/export", op: policy.OpArchive, serve: inContainer(exportContainer)},
-		{method: http.MethodHead, template: one + "/archive", query: params{"path": nil}, op: policy.OpArchive, serve: inContainer(statArchive)},
-		{method: http.MethodGet, template: one + "/archive", query: params{"path": nil}, op: policy.OpArchive, serve: inContainer(getArchive)},
-		{method: http.MethodPut, template: one + "/archive", query: params{"path": nil, "noOverwriteDirNonDir": boolean, "copyUIDGID": boolean}, body: tarBody, change: true, op: policy.OpArchive, serve: inContainer(putArchive)},
-	}
-}
 
 // limit passes on how many containers a list may have.
 func limit(name, value string) (string, error) {

@@ -112,15 +112,9 @@ func TestContainerLife(t *testing.T) {
 	if !errdefs.IsConflict(err) || strings.Contains(err.Error(), "by container") {
 		t.Errorf("rename to a name that is taken: %v", err)
 	}
-	if err := c.ContainerRename(ctx, id, "life-2"); err != nil {
-		t.Error(err)
-	}
-	if err := c.ContainerKill(ctx, "life-2", "KILL"); err != nil {
-		t.Error(err)
-	}
-	if err := c.ContainerRemove(ctx, "life-2", container.RemoveOptions{Force: true, RemoveVolumes: true}); err != nil {
-		t.Error(err)
-	}
+	report(t, c.ContainerRename(ctx, id, "life-2"))
+	report(t, c.ContainerKill(ctx, "life-2", "KILL"))
+	report(t, c.ContainerRemove(ctx, "life-2", container.RemoveOptions{Force: true, RemoveVolumes: true}))
 	if _, err := direct.ContainerInspect(ctx, id); !errdefs.IsNotFound(err) {
 		t.Errorf("removed, and still there: %v", err)
 	}
@@ -323,9 +317,7 @@ func TestFurtherLabels(t *testing.T) {
 		if got := inspect(t, direct, ct.ID).Config.Labels; got["stack"] != tt.stack || got["part"] != tt.part {
 			t.Errorf("%s: %v", name, got)
 		}
-		if err := c.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{}); err != nil {
-			t.Error(err)
-		}
+		report(t, c.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{}))
 	}
 	_, err := c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Labels: map[string]string{"stack": "own"}}, nil, nil, nil, "")
 	deniedBy(t, err, "labels.reserved")
@@ -412,9 +404,7 @@ func TestInternalNetworksLackTheHost(t *testing.T) {
 	serve := []string{"sh", "-c", "mkdir -p /w; echo reached > /w/f; httpd -f -p 17777 -h /w"}
 	listener := must(direct.ContainerCreate(ctx, &container.Config{Image: testImage, Cmd: serve}, &container.HostConfig{NetworkMode: "host"}, nil, nil, "inner-host"))(t)
 	defer func() {
-		if err := direct.ContainerRemove(t.Context(), listener.ID, container.RemoveOptions{Force: true}); err != nil {
-			t.Error(err)
-		}
+		report(t, direct.ContainerRemove(t.Context(), listener.ID, container.RemoveOptions{Force: true}))
 	}()
 	noError(t, direct.ContainerStart(ctx, listener.ID, container.StartOptions{}))
 	docker := mustDocker(t, "/usr/bin/docker", address)

@@ -28,15 +28,6 @@ import (
 // makeTimeout bounds what makes or starts a container, whoever waits for it.
 const makeTimeout = 10 * time.Minute
 
-func createRoutes() []route {
-	return []route{
-		{method: http.MethodPost, template: "/containers/create", query: params{"name": nil, "platform": platform}, body: jsonBody, change: true, serve: decoded(createContainer)},
-		{method: http.MethodPost, template: "/containers/{id}/start", query: params{"detachKeys": detachKeys}, change: true, serve: onContainer(startContainer)},
-		{method: http.MethodPost, template: "/containers/{id}/restart", query: params{"t": stopTime, "signal": signal}, change: true, serve: onContainer(startContainer)},
-		{method: http.MethodPost, template: "/containers/{id}/update", body: jsonBody, change: true, serve: decoded(updateContainer)},
-	}
-}
-
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
 // createContainer makes a container of what the policy makes of the body, and looks at

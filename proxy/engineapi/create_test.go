@@ -257,9 +257,7 @@ func TestCreateNetworks(t *testing.T) {
 	if got := joined(first); !slices.Equal(got, []string{"create-on"}) || made != 1 {
 		t.Errorf("by default: %v, made %d", got, made)
 	}
-	if err := startIt(t, c, first); err != nil {
-		t.Error(err)
-	}
+	report(t, startIt(t, c, first))
 	team := makeOne(t, c, &container.HostConfig{NetworkMode: "create-team"}, "")
 	if got := joined(team); !slices.Equal(got, []string{"create-team"}) {
 		t.Errorf("by name: %v", got)
@@ -276,9 +274,7 @@ func TestCreateNetworks(t *testing.T) {
 		t.Errorf("the engine would look for the network by its name: %+v", e)
 	}
 	for _, id := range []string{peer, ct.ID} {
-		if err := startIt(t, c, id); err != nil {
-			t.Error(err)
-		}
+		report(t, startIt(t, c, id))
 	}
 	e := inspect(t, direct, ct.ID).NetworkSettings.Networks["create-own"]
 	if !slices.Contains(e.Aliases, "web.example") || !slices.Equal(e.Links, []string{"create-peer:db"}) {
@@ -309,17 +305,13 @@ func TestCreateNetworks(t *testing.T) {
 	dotted := makeOne(t, c, &container.HostConfig{NetworkMode: "create-own"}, "nets.example")
 	deniedBy(t, c.NetworkConnect(t.Context(), "create-team", dotted, nil), "request.name")
 	deniedBy(t, c.NetworkConnect(t.Context(), "create-team", ct.ID, &network.EndpointSettings{Aliases: []string{"pypi.org"}}), "networks.options")
-	if err := c.NetworkConnect(t.Context(), "create-team", ct.ID, nil); err != nil {
-		t.Error(err)
-	}
+	report(t, c.NetworkConnect(t.Context(), "create-team", ct.ID, nil))
 	if err := restartIt(t, c, ct.ID); err != nil {
 		t.Errorf("restart of one that was connected since: %v", err)
 	}
 	deniedBy(t, c.ContainerRename(t.Context(), ct.ID, "pypi.org"), "request.name")
 	deniedBy(t, c.ContainerRename(t.Context(), ct.ID, "0123456789ab"), "request.name")
-	if err := c.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{Force: true}); err != nil {
-		t.Error(err)
-	}
+	report(t, c.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{Force: true}))
 	// Another caller's network of the name of one of the policy's.
 	noError(t, direct.ContainerRemove(t.Context(), team, container.RemoveOptions{Force: true}))
 	noError(t, direct.NetworkRemove(t.Context(), "create-team"))
@@ -338,9 +330,7 @@ func TestCreateAudit(t *testing.T) {
 	}
 	enforced := newClient(t, d.listen(Caller{Name: "enforced", Tenant: "audit"}))
 	deniedBy(t, startIt(t, enforced, ct.ID), "verify.start")
-	if err := startIt(t, c, ct.ID); err != nil {
-		t.Error(err)
-	}
+	report(t, startIt(t, c, ct.ID))
 	log, err := os.ReadFile(d.audit)
 	if err != nil || !strings.Contains(string(log), VerdictWouldDeny) || !strings.Contains(string(log), "containers.namespaces") {
 		t.Errorf("the audit log: %s, %v", log, err)

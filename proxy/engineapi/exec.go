@@ -13,20 +13,10 @@ import (
 
 	"github.com/docker/docker/api/types/container"
 
-	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 	"github.com/bermhq/berm/runtime"
 )
-
-func execRoutes() []route {
-	return []route{
-		{method: http.MethodPost, template: "/containers/{id}/exec", body: jsonBody, op: policy.OpExec, change: true, serve: decoded(createExec)},
-		{method: http.MethodPost, template: "/exec/{id}/start", body: jsonBody, op: policy.OpExec, change: true, serve: decoded(startExec)},
-		{method: http.MethodPost, template: "/exec/{id}/resize", query: consoleSize, serve: forwardExec},
-		{method: http.MethodGet, template: "/exec/{id}/json", serve: forwardExec},
-	}
-}
 
 const (
 	maxExecArgs = 4096 // of a command's words and variables, each
@@ -146,23 +136,6 @@ func forwardExec(c *call) error {
 		return err
 	}
 	return c.forward(c.askFor(id), false)
-}
-
-func attachRoutes() []route {
-	const one = "/containers/{id}"
-	streams := params{"detachKeys": detachKeys, "logs": boolean, "stream": boolean, "stdin": boolean, "stdout": boolean, "stderr": boolean}
-	return []route{
-		{method: http.MethodPost, template: one + "/attach", query: streams, change: true, serve: inContainer(attachContainer)},
-		{method: http.MethodGet, template: one + "/attach/ws", query: streams, change: true, serve: inContainer(attachWS)},
-		{method: http.MethodPost, template: one + "/resize", query: consoleSize, serve: forwardContainer},
-		{method: http.MethodGet, template: one + "/logs", query: params{
-			"follow": boolean, "stdout": boolean, "stderr": boolean, "timestamps": boolean, "since": moment, "until": moment, "tail": moment, "details": noDetails,
-		}, serve: onContainer(containerLogs)},
-		{method: http.MethodGet, template: one + "/stats", query: params{"stream": boolean, "one-shot": boolean}, serve: onContainer(containerStats)},
-		{method: http.MethodGet, template: one + "/top", query: params{"ps_args": psOptions}, serve: forwardContainer},
-		{method: http.MethodGet, template: one + "/changes", serve: forwardContainer},
-		{method: http.MethodPost, template: one + "/wait", query: params{"condition": like(waitCondition, "invalid condition")}, serve: onContainer(waitContainer)},
-	}
 }
 
 func attachContainer(c *call, a upstream.Ask, _ string) error {

@@ -125,6 +125,14 @@ func noError(t testing.TB, err error) {
 	}
 }
 
+// report is noError for a test that goes on.
+func report(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // basePolicy allows testImage; a test's own text goes after it.
 const basePolicy = "version: 1\nimages: {allow: [\"berm.local/*\"]}\n"
 

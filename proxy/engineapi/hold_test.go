@@ -141,18 +141,14 @@ func TestHeldBind(t *testing.T) {
 	if got := mountedName(t, direct, id, "/a"); got != "a" {
 		t.Errorf("after a start that started nothing: %q", got)
 	}
-	if err := restartIt(t, c, id); err != nil {
-		t.Error(err)
-	}
+	report(t, restartIt(t, c, id))
 	if got := mountedName(t, direct, id, "/a"); got != "new" {
 		t.Errorf("after a restart: %q", got)
 	}
 	zero := 0
 	noError(t, direct.ContainerStop(t.Context(), id, container.StopOptions{Timeout: &zero}))
 	past("after it ran")
-	if err := d.StartContainer(t.Context(), id); err != nil {
-		t.Error(err)
-	}
+	report(t, d.StartContainer(t.Context(), id))
 	if binds, err := d.Binds(t.Context()); err != nil || len(binds) != 2 || binds[0].Source != asked || binds[1].Mode != "ro" {
 		t.Errorf("binds: %+v, %v", binds, err)
 	}
@@ -212,9 +208,7 @@ func TestExchangedMeanwhile(t *testing.T) {
 		l.set(func(l *liar) {
 			l.refuse = func(_, path string) bool {
 				if strings.HasSuffix(path, suffix) {
-					if err := do(); err != nil {
-						t.Error(err)
-					}
+					report(t, do())
 				}
 				return false
 			}
@@ -289,9 +283,7 @@ func TestHoldModes(t *testing.T) {
 		t.Errorf("unheld: the engine's configuration names %s", got)
 	}
 	deniedBy(t, startIt(t, c, pinned), "mounts.recreate")
-	if err := restartIt(t, c, plain); err != nil {
-		t.Error(err)
-	}
+	report(t, restartIt(t, c, plain))
 	for name, tt := range map[string]struct {
 		pins, unheld  lifecycle.Holder
 		create, start string
@@ -322,9 +314,7 @@ func TestHoldModes(t *testing.T) {
 	d.opts.Pins, d.opts.Unheld = unheld{refusal}, nil
 	audit := newClient(t, d.listen(Caller{Name: "modes-audit", Tenant: "modes", Audit: true}))
 	id := makeOne(t, audit, bind, "")
-	if err := startIt(t, audit, id); err != nil {
-		t.Error(err)
-	}
+	report(t, startIt(t, audit, id))
 	deniedBy(t, startIt(t, c, id), "verify.start")
 
 	// An engine that starts containers by itself.

@@ -21,20 +21,6 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
-func imageRoutes() []route {
-	const one = "/images/{image}"
-	return []route{
-		{method: http.MethodGet, template: "/images/json", query: params{"all": boolean, "digests": boolean, "shared-size": boolean}, filters: []string{"before", "dangling", "label", "reference", "since", "until"}, serve: listImages},
-		{method: http.MethodPost, template: "/images/create", query: params{"fromImage": nil, "tag": nil, "platform": platform}, op: policy.OpPull, change: true, serve: pullImage},
-		{method: http.MethodGet, template: one + "/json", serve: inspectImage},
-		{method: http.MethodGet, template: one + "/history", serve: imageHistory},
-		{method: http.MethodPost, template: one + "/tag", query: params{"repo": nil, "tag": nil}, change: true, serve: tagImage},
-		{method: http.MethodDelete, template: one, query: params{"force": boolean, "noprune": boolean}, change: true, serve: removeImage},
-		{method: http.MethodGet, template: one + "/get", op: policy.OpArchive, serve: saveImage},
-		{method: http.MethodGet, template: "/images/get", query: params{"names*": nil}, op: policy.OpArchive, serve: saveImages},
-	}
-}
-
 func noImage(ref string) error { return notFound("No such image: " + familiar(ref)) }
 
 // listedImage says which of an image's names the caller may see; not at all if nothing of it

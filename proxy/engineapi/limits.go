@@ -4,10 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -86,39 +84,42 @@ func (c *call) room(kind string, n int64) (leave func(), err error) {
 	return leave, nil
 }
 
-// execCounts counts the execs of each tenant's containers, as they were when last seen.
+// execCounts counts the execs of containers, as they were when last seen.
 type execCounts struct {
 	mu   sync.Mutex
-	seen map[string]map[string]int64 // by tenant and by the container's ID
+	seen map[execsOf]int64 // none is 0
 }
+
+type execsOf struct{ tenant, container string }
 
 // see notes how many execs a container has, and returns how many its tenant has.
 func (e *execCounts) see(tenant, id string, n int64) (all int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.seen == nil {
-		e.seen = map[string]map[string]int64{}
+		e.seen = map[execsOf]int64{}
 	}
-	if e.seen[tenant] == nil {
-		e.seen[tenant] = map[string]int64{}
+	if e.seen[execsOf{tenant, id}] = n; n == 0 {
+		delete(e.seen, execsOf{tenant, id})
 	}
-	if e.seen[tenant][id] = n; n == 0 {
-		delete(e.seen[tenant], id)
-	}
-	for _, n := range e.seen[tenant] {
-		all += n
-	}
-	if all == 0 {
-		delete(e.seen, tenant)
+	for of, n := range e.seen {
+		if of.tenant == tenant {
+			all += n
+		}
 	}
 	return all
 }
 
 // containers returns which of the tenant's containers had execs.
-func (e *execCounts) containers(tenant string) []string {
+func (e *execCounts) containers(tenant string) (ids []string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return slices.Collect(maps.Keys(e.seen[tenant]))
+	for of := range e.seen {
+		if of.tenant == tenant {
+			ids = append(ids, of.container)
+		}
+	}
+	return ids
 }
 
 // execRoom makes sure that the caller may have one more exec that runs or is never started,

@@ -164,14 +164,6 @@ func (c *call) onlyOwn(f filters) filters {
 	return f
 }
 
-func pruneRoutes() []route {
-	return []route{
-		{method: http.MethodPost, template: "/images/prune", change: true, since: 25, filters: []string{"dangling", "until", "label", "label!"}, serve: pruneImages},
-		{method: http.MethodPost, template: "/build/prune", change: true, since: 31, serve: pruneBuilds,
-			query: params{"filters": nil, "all": nil, "keep-storage": nil, "reserved-space": nil, "max-used-space": nil, "min-free-space": nil}},
-	}
-}
-
 // pruneBuilds does nothing: what builds leave in the engine's cache is nobody's to see,
 // and the builder of that cache is not behind this proxy.
 func pruneBuilds(c *call) error {

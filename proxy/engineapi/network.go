@@ -19,18 +19,6 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
-func networkRoutes() []route {
-	return []route{
-		{method: http.MethodGet, template: "/networks", filters: []string{"dangling", "driver", "id", "label", "name", "scope", "type"}, serve: listNetworks},
-		{method: http.MethodPost, template: "/networks/create", body: jsonBody, change: true, serve: decoded(createNetwork)},
-		{method: http.MethodGet, template: "/networks/{id}", query: params{"verbose": nil, "scope": nil}, serve: inspectNetwork},
-		{method: http.MethodDelete, template: "/networks/{id}", change: true, serve: removeNetwork},
-		{method: http.MethodPost, template: "/networks/{id}/connect", body: jsonBody, change: true, serve: decoded(connectNetwork)},
-		{method: http.MethodPost, template: "/networks/{id}/disconnect", body: jsonBody, change: true, serve: decoded(disconnectNetwork)},
-		{method: http.MethodPost, template: "/networks/prune", change: true, since: 25, filters: []string{"until", "label", "label!"}, serve: pruneNetworks},
-	}
-}
-
 // inhibitOption leaves a bridge without an address of the host's. An internal network has
 // no way out, but the host would be there.
 const inhibitOption = "com.docker.network.bridge.inhibit_ipv4"

@@ -73,12 +73,8 @@ func TestNetworks(t *testing.T) {
 			t.Errorf("connect to %s: %v", elsewhere, err)
 		}
 	}
-	if err := mine.NetworkDisconnect(ctx, "networks-mine", id, false); err != nil {
-		t.Error(err)
-	}
-	if err := mine.NetworkRemove(ctx, "networks-mine"); err != nil {
-		t.Error(err)
-	}
+	report(t, mine.NetworkDisconnect(ctx, "networks-mine", id, false))
+	report(t, mine.NetworkRemove(ctx, "networks-mine"))
 }
 
 func TestNetworksThatAreRefused(t *testing.T) {
@@ -158,9 +154,7 @@ func TestVolumes(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"volumes-mine", anonymous.Name} {
-		if err := mine.VolumeRemove(ctx, name, false); err != nil {
-			t.Error(err)
-		}
+		report(t, mine.VolumeRemove(ctx, name, false))
 	}
 }
 
@@ -185,9 +179,7 @@ func TestCapOfObjects(t *testing.T) {
 	}
 	wg.Wait()
 	for _, name := range made {
-		if err := direct.VolumeRemove(t.Context(), name, true); err != nil {
-			t.Error(err)
-		}
+		report(t, direct.VolumeRemove(t.Context(), name, true))
 	}
 	if len(failed) < 5 || !strings.Contains(failed[0].Error(), "max_objects") {
 		t.Errorf("%d of 8 failed: %v", len(failed), failed)

@@ -62,9 +62,7 @@ func TestVolumeExchanged(t *testing.T) {
 					if method != http.MethodPost || !strings.HasSuffix(path, "/containers/create") {
 						return false
 					}
-					if err := direct.VolumeRemove(t.Context(), tt.name, false); err != nil {
-						t.Error(err)
-					}
+					report(t, direct.VolumeRemove(t.Context(), tt.name, false))
 					if tt.taken {
 						labels := d.labels(lifecycle.ObjectVolume, "exchanged")
 						if _, err := direct.VolumeCreate(t.Context(), volume.CreateOptions{Name: tt.name, Labels: labels}); err != nil {
@@ -97,9 +95,7 @@ func TestVolumeExchanged(t *testing.T) {
 			if got := whose(tt.name); got != "exchanger" {
 				t.Errorf("the volume that the engine made is %q's", got)
 			}
-			if err := direct.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{Force: true}); err != nil {
-				t.Error(err)
-			}
+			report(t, direct.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{Force: true}))
 		})
 	}
 }
@@ -170,9 +166,7 @@ func TestAuditKeepsApart(t *testing.T) {
 	for range 2 {
 		deniedBy(t, in(bound), "verify.start")
 	}
-	if err := in(c); err != nil {
-		t.Error(err)
-	}
+	report(t, in(c))
 	deniedBy(t, in(bound), "verify.start")
 	_, err = bound.ContainerAttach(t.Context(), ct.ID, container.AttachOptions{Stream: true, Stdout: true})
 	if err == nil {
@@ -186,9 +180,7 @@ func TestAuditKeepsApart(t *testing.T) {
 	if err == nil {
 		t.Error("network: no error")
 	}
-	if err := bound.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{Force: true, RemoveVolumes: true}); err != nil {
-		t.Error(err)
-	}
+	report(t, bound.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{Force: true, RemoveVolumes: true}))
 }
 
 // TestLabelBounds has labels be as large in lists as they are there, and not as they come.
@@ -413,9 +405,7 @@ func TestForgedContainers(t *testing.T) {
 			if err != nil {
 				t.Fatalf("the forged ones take the victim's room: %v", err)
 			}
-			if err := c.ContainerRemove(ctx, second.ID, container.RemoveOptions{}); err != nil {
-				t.Error(err)
-			}
+			report(t, c.ContainerRemove(ctx, second.ID, container.RemoveOptions{}))
 		})
 	}
 }

@@ -63,9 +63,7 @@ func TestArchivesOnOldEngine(t *testing.T) {
 		ct := must(direct.ContainerCreate(t.Context(), &container.Config{Image: from, Cmd: []string{"sleep", "1000"}, Labels: labels},
 			&container.HostConfig{NetworkMode: "none", ReadonlyRootfs: readOnly, Mounts: mounts}, nil, nil, ""))(t)
 		t.Cleanup(func() {
-			if err := direct.ContainerRemove(context.Background(), ct.ID, forced); err != nil {
-				t.Error(err)
-			}
+			report(t, direct.ContainerRemove(context.Background(), ct.ID, forced))
 		})
 		if start {
 			noError(t, direct.ContainerStart(t.Context(), ct.ID, container.StartOptions{}))

@@ -67,9 +67,7 @@ func (d *testDoor) running(s *rows) (stop func()) {
 	go func() { done <- d.Run(ctx) }()
 	stop = sync.OnceFunc(func() {
 		cancel()
-		if err := <-done; err != nil {
-			d.t.Error(err)
-		}
+		report(d.t, <-done)
 	})
 	d.t.Cleanup(stop)
 	return stop
@@ -92,9 +90,7 @@ func TestRestartPolicies(t *testing.T) {
 		private.Lacking(t, "docker", err)
 	}
 	t.Cleanup(func() {
-		if err := own.Close(); err != nil {
-			t.Error(err)
-		}
+		report(t, own.Close())
 	})
 	noError(t, own.ImportBusybox(t.Context(), testImage))
 	direct := newClient(t, own.Host())
@@ -185,9 +181,7 @@ func TestRestartPolicies(t *testing.T) {
 	asked("always")
 
 	for _, id := range ids {
-		if err := c.ContainerRemove(t.Context(), id, container.RemoveOptions{Force: true}); err != nil {
-			t.Error(err)
-		}
+		report(t, c.ContainerRemove(t.Context(), id, container.RemoveOptions{Force: true}))
 		eventually(t, func() bool { _, ok := store.row(id); return !ok })
 	}
 	for name, want := range map[string]int{"always": 4, "stopped": 4, "unless": 2, "failure": 4} {
@@ -323,9 +317,7 @@ func TestEngineLife(t *testing.T) {
 		private.Lacking(t, "docker", err)
 	}
 	t.Cleanup(func() {
-		if err := own.Close(); err != nil {
-			t.Error(err)
-		}
+		report(t, own.Close())
 	})
 	seen := restartEngine{doorTo(t, own.Host(), "").Proxy}
 	unseen := restartEngine{doorTo(t, own.Host(), "").Proxy}

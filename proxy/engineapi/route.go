@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/body"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
@@ -47,20 +48,87 @@ type route struct {
 var unmatched = &route{template: "unmatched", serve: func(*call) error { return notFound("page not found") }}
 
 // routes are all endpoints that there are; whatever isn't among them is refused.
-var routes = compile(slices.Concat(
-	systemRoutes(),
-	containerRoutes(),
-	createRoutes(),
-	execRoutes(),
-	attachRoutes(),
-	networkRoutes(),
-	volumeRoutes(),
-	imageRoutes(),
-	buildRoutes(),
-	commitRoutes(),
-	pruneRoutes(),
-	eventRoutes(),
-))
+var routes = compile([]route{
+	{method: http.MethodGet, template: "/_ping", serve: pingEngine},
+	{method: http.MethodHead, template: "/_ping", serve: pingEngine},
+	{method: http.MethodGet, template: "/version", serve: engineVersions},
+	{method: http.MethodGet, template: "/info", serve: engineInfo},
+	{method: http.MethodGet, template: "/system/df", query: params{"type*": nil, "verbose": nil}, since: 25, serve: diskUsage},
+	{method: http.MethodGet, template: "/containers/json", query: params{
+		"all": boolean, "limit": limit, "size": boolean, "before": nil, "since": nil, "trunc_cmd": nil,
+	}, filters: []string{"ancestor", "before", "since", "exited", "expose", "health", "id", "label", "name", "network", "publish", "status", "volume"}, serve: listContainers},
+	{method: http.MethodGet, template: "/containers/{id}/json", query: params{"size": boolean}, serve: inspectContainer},
+	{method: http.MethodPost, template: "/containers/{id}/stop", query: params{"t": stopTime, "signal": signal}, change: true, serve: onContainer(stopContainer)},
+	{method: http.MethodPost, template: "/containers/{id}/kill", query: params{"signal": signal}, change: true, serve: onContainer(killContainer)},
+	{method: http.MethodPost, template: "/containers/{id}/pause", change: true, serve: forwardContainer},
+	{method: http.MethodPost, template: "/containers/{id}/unpause", change: true, serve: forwardContainer},
+	{method: http.MethodPost, template: "/containers/{id}/rename", query: params{"name": nil}, change: true, serve: onContainer(renameContainer)},
+	{method: http.MethodDelete, template: "/containers/{id}", query: params{"v": boolean, "force": boolean, "link": noLinks}, change: true, serve: onContainer(removeContainer)},
+	{method: http.MethodPost, template: "/containers/prune", filters: []string{"until", "label", "label!"}, change: true, since: 25, serve: pruneContainers},
+	{method: http.MethodGet, template: "/containers/{id}/export", op: policy.OpArchive, serve: inContainer(exportContainer)},
+	{method: http.MethodHead, template: "/containers/{id}/archive", query: params{"path": nil}, op: policy.OpArchive, serve: inContainer(statArchive)},
+	{method: http.MethodGet, template: "/containers/{id}/archive", query: params{"path": nil}, op: policy.OpArchive, serve: inContainer(getArchive)},
+	{method: http.MethodPut, template: "/containers/{id}/archive", query: params{"path": nil, "noOverwriteDirNonDir": boolean, "copyUIDGID": boolean}, body: tarBody, change: true, op: policy.OpArchive, serve: inContainer(putArchive)},
+	{method: http.MethodPost, template: "/containers/create", query: params{"name": nil, "platform": platform}, body: jsonBody, change: true, serve: decoded(createContainer)},
+	{method: http.MethodPost, template: "/containers/{id}/start", query: params{"detachKeys": detachKeys}, change: true, serve: onContainer(startContainer)},
+	{method: http.MethodPost, template: "/containers/{id}/restart", query: params{"t": stopTime, "signal": signal}, change: true, serve: onContainer(startContainer)},
+	{method: http.MethodPost, template: "/containers/{id}/update", body: jsonBody, change: true, serve: decoded(updateContainer)},
+	{method: http.MethodPost, template: "/containers/{id}/exec", body: jsonBody, op: policy.OpExec, change: true, serve: decoded(createExec)},
+	{method: http.MethodPost, template: "/exec/{id}/start", body: jsonBody, op: policy.OpExec, change: true, serve: decoded(startExec)},
+	{method: http.MethodPost, template: "/exec/{id}/resize", query: consoleSize, serve: forwardExec},
+	{method: http.MethodGet, template: "/exec/{id}/json", serve: forwardExec},
+	{method: http.MethodPost, template: "/containers/{id}/attach", query: attachParams, change: true, serve: inContainer(attachContainer)},
+	{method: http.MethodGet, template: "/containers/{id}/attach/ws", query: attachParams, change: true, serve: inContainer(attachWS)},
+	{method: http.MethodPost, template: "/containers/{id}/resize", query: consoleSize, serve: forwardContainer},
+	{method: http.MethodGet, template: "/containers/{id}/logs", query: params{
+		"follow": boolean, "stdout": boolean, "stderr": boolean, "timestamps": boolean, "since": moment, "until": moment, "tail": moment, "details": noDetails,
+	}, serve: onContainer(containerLogs)},
+	{method: http.MethodGet, template: "/containers/{id}/stats", query: params{"stream": boolean, "one-shot": boolean}, serve: onContainer(containerStats)},
+	{method: http.MethodGet, template: "/containers/{id}/top", query: params{"ps_args": psOptions}, serve: forwardContainer},
+	{method: http.MethodGet, template: "/containers/{id}/changes", serve: forwardContainer},
+	{method: http.MethodPost, template: "/containers/{id}/wait", query: params{"condition": like(waitCondition, "invalid condition")}, serve: onContainer(waitContainer)},
+	{method: http.MethodGet, template: "/networks", filters: []string{"dangling", "driver", "id", "label", "name", "scope", "type"}, serve: listNetworks},
+	{method: http.MethodPost, template: "/networks/create", body: jsonBody, change: true, serve: decoded(createNetwork)},
+	{method: http.MethodGet, template: "/networks/{id}", query: params{"verbose": nil, "scope": nil}, serve: inspectNetwork},
+	{method: http.MethodDelete, template: "/networks/{id}", change: true, serve: removeNetwork},
+	{method: http.MethodPost, template: "/networks/{id}/connect", body: jsonBody, change: true, serve: decoded(connectNetwork)},
+	{method: http.MethodPost, template: "/networks/{id}/disconnect", body: jsonBody, change: true, serve: decoded(disconnectNetwork)},
+	{method: http.MethodPost, template: "/networks/prune", change: true, since: 25, filters: []string{"until", "label", "label!"}, serve: pruneNetworks},
+	{method: http.MethodGet, template: "/volumes", filters: []string{"dangling", "driver", "label", "name"}, serve: listVolumes},
+	{method: http.MethodPost, template: "/volumes/create", body: jsonBody, change: true, serve: decoded(createVolume)},
+	{method: http.MethodGet, template: "/volumes/{name}", serve: inspectVolume},
+	{method: http.MethodDelete, template: "/volumes/{name}", query: params{"force": boolean}, change: true, serve: removeVolume},
+	{method: http.MethodPost, template: "/volumes/prune", change: true, since: 25, filters: []string{"label", "label!", "all"}, serve: pruneVolumes},
+	{method: http.MethodGet, template: "/images/json", query: params{"all": boolean, "digests": boolean, "shared-size": boolean}, filters: []string{"before", "dangling", "label", "reference", "since", "until"}, serve: listImages},
+	{method: http.MethodPost, template: "/images/create", query: params{"fromImage": nil, "tag": nil, "platform": platform}, op: policy.OpPull, change: true, serve: pullImage},
+	{method: http.MethodGet, template: "/images/{image}/json", serve: inspectImage},
+	{method: http.MethodGet, template: "/images/{image}/history", serve: imageHistory},
+	{method: http.MethodPost, template: "/images/{image}/tag", query: params{"repo": nil, "tag": nil}, change: true, serve: tagImage},
+	{method: http.MethodDelete, template: "/images/{image}", query: params{"force": boolean, "noprune": boolean}, change: true, serve: removeImage},
+	{method: http.MethodGet, template: "/images/{image}/get", op: policy.OpArchive, serve: saveImage},
+	{method: http.MethodGet, template: "/images/get", query: params{"names*": nil}, op: policy.OpArchive, serve: saveImages},
+	{
+		method: http.MethodPost, template: "/build", body: tarBody, op: policy.OpBuild, change: true, serve: buildImage,
+		query: params{
+			"dockerfile": nil, "t*": nil, "q": nil, "nocache": boolean, "pull": nil, "rm": nil, "forcerm": nil, "memory": nil, "memswap": nil, "cpushares": nil,
+			"cpuperiod": nil, "cpuquota": nil, "buildargs": nil, "shmsize": nil, "labels": nil, "networkmode": nil, "platform": platform,
+			"target": like(baseImage, "the target is no stage's name"), "version": builder, "buildid": nil,
+			"cpusetcpus": never, "cpusetmems": never, "cachefrom": never, "ulimits": never, "cgroupparent": never, "extrahosts": never, "remote": never,
+			"squash": never, "isolation": never, "session": never, "outputs": never, "securityopt": never,
+		},
+	},
+	{
+		method: http.MethodPost, template: "/commit", body: jsonBody, op: policy.OpCommit, change: true, serve: commit,
+		query: params{"container": nil, "repo": nil, "tag": nil, "comment": short, "author": short, "pause": nil, "changes*": nil},
+	},
+	{method: http.MethodPost, template: "/images/prune", change: true, since: 25, filters: []string{"dangling", "until", "label", "label!"}, serve: pruneImages},
+	{method: http.MethodPost, template: "/build/prune", change: true, since: 31, serve: pruneBuilds,
+		query: params{"filters": nil, "all": nil, "keep-storage": nil, "reserved-space": nil, "max-used-space": nil, "min-free-space": nil}},
+	{method: http.MethodGet, template: "/events", query: params{"since": moment, "until": moment}, filters: []string{"config", "container", "daemon", "event", "image", "label", "network", "plugin", "scope", "type", "volume"}, serve: streamEvents},
+})
+
+// attachParams are what attaches are told.
+var attachParams = params{"detachKeys": detachKeys, "logs": boolean, "stream": boolean, "stdin": boolean, "stdout": boolean, "stderr": boolean}
 
 func compile(list []route) []route {
 	for i := range list {

@@ -68,9 +68,7 @@ func TestStartLooksAgain(t *testing.T) {
 	if err := startIt(t, c, id); err != nil { // 304
 		t.Errorf("start of one that runs: %v", err)
 	}
-	if err := restartIt(t, c, id); err != nil {
-		t.Error(err)
-	}
+	report(t, restartIt(t, c, id))
 	// What is seen only once it runs is ended.
 	looks := 0
 	l.set(func(l *liar) {
@@ -389,9 +387,7 @@ func TestTightenedPolicy(t *testing.T) {
 	// One that is as wide or wider doesn't stand in the way.
 	for _, rules := range []string{with(""), strings.Replace(with("tmpfs_mb: 4096"), "memory_mb: 64", "memory_mb: 128", 1)} {
 		d.under(rules, testImage)
-		if err := restartIt(t, c, ct.ID); err != nil {
-			t.Error(err)
-		}
+		report(t, restartIt(t, c, ct.ID))
 	}
 }
 

@@ -28,16 +28,6 @@ import (
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
-func systemRoutes() []route {
-	return []route{
-		{method: http.MethodGet, template: "/_ping", serve: pingEngine},
-		{method: http.MethodHead, template: "/_ping", serve: pingEngine},
-		{method: http.MethodGet, template: "/version", serve: engineVersions},
-		{method: http.MethodGet, template: "/info", serve: engineInfo},
-		{method: http.MethodGet, template: "/system/df", query: params{"type*": nil, "verbose": nil}, since: 25, serve: diskUsage},
-	}
-}
-
 // pingEngine tells that the engine answers, and in which version it is to be spoken to.
 func pingEngine(c *call) error {
 	resp, err := c.open(upstream.Ask{Path: "/_ping"})
@@ -220,10 +210,6 @@ func (u *usage) of(c *call) ([]usageEntry, error) {
 	case <-c.ctx.Done():
 		return nil, context.Cause(c.ctx)
 	}
-}
-
-func eventRoutes() []route {
-	return []route{{method: http.MethodGet, template: "/events", query: params{"since": moment, "until": moment}, filters: []string{"config", "container", "daemon", "event", "image", "label", "network", "plugin", "scope", "type", "volume"}, serve: streamEvents}}
 }
 
 // maxEvent bounds one event, in bytes.

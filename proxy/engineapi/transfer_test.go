@@ -126,9 +126,7 @@ func TestArchiveOfWhatIsRemoved(t *testing.T) {
 			eventually(t, func() bool { return !free(t, direct, id) })
 			ctx, cancel := context.WithTimeout(t.Context(), transferStall/2)
 			defer cancel()
-			if err := newClient(t, address).ContainerRemove(ctx, id, container.RemoveOptions{Force: true}); err != nil {
-				t.Error(err)
-			}
+			report(t, newClient(t, address).ContainerRemove(ctx, id, container.RemoveOptions{Force: true}))
 		})
 	}
 }
@@ -187,9 +185,7 @@ func TestArchivesOfATenant(t *testing.T) {
 	if status, _ := say(t, address, http.MethodGet, "/containers/"+id+"/export", ""); status != http.StatusTooManyRequests {
 		t.Errorf("one more: %d", status)
 	}
-	if err := newClient(t, address).ContainerRemove(t.Context(), id, container.RemoveOptions{Force: true}); err != nil {
-		t.Error(err)
-	}
+	report(t, newClient(t, address).ContainerRemove(t.Context(), id, container.RemoveOptions{Force: true}))
 	eventually(t, func() bool {
 		d.limits.mu.Lock()
 		defer d.limits.mu.Unlock()

@@ -19,16 +19,6 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
-func volumeRoutes() []route {
-	return []route{
-		{method: http.MethodGet, template: "/volumes", filters: []string{"dangling", "driver", "label", "name"}, serve: listVolumes},
-		{method: http.MethodPost, template: "/volumes/create", body: jsonBody, change: true, serve: decoded(createVolume)},
-		{method: http.MethodGet, template: "/volumes/{name}", serve: inspectVolume},
-		{method: http.MethodDelete, template: "/volumes/{name}", query: params{"force": boolean}, change: true, serve: removeVolume},
-		{method: http.MethodPost, template: "/volumes/prune", change: true, since: 25, filters: []string{"label", "label!", "all"}, serve: pruneVolumes},
-	}
-}
-
 var volumeName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}$`)
 
 func noVolume(name string) error { return notFound("get " + body.Shorten(name) + ": no such volume") }
