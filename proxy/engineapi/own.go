@@ -221,7 +221,8 @@ func (c *call) container(ref string) (*seen, json.RawMessage, error) {
 	} else if !own {
 		return shadowed(c, ref)
 	}
-	if c.unconfined = auditMade(ct.Config.Labels); !c.unconfined {
+	_, confined := c.known.get(ct.ID)
+	if c.unconfined = !confined && auditMade(ct.Config.Labels); !c.unconfined {
 		c.known.put(ct.ID, c.caller.Tenant) // of the others every call has to know
 	}
 	c.ends.put(ct.ID, ct.Config.Labels[lifecycle.LabelExpiresAt])

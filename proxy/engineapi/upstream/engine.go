@@ -27,6 +27,7 @@ import (
 // Sizes and times of talking to the engine.
 const (
 	BufferSize  = 64 << 10         // of connections and copies, in bytes
+	answerSize  = 32 << 10         // of what most answers are read into, in bytes
 	MaxAnswer   = 64 << 20         // of an engine's answer that is read whole, in bytes
 	AskTimeout  = 30 * time.Second // of the proxy's own requests
 	UndoTimeout = 30 * time.Second // of removing what must not be
@@ -134,11 +135,11 @@ func (e *Engine) request(ctx context.Context, a Ask) (*http.Request, error) {
 	if a.Version != 0 {
 		path = "/v" + a.Version.String() + path
 	}
-	u := &url.URL{Scheme: "http", Host: "docker", Path: path, RawQuery: a.Query.Encode()}
-	req, err := http.NewRequestWithContext(ctx, a.Method, u.String(), a.Body)
+	req, err := http.NewRequestWithContext(ctx, a.Method, "http://docker", a.Body)
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", a.Method, a.Path, err)
 	}
+	req.URL.Path, req.URL.RawQuery = path, a.Query.Encode()
 	for name, values := range a.Header {
 		req.Header[name] = values
 	}
@@ -259,7 +260,9 @@ func (e *Engine) DoLong(ctx context.Context, a Ask, into any) error {
 		return err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, MaxAnswer+1))
+	answer := bytes.NewBuffer(make([]byte, 0, answerSize))
+	_, err = answer.ReadFrom(io.LimitReader(resp.Body, MaxAnswer+1))
+	body := answer.Bytes()
 	switch {
 	case err != nil:
 		return Unavailable(ctx, err)
