@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 )
@@ -118,7 +119,7 @@ func (p *Policy) Operation(profile, op string) error {
 // Redacted tells whether a variable's value is kept from clients of the engine's own
 // API: it is injected, or matches the profile's redact_env.
 func (p *Policy) Redacted(profile, name string) bool {
-	pr, ok := p.Profile(profile)
+	pr, ok := p.profiles[cmp.Or(profile, defaultProfile)] // no copy: it is asked for each variable
 	if _, injected := p.env.inject[name]; injected || !ok {
 		return true
 	}

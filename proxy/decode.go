@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -156,11 +157,11 @@ func DecodeNulls(w http.ResponseWriter, r *http.Request, limit int64, v any) err
 // DecodeJSONNulls is to DecodeNulls what DecodeJSON is to DecodeBody.
 func DecodeJSONNulls(data []byte, v any) error { return decodeJSON(data, v, true) }
 
-// DecodeJSON reads one JSON value into v, a non-nil pointer to a struct, and is
-// stricter than encoding/json: names must match exactly, unknown and repeated ones
-// are refused, as are trailing data, invalid UTF-8 and deep nesting; null is for
-// pointers, maps and slices only. An embedded struct's fields are its own. Malformed JSON is a Fault of 400, a value of the wrong kind a
-// *lifecycle.InvalidError.
+// DecodeJSON reads one JSON value into v, a non-nil pointer to a struct. It is stricter than
+// encoding/json: names must match exactly, unknown and repeated ones are refused, as are
+// trailing data, invalid UTF-8 and deep nesting. Null is for pointers, maps and slices only,
+// and for no element of a slice of pointers. An embedded struct's fields are its own.
+// Malformed JSON is a Fault of 400, a value of the wrong kind a *lifecycle.InvalidError.
 func DecodeJSON(data []byte, v any) error { return decodeJSON(data, v, false) }
 
 func decodeJSON(data []byte, v any, nulls bool) error {
@@ -266,7 +267,7 @@ func (d decoder) plain(v reflect.Value, raw []byte, path string) error {
 			if err := d.value(e, raw, at); err != nil {
 				return err
 			}
-			v.SetMapIndex(reflect.ValueOf(name), e)
+			v.SetMapIndex(reflect.ValueOf(name).Convert(t.Key()), e)
 			return nil
 		})
 	}
@@ -276,9 +277,12 @@ func (d decoder) plain(v reflect.Value, raw []byte, path string) error {
 	v.Set(reflect.MakeSlice(t, 0, 0))
 	for rest := next(raw[1:]); rest[0] != ']'; rest = next(rest) {
 		raw, rest = cutValue(rest)
-		e := reflect.New(t.Elem()).Elem()
-		if err := d.value(e, raw, path+"["+strconv.Itoa(v.Len())+"]"); err != nil {
+		e, at := reflect.New(t.Elem()).Elem(), path+"["+strconv.Itoa(v.Len())+"]"
+		if err := d.value(e, raw, at); err != nil {
 			return err
+		}
+		if e.Kind() == reflect.Pointer && e.IsNil() {
+			return &lifecycle.InvalidError{Field: at, Message: "must not be null"}
 		}
 		v.Set(reflect.Append(v, e))
 	}
@@ -294,7 +298,7 @@ func cutValue(data []byte) (value, rest []byte) {
 	for i := 0; i < len(data); i++ {
 		switch data[i] {
 		case '"':
-			for i++; data[i] != '"'; i++ {
+			for i++; i < len(data) && data[i] != '"'; i++ {
 				if data[i] == '\\' {
 					i++
 				}
@@ -309,11 +313,25 @@ func cutValue(data []byte) (value, rest []byte) {
 				continue
 			}
 		}
-		if depth == 0 {
+		if depth == 0 && i < len(data) {
 			return data[:i+1], data[i+1:]
 		}
 	}
 	return data, nil
+}
+
+// CutField splits the text of a JSON object around the value of a field, as it is in what
+// engines answer. The value is nil if there is no such field.
+func CutField(object []byte, name string) (before, value, after []byte) {
+	rest, _ := bytes.CutPrefix(object, []byte("{"))
+	for rest = next(rest); len(rest) > 0 && rest[0] == '"'; rest = next(rest) {
+		var key []byte
+		key, rest = cutValue(rest)
+		if value, rest = cutValue(next(rest)); string(key) == `"`+name+`"` {
+			return object[:len(object)-len(rest)-len(value)], value, rest
+		}
+	}
+	return object, nil, nil
 }
 
 // isLeaf tells whether a value of the type has no further fields.
@@ -368,7 +386,11 @@ func cut(s string, most int) string {
 
 func setLeaf(v reflect.Value, raw json.RawMessage, path string) error {
 	if u, ok := v.Addr().Interface().(json.Unmarshaler); ok {
-		if err := u.UnmarshalJSON(raw); err != nil {
+		err := u.UnmarshalJSON(raw)
+		if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+			err = errors.New("can't be of type " + wrong.Value)
+		}
+		if err != nil {
 			return &lifecycle.InvalidError{Field: path, Message: err.Error()}
 		}
 		return nil
@@ -389,7 +411,7 @@ func kindName(t reflect.Type) string {
 		return "a string"
 	case reflect.Bool:
 		return "true or false"
-	case reflect.Int, reflect.Int64:
+	case reflect.Int, reflect.Int64, reflect.Uint16, reflect.Uint32, reflect.Uint64:
 		return "a whole number"
 	case reflect.Float64:
 		return "a number"
@@ -408,7 +430,7 @@ func fieldNamed(v reflect.Value, name string) (reflect.Value, bool) {
 			}
 		}
 		tag, _, _ := strings.Cut(field.Tag.Get("json"), ",")
-		if tag == name && tag != "" && tag != "-" {
+		if cmp.Or(tag, field.Name) == name && tag != "-" && field.IsExported() && !field.Anonymous {
 			return v.Field(i), true
 		}
 	}

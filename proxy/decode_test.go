@@ -191,6 +191,8 @@ func TestDecodeNulls(t *testing.T) {
 		E    map[string]string `json:"E"`
 		Size [2]uint           `json:"Size"`
 		F    *inner            `json:"F"`
+		G    []*inner
+		h    string
 	}
 	decode := func(body string) (w whole, err error) {
 		r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(body))
@@ -202,7 +204,8 @@ func TestDecodeNulls(t *testing.T) {
 		`{}`: {},
 		`{"A":null,"B":null,"C":null,"D":null,"E":null,"Size":null,"F":null}`: {},
 		`{"A":"x","B":1,"D":[null,{"A":null}],"E":{"k":null},"F":{"B":null}}`: {inner: inner{A: "x", B: 1}, D: []inner{{}, {}}, E: map[string]string{"k": ""}, F: &inner{}},
-		`{"Size":[1,2]}`: {Size: [2]uint{1, 2}},
+		`{"Size":[1,2]}`:    {Size: [2]uint{1, 2}},
+		`{"G":[{"A":"x"}]}`: {G: []*inner{{A: "x"}}}, // named by its Go name
 	} {
 		got, err := decode(in)
 		if err != nil {
@@ -212,7 +215,7 @@ func TestDecodeNulls(t *testing.T) {
 			t.Errorf("%s: %s", in, diff)
 		}
 	}
-	for _, in := range []string{`null`, `[]`, ``, `{"inner":{}}`, `{"a":"x"}`, `{"A":"x","A":null}`, `{"F":{"b":1}}`, `{"C":1}`, `{} {}`, `{"A":"` + strings.Repeat("x", 1024) + `"}`} {
+	for _, in := range []string{`null`, `[]`, ``, `{"inner":{}}`, `{"h":""}`, `{"g":[]}`, `{"G":[null]}`, `{"a":"x"}`, `{"A":"x","A":null}`, `{"F":{"b":1}}`, `{"C":1}`, `{} {}`, `{"A":"` + strings.Repeat("x", 1024) + `"}`} {
 		if got, err := decode(in); err == nil {
 			t.Errorf("%s was taken as %+v", in, got)
 		}

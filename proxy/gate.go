@@ -1,4 +1,4 @@
-// Package proxy is what Berm's doors share: it listens and drains, tells callers
+// Package proxy is what Berm's APIs share: it listens and drains, tells callers
 // apart, keeps strangers' hosts and origins out, gives every request an id, a span,
 // a log line and a metric, reads bodies strictly, and turns errors into answers.
 package proxy
@@ -35,7 +35,7 @@ type GateOptions struct {
 	// AnyOrigin tells which requests may come from a page of any origin, as nothing lets
 	// them in but what is in their own address. Nil is none.
 	AnyOrigin func(r *http.Request) bool
-	// Fail writes the body of an error in the door's own shape. Mandatory.
+	// Fail writes the body of an error in the API's own shape. Mandatory.
 	Fail     func(w http.ResponseWriter, r *http.Request, f Fault)
 	Bodies   *Bodies               // memory for bodies, shared with other Gates; nil is NewBodies
 	Logger   *slog.Logger          // nil discards
@@ -43,7 +43,7 @@ type GateOptions struct {
 	Tracer   trace.TracerProvider  // nil: no spans
 }
 
-// Gate stands before a door's handlers. Its methods may be called from many
+// Gate stands before an API's handlers. Its methods may be called from many
 // goroutines at once.
 type Gate struct {
 	opts    GateOptions

@@ -3,23 +3,23 @@ package engineapi
 import (
 	"bufio"
 	"bytes"
+	"context"
+	"errors"
 	"io"
 	"net/http"
-	"net/url"
-	"regexp"
+	"os"
 	"strings"
+	"sync"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/bermhq/berm/proxy"
-	"github.com/bermhq/berm/proxy/engineapi/upstream"
-
 	"github.com/docker/docker/api/types/container"
 
-	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
-
-var signalName = regexp.MustCompile(`^(SIG)?[A-Z0-9+-]{1,12}$`)
 
 const tarBlock = 512
 
@@ -48,33 +48,16 @@ func withArchive(c *call, id string, serve func(a upstream.Ask, ct *container.In
 			return err
 		}
 		defer release()
-		return serve(upstream.Ask{Path: "/containers/" + id + "/archive", Query: url.Values{"path": {name}}}, ct)
+		c.passed.Set("path", name)
+		return serve(c.askFor(id), ct)
 	})
 }
 
-// archivableContainer gives the container of a call that reads or writes its files.
-func archivableContainer(c *call) (id string, err error) {
-	if err := c.operation(policy.OpArchive); err != nil {
-		return "", err
-	}
-	if id, err = c.containerID(c.name); err == nil {
-		err = refuseUnconfined(c)
-	}
-	return id, err
-}
-
-func statArchive(c *call) error {
-	id, err := archivableContainer(c)
-	if err != nil {
-		return err
-	}
+func statArchive(c *call, _ upstream.Ask, id string) error {
 	return withArchive(c, id, func(a upstream.Ask, _ *container.InspectResponse) error {
-		resp, err := c.ask(a)
+		resp, err := c.open(a)
 		if err != nil {
 			return err
-		}
-		if resp.StatusCode >= 400 {
-			return upstream.Failure(resp)
 		}
 		_ = resp.Body.Close()
 		c.head(resp)
@@ -82,11 +65,7 @@ func statArchive(c *call) error {
 	})
 }
 
-func getArchive(c *call) error {
-	id, err := archivableContainer(c)
-	if err != nil {
-		return err
-	}
+func getArchive(c *call, _ upstream.Ask, id string) error {
 	return transfer(c, id, func(io.Reader) error {
 		return withArchive(c, id, func(a upstream.Ask, _ *container.InspectResponse) error { return c.forward(a, false) })
 	})
@@ -94,24 +73,16 @@ func getArchive(c *call) error {
 
 // exportContainer needs no quiet: for an export, and for a commit, the engine mounts the
 // container's root alone.
-func exportContainer(c *call) error {
-	id, err := archivableContainer(c)
-	if err != nil {
-		return err
-	}
+func exportContainer(c *call, a upstream.Ask, id string) error {
 	return transfer(c, id, func(io.Reader) error {
-		return c.forward(upstream.Ask{Path: "/containers/" + id + "/export"}, false)
+		return c.forward(a, false)
 	})
 }
 
 // putArchive gives the engine an archive of Berm's own writing. It is plain, as some
 // engines unpack compressed ones by programs that they find in the container. Entries
 // before a refused one may have been unpacked.
-func putArchive(c *call) error {
-	id, err := archivableContainer(c)
-	if err != nil {
-		return err
-	}
+func putArchive(c *call, _ upstream.Ask, id string) error {
 	return transfer(c, id, func(r io.Reader) error {
 		return withArchive(c, id, func(a upstream.Ask, ct *container.InspectResponse) error {
 			plain, err := plainTar(r)
@@ -121,11 +92,6 @@ func putArchive(c *call) error {
 			body, err := newTarFilter(plain, ct.HostConfig.ReadonlyRootfs)
 			if err != nil {
 				return err
-			}
-			for _, name := range []string{"noOverwriteDirNonDir", "copyUIDGID"} {
-				if c.flag(name) {
-					a.Query.Set(name, "1")
-				}
 			}
 			a.Body, a.Length, a.Header = body, -1, http.Header{"Content-Type": {"application/x-tar"}}
 			c.close(nil) // now, as it may take long
@@ -187,4 +153,171 @@ func tarHeader(block []byte) bool {
 		want = want<<3 | int64(d-'0')
 	}
 	return sum == want
+}
+
+const (
+	// maxTransfers bounds the archives of one tenant that go in and out at a time.
+	maxTransfers = 16
+	// transferStall is how long a caller may take for another 64 KiB of an archive.
+	transferStall = 30 * time.Second
+	// transferTime bounds a whole archive.
+	transferTime = 10 * time.Minute
+	// maxSaves bounds the archives of images of one tenant, of which the engine keeps a copy
+	// as long as one lasts.
+	maxSaves = 2
+	saveTime = time.Hour
+)
+
+// transfers are the archives that go in and out of containers now. The engine holds a
+// container's lock for as long as one lasts: nobody can remove it meanwhile, nor look at it.
+type transfers struct {
+	stall, most time.Duration
+
+	ends sync.Map // of transferOf, by call
+}
+
+// transferOf is an archive of a container.
+type transferOf struct {
+	id  string // of the container
+	end context.CancelCauseFunc
+}
+
+// end breaks off what goes in and out of a container that is to be removed.
+func (t *transfers) end(id string) {
+	t.ends.Range(func(_, value any) bool {
+		if of, ok := value.(transferOf); ok && of.id == id {
+			of.end(conflict("the container is being removed"))
+		}
+		return true
+	})
+}
+
+// slow is what a caller is told whose archive took too long.
+func slow(what string) error {
+	return &proxy.Fault{Status: http.StatusRequestTimeout, Code: "too_slow", Title: "Too slow", Detail: "the archive is broken off: " + what, Cause: os.ErrDeadlineExceeded}
+}
+
+// transfer serves an archive of a container: not for longer than the container has to
+// live, nor for a caller that doesn't go on taking or giving it.
+func transfer(c *call, id string, serve func(body io.Reader) error) error {
+	until, err := archiveUntil(c, id)
+	if err != nil {
+		return err
+	}
+	leave, err := c.enter("transfers", maxTransfers)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	return transferArchive(c, until, func(end context.CancelCauseFunc, body io.Reader) error {
+		c.transfers.ends.Store(c, transferOf{id, end})
+		defer c.transfers.ends.Delete(c)
+		return serve(body)
+	})
+}
+
+// transferArchive serves an archive until a time, to a caller that goes on taking or giving it.
+func transferArchive(c *call, until time.Time, serve func(end context.CancelCauseFunc, body io.Reader) error) error {
+	client, w := c.ctx, c.w
+	limited, cancel := context.WithDeadlineCause(client, until, slow("its time is up"))
+	defer cancel()
+	ctx, end := context.WithCancelCause(limited)
+	defer end(nil)
+	conn := http.NewResponseController(w)
+	stop := context.AfterFunc(ctx, func() { // an in-process writer has no deadlines
+		if c.r.ContentLength != 0 {
+			_ = conn.SetReadDeadline(time.Unix(1, 0))
+		} else {
+			_ = conn.SetWriteDeadline(time.Unix(1, 0))
+		}
+	})
+	c.ctx, c.w = ctx, &patientWriter{ResponseWriter: w, ctx: ctx, stall: c.transfers.stall}
+	var err error
+	defer func() {
+		if c.ctx, c.w = client, w; stop() || err != nil {
+			_ = conn.SetWriteDeadline(time.Time{}) // for the error, or the connection's next answer
+		}
+	}()
+	err = serve(end, patient(ctx, c, end, c.r.Body))
+	if err != nil && ctx.Err() != nil && client.Err() == nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// patient gives the body to a caller that goes on giving it, and ends ctx otherwise.
+func patient(ctx context.Context, c *call, end context.CancelCauseFunc, body io.Reader) io.Reader {
+	stall := c.transfers.stall
+	return &patientReader{Reader: body, conn: http.NewResponseController(c.w), ctx: ctx, end: end, stall: stall, left: stall}
+}
+
+// archiveUntil is when an archive of a container has to be over.
+func archiveUntil(c *call, id string) (time.Time, error) {
+	label, ok := c.ends.get(id)
+	if !ok {
+		ct, _, err := c.container(id)
+		if err != nil {
+			return time.Time{}, err
+		}
+		label = ct.Config.Labels[lifecycle.LabelExpiresAt]
+	}
+	until := time.Now().Add(c.transfers.most)
+	expires, err := time.Parse(time.RFC3339Nano, label)
+	if err == nil && expires.Before(until) {
+		until = expires
+	}
+	if err != nil || !time.Now().Before(until) {
+		return until, denied("ttl.expired", "", "the container's time is up", "a new container")
+	}
+	return until, nil
+}
+
+// patientWriter breaks off an answer that its caller doesn't take.
+type patientWriter struct {
+	http.ResponseWriter
+	ctx   context.Context //nolint:containedctx // as long as the writer
+	stall time.Duration
+}
+
+func (w *patientWriter) Write(b []byte) (int, error) {
+	_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Now().Add(w.stall))
+	if w.ctx.Err() != nil { // or its deadline would have been overridden
+		return 0, context.Cause(w.ctx)
+	}
+	return w.ResponseWriter.Write(b)
+}
+
+// Unwrap lets http.ResponseController through.
+func (w *patientWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// patientReader breaks off a body that its caller doesn't go on giving. The time that the
+// engine takes isn't the caller's.
+type patientReader struct {
+	io.Reader
+	conn        *http.ResponseController
+	ctx         context.Context //nolint:containedctx // as long as the reader
+	end         context.CancelCauseFunc
+	stall, left time.Duration // for a piece, and for what is missing of it
+	piece       int           // bytes of it that are there
+}
+
+func (r *patientReader) Read(b []byte) (int, error) {
+	begun := time.Now()
+	_ = r.conn.SetReadDeadline(begun.Add(r.left))
+	if r.ctx.Err() != nil { // or its deadline would have been overridden
+		return 0, context.Cause(r.ctx)
+	}
+	n, err := r.Reader.Read(b)
+	r.left -= time.Since(begun)
+	if r.piece += n; r.piece >= upstream.BufferSize {
+		r.left, r.piece = r.stall, 0
+	}
+	switch {
+	case errors.Is(err, io.EOF):
+		_ = r.conn.SetReadDeadline(time.Time{})
+	case err != nil && r.left <= 0:
+		err = slow("it doesn't go on")
+		r.end(err)
+	}
+	return n, err
 }

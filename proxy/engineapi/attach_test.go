@@ -15,7 +15,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,41 +27,6 @@ import (
 	private "github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
-// pipeListener accepts connections that never leave the process.
-type pipeListener struct {
-	conns chan net.Conn
-	done  chan struct{}
-	once  sync.Once
-}
-
-func newPipeListener() *pipeListener {
-	return &pipeListener{conns: make(chan net.Conn), done: make(chan struct{})}
-}
-
-func (l *pipeListener) Accept() (net.Conn, error) {
-	select {
-	case c := <-l.conns:
-		return c, nil
-	case <-l.done:
-		return nil, net.ErrClosed
-	}
-}
-
-func (l *pipeListener) Close() error   { l.once.Do(func() { close(l.done) }); return nil }
-func (l *pipeListener) Addr() net.Addr { return &net.UnixAddr{Net: "unix"} }
-
-func (l *pipeListener) dial(ctx context.Context) (net.Conn, error) {
-	ours, theirs := net.Pipe()
-	select {
-	case l.conns <- theirs:
-		return ours, nil
-	case <-l.done:
-		return nil, net.ErrClosed
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
-
 // Streams on which nothing is said for 15 minutes go on.
 func TestIdleStreams(t *testing.T) {
 	for _, path := range []string{"/logs?follow=1&stdout=1", "/stats", "/wait"} {
@@ -71,12 +35,9 @@ func TestIdleStreams(t *testing.T) {
 }
 
 func idleStream(t *testing.T, path string) {
-	rules, err := policy.Parse([]byte(basePolicy), policy.Options{DefaultImage: testImage})
-	if err != nil {
-		t.Fatal(err)
-	}
+	rules := must(policy.Parse([]byte(basePolicy), policy.Options{DefaultImage: testImage}))(t)
 	const owner = "idle"
-	front, back := newPipeListener(), newPipeListener()
+	front, back := newPipes(), newPipes()
 	var d *Proxy
 	engine := &http.Server{Handler: &standIn{t: t, door: func() *Proxy { return d }, handler: func(w http.ResponseWriter, _ *http.Request) {
 		flusher := http.NewResponseController(w)
@@ -88,36 +49,25 @@ func idleStream(t *testing.T, path string) {
 		}
 	}}}
 	go func() { _ = engine.Serve(back) }()
-	d, err = New(Options{Dial: back.dial, Policy: func() *policy.Policy { return rules }, Owner: owner})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d = must(New(Options{Dial: func(context.Context) (net.Conn, error) { return back.dial(), nil }, Policy: func() *policy.Policy { return rules }, Owner: owner}))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	served := make(chan error, 1)
 	go func() {
 		served <- proxy.Serve(ctx, front, d.Handler(Callers{Any: &Caller{Name: "a", Tenant: standInTenant}}), proxy.ServeOptions{})
 	}()
-	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return front.dial(ctx) }}
+	transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return front.dial(), nil }}
 	defer func() { // all goroutines have to end within the bubble
 		transport.CloseIdleConnections()
 		cancel()
-		if err := errors.Join(<-served, d.Close(), engine.Close()); err != nil {
-			t.Error(err)
-		}
+		report(t, errors.Join(<-served, d.Close(), engine.Close()))
 	}()
 	method := http.MethodGet
 	if path == "/wait" {
 		method = http.MethodPost
 	}
 	start := time.Now()
-	req, err := http.NewRequestWithContext(t.Context(), method, "http://localhost/v1.41/containers/"+standInID+path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := transport.RoundTrip(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	req := must(http.NewRequestWithContext(t.Context(), method, "http://localhost/v1.41/containers/"+standInID+path, nil))(t)
+	resp := must(transport.RoundTrip(req))(t)
 	defer func() { _ = resp.Body.Close() }()
 	if took := time.Since(start); took != 0 {
 		t.Errorf("the answer began after %s", took)
@@ -140,26 +90,17 @@ func TestIdleLogs(t *testing.T) {
 	if err != nil {
 		t.Skip("set BERM_SOAK_IDLE to 15m to leave streams idle for so long")
 	}
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	c := d.client("idle")
 	script := fmt.Sprintf("read x; echo one; sleep %d; echo two", int(idle.Seconds()))
 	id := d.made(direct, "idle", "idle", container.Config{Cmd: []string{"sh", "-c", script}, OpenStdin: true})
-	logs, err := c.ContainerLogs(t.Context(), id, container.LogsOptions{ShowStdout: true, Follow: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	logs := must(c.ContainerLogs(t.Context(), id, container.LogsOptions{ShowStdout: true, Follow: true}))(t)
 	defer func() { _ = logs.Close() }()
-	attached, err := c.ContainerAttach(t.Context(), id, container.AttachOptions{Stream: true, Stdin: true, Stdout: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	attached := must(c.ContainerAttach(t.Context(), id, container.AttachOptions{Stream: true, Stdin: true, Stdout: true}))(t)
 	defer attached.Close()
 	done, failed := c.ContainerWait(t.Context(), id, container.WaitConditionNextExit)
 	start := time.Now()
-	if _, err := io.WriteString(attached.Conn, "\n"); err != nil {
-		t.Fatal(err)
-	}
+	must(io.WriteString(attached.Conn, "\n"))(t)
 	for name, r := range map[string]io.Reader{"logs": logs, "attach": attached.Reader} {
 		if got := readStream(t, r); got != "one\ntwo\n" || time.Since(start) < idle {
 			t.Errorf("%s: %q after %s", name, got, time.Since(start))
@@ -185,12 +126,8 @@ func TestStreamCallerVanishes(t *testing.T) {
 		for _, line := range []string{"GET %s/logs?follow=1&stdout=1", "GET %s/stats", "POST %s/wait"} {
 			t.Run(way+" "+line, func(t *testing.T) {
 				conn := dial()
-				if _, err := fmt.Fprintf(conn, line+" HTTP/1.1\r\nHost: localhost\r\n\r\n", "/v1.41/containers/"+standInID); err != nil {
-					t.Fatal(err)
-				}
-				if _, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil {
-					t.Fatal(err)
-				}
+				must(fmt.Fprintf(conn, line+" HTTP/1.1\r\nHost: localhost\r\n\r\n", "/v1.41/containers/"+standInID))(t)
+				must(http.ReadResponse(bufio.NewReader(conn), nil))(t)
 				<-began
 				start := time.Now()
 				_ = conn.Close()
@@ -205,8 +142,7 @@ func TestStreamCallerVanishes(t *testing.T) {
 // A reader that pauses holds up the command that writes, and nothing piles up between.
 func TestSlowReader(t *testing.T) {
 	const size, most = 200 << 20, 8 << 20
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	address := d.listen(Caller{Name: "slow", Tenant: "slow"})
 	c := newClient(t, address)
 	id := d.made(direct, "slow", "slow", container.Config{Cmd: []string{"sh", "-c", "yes 0123456789012345678901234567890123456789012345678901234567890 | head -c 20000000; exec sleep 1000"}})
@@ -219,9 +155,7 @@ func TestSlowReader(t *testing.T) {
 	paused := func(t *testing.T, r io.Reader) {
 		t.Helper()
 		before := heap()
-		if _, err := io.CopyN(io.Discard, r, 1<<20); err != nil {
-			t.Fatal(err)
-		}
+		must(io.CopyN(io.Discard, r, 1<<20))(t)
 		var grown int64
 		for range 20 {
 			time.Sleep(50 * time.Millisecond)
@@ -233,14 +167,8 @@ func TestSlowReader(t *testing.T) {
 		}
 	}
 	t.Run("exec", func(t *testing.T) {
-		made, err := c.ContainerExecCreate(t.Context(), id, container.ExecOptions{Cmd: []string{"head", "-c", fmt.Sprint(size), "/dev/zero"}, AttachStdout: true, Tty: true})
-		if err != nil {
-			t.Fatal(err)
-		}
-		conn, err := c.ContainerExecAttach(t.Context(), made.ID, container.ExecAttachOptions{Tty: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		made := must(c.ContainerExecCreate(t.Context(), id, container.ExecOptions{Cmd: []string{"head", "-c", fmt.Sprint(size), "/dev/zero"}, AttachStdout: true, Tty: true}))(t)
+		conn := must(c.ContainerExecAttach(t.Context(), made.ID, container.ExecAttachOptions{Tty: true}))(t)
 		defer conn.Close()
 		paused(t, conn.Reader)
 		if n, err := io.Copy(io.Discard, conn.Reader); err != nil || n != size-1<<20 {
@@ -248,10 +176,7 @@ func TestSlowReader(t *testing.T) {
 		}
 	})
 	t.Run("logs", func(t *testing.T) {
-		logs, err := c.ContainerLogs(t.Context(), id, container.LogsOptions{ShowStdout: true, Follow: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		logs := must(c.ContainerLogs(t.Context(), id, container.LogsOptions{ShowStdout: true, Follow: true}))(t)
 		defer func() { _ = logs.Close() }()
 		paused(t, logs)
 	})
@@ -259,8 +184,7 @@ func TestSlowReader(t *testing.T) {
 
 // Over a WebSocket a container's terminal is spoken to.
 func TestAttachWebSocket(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	address := d.listen(Caller{Name: "ws", Tenant: "ws"})
 	id := d.made(direct, "ws", "ws", container.Config{Cmd: []string{"sh", "-c", "stty -echo; while read x; do echo got $x; done"}, OpenStdin: true, Tty: true})
 	options := &websocket.DialOptions{HTTPClient: raw(address)}
@@ -271,9 +195,7 @@ func TestAttachWebSocket(t *testing.T) {
 	defer func() { _ = conn.CloseNow() }()
 	var heard string
 	for i := range 3 {
-		if err := conn.Write(t.Context(), websocket.MessageText, fmt.Appendf(nil, "line-%d\n", i)); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, conn.Write(t.Context(), websocket.MessageText, fmt.Appendf(nil, "line-%d\n", i)))
 		for !strings.Contains(heard, fmt.Sprintf("got line-%d", i)) {
 			_, b, err := conn.Read(t.Context())
 			if err != nil {
@@ -287,15 +209,9 @@ func TestAttachWebSocket(t *testing.T) {
 		"a short key":  {"Upgrade": {"websocket"}, "Connection": {"Upgrade"}, "Sec-Websocket-Version": {"13"}, "Sec-Websocket-Key": {"MDEy"}},
 		"another page": {"Upgrade": {"websocket"}, "Connection": {"Upgrade"}, "Sec-Websocket-Version": {"13"}, "Sec-Websocket-Key": {"MDEyMzQ1Njc4OWFiY2RlZg=="}, "Origin": {"http://evil.example"}},
 	} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost/v1.41/containers/"+id+"/attach/ws?stream=1", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		req := must(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost/v1.41/containers/"+id+"/attach/ws?stream=1", nil))(t)
 		req.Header = header
-		resp, err := raw(address).Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		resp := must(raw(address).Do(req))(t)
 		_ = resp.Body.Close()
 		if resp.StatusCode/100 != 4 {
 			t.Errorf("%s: %s", what, resp.Status)
@@ -305,8 +221,7 @@ func TestAttachWebSocket(t *testing.T) {
 
 // The engine's ps doesn't show what variables a process has.
 func TestTopShowsNoEnv(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	address := d.listen(Caller{Name: "top", Tenant: "top"})
 	c := newClient(t, address)
 	id := d.made(direct, "top", "top", container.Config{Env: []string{"MARK=hidden-here"}, Cmd: []string{"sleep", "1000"}})
@@ -342,8 +257,7 @@ func TestTopShowsNoEnv(t *testing.T) {
 
 // What older versions of the API don't know isn't sent in them.
 func TestStreamsByVersion(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	address := d.listen(Caller{Name: "versions", Tenant: "versions"})
 	id := d.made(direct, "versions", "versions", container.Config{Cmd: []string{"sh", "-c", "echo hello; exec sleep 1000"}})
 	for path, want := range map[string]int{
@@ -359,14 +273,8 @@ func TestStreamsByVersion(t *testing.T) {
 		"/v1.41/containers/%s/changes?x=1":                403,
 		"/v1.24/containers/%s/changes":                    200,
 	} {
-		resp, err := raw(address).Get("http://localhost" + fmt.Sprintf(path, id))
-		if err != nil {
-			t.Fatal(err)
-		}
-		b, err := io.ReadAll(resp.Body)
-		_ = resp.Body.Close()
-		if err != nil || resp.StatusCode != want {
-			t.Errorf("%s: %d %s, %v", path, resp.StatusCode, b, err)
+		if status, body := say(t, address, http.MethodGet, fmt.Sprintf(path, id), ""); status != want {
+			t.Errorf("%s: %d %s", path, status, body)
 		}
 	}
 	for path, want := range map[string]int{
@@ -379,17 +287,15 @@ func TestStreamsByVersion(t *testing.T) {
 		"/v1.41/containers/%s/resize?h=24&w=80":      200,
 		"/v1.41/containers/%s/attach?detachKeys=a+b": 400,
 	} {
-		if status, body := sendJSON(t, address, fmt.Sprintf(path, id), ""); status != want {
+		if status, body := say(t, address, http.MethodPost, fmt.Sprintf(path, id), ""); status != want {
 			t.Errorf("%s: %d %s", path, status, body)
 		}
 	}
 	for version, want := range map[string]int{"/v1.24": 137, "/v1.29": 137, "/v1.30": 137, "/v1.41": 137} {
 		name := "wait-" + filepath.Base(version)
 		other := d.made(direct, "versions", name, container.Config{})
-		if err := direct.ContainerKill(t.Context(), other, "KILL"); err != nil {
-			t.Fatal(err)
-		}
-		status, body := sendJSON(t, address, version+"/containers/"+name+"/wait?condition=not-running", "")
+		noError(t, direct.ContainerKill(t.Context(), other, "KILL"))
+		status, body := say(t, address, http.MethodPost, version+"/containers/"+name+"/wait?condition=not-running", "")
 		if status != 200 || !strings.Contains(body, fmt.Sprintf(`"StatusCode":%d`, want)) {
 			t.Errorf("wait %s: %d %s", version, status, body)
 		}
@@ -434,8 +340,7 @@ func TestClientsPythonStreams(t *testing.T) {
 	if err := exec.CommandContext(t.Context(), "python3", "-c", "import docker").Run(); err != nil {
 		private.Lacking(t, "python", err)
 	}
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	d.made(direct, "pys", "py-streams", container.Config{Cmd: []string{"sh", "-c", "echo hello; exec sleep 1000"}})
 	cmd := exec.CommandContext(t.Context(), "python3", "-c", pythonStreams, d.listen(Caller{Name: "pys", Tenant: "pys"}))
 	var said bytes.Buffer

@@ -314,25 +314,15 @@ type rehearsal struct {
 }
 
 func rehearse(t testing.TB, version string) *rehearsal {
-	root, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := must(filepath.EvalSymlinks(t.TempDir()))(t)
 	dir := root + "/allowed"
 	for _, d := range []string{dir + "/share/below", root + "/outside"} {
-		if err := os.MkdirAll(d, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, os.MkdirAll(d, 0o755))
 	}
 	for link, to := range map[string]string{"/link": root + "/outside", "/share/up": "../../outside"} {
-		if err := os.Symlink(to, dir+link); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, os.Symlink(to, dir+link))
 	}
-	l, err := net.Listen("unix", root+"/e.sock")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must(net.Listen("unix", root+"/e.sock"))(t)
 	d := doorTo(t, "unix://"+root+"/e.sock", fmt.Sprintf(siegeRules, dir))
 	e := &recorder{door: d.Proxy, version: version}
 	srv := &http.Server{Handler: e, ReadHeaderTimeout: time.Minute}
@@ -388,10 +378,7 @@ func FuzzCreate(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		body := drawBody(&dice{data})
 		for _, s := range all {
-			resp, err := s.client.Post("http://docker/containers/create", "application/json", strings.NewReader(s.words.Replace(body)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			resp := must(s.client.Post("http://docker/containers/create", "application/json", strings.NewReader(s.words.Replace(body))))(t)
 			answer, _ := io.ReadAll(resp.Body)
 			_ = resp.Body.Close()
 			if resp.StatusCode == http.StatusCreated {

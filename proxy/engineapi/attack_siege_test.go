@@ -92,21 +92,15 @@ func startSiege(t *testing.T) *siege {
 	root := workDir(t)
 	s.dir, s.outside = root+"/allowed", root+"/outside"
 	for _, dir := range []string{s.dir + "/share/below", s.outside} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, os.MkdirAll(dir, 0o755))
 	}
 	write := func(path, text string) {
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, os.WriteFile(path, []byte(text), 0o644))
 	}
 	write(s.outside+"/secret", secret)
 	write(s.dir+"/file", "x")
 	for link, to := range map[string]string{"/link": s.outside, "/root": "/", "/share/up": "../../outside", "/loop": "loop"} {
-		if err := os.Symlink(to, s.dir+link); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, os.Symlink(to, s.dir+link))
 	}
 	s.d = doorTo(t, host, fmt.Sprintf(siegeRules, s.dir))
 	s.door = s.d.listen(Caller{Name: "attacker", Tenant: "attacker"})
@@ -117,10 +111,7 @@ func startSiege(t *testing.T) *siege {
 		"{victim}", s.victim, "{victim12}", s.victim[:12], "{victim4}", s.victim[:4], "{victimexec}", s.victimEx, "{victimnet}", s.victimNet,
 		"{victimnet12}", s.victimNet[:12], "{victimimage}", s.victmg, "{operator}", s.operator, "{own}", s.own, "{ownexec}", s.ownExec, "{ownnet}", s.ownNet)
 	s.secrets = []string{secret, s.victim[:12], s.victimNet[:12], s.victimEx[:12], s.victmg[7:19], s.operator[:12], "siege-v"}
-	img, err := direct.ImageInspect(t.Context(), testImage)
-	if err != nil {
-		t.Fatal(err)
-	}
+	img := must(direct.ImageInspect(t.Context(), testImage))(t)
 	s.bounds = bounds{owner: s.d.opts.Owner, tenant: "attacker", dir: s.dir, pins: s.d.dir + "/pins", image: img.ID, networks: map[string]bool{s.ownNet: true, s.shared: true}, shared: s.shared, containers: map[string]bool{s.own: true}}
 	s.calm = s.look()
 	return s
@@ -477,9 +468,6 @@ func demand(fields string) string {
 // attack sends them.
 func isOldEngine(t *testing.T, direct *client.Client) bool {
 	t.Helper()
-	version, err := direct.ServerVersion(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	version := must(direct.ServerVersion(t.Context()))(t)
 	return strings.HasPrefix(version.Version, "20.")
 }

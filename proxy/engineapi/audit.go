@@ -10,10 +10,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/bermhq/berm/proxy/engineapi/upstream"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
 // The verdicts of a Record.
@@ -158,7 +159,7 @@ func (r *Record) judged(err error, reasons []policy.Reason) {
 		f := proxy.FaultOf(err)
 		r.Verdict, r.Error = VerdictFailed, f.Detail
 		if f.Status == http.StatusBadRequest && upstream.StatusOf(err) == 0 {
-			r.Verdict, r.Rule = VerdictDenied, "request."+f.Code // by the door itself
+			r.Verdict, r.Rule = VerdictDenied, "request."+f.Code // by the proxy itself
 		}
 	case len(reasons) > 0:
 		r.Verdict, r.Reasons = VerdictWouldDeny, reasons
@@ -166,4 +167,21 @@ func (r *Record) judged(err error, reasons []policy.Reason) {
 	if len(r.Reasons) > 0 {
 		r.Rule = r.Reasons[0].Rule
 	}
+}
+
+type metrics struct {
+	requests   *prometheus.CounterVec
+	mismatches prometheus.Counter
+}
+
+func newMetrics(reg prometheus.Registerer) (*metrics, error) {
+	m := &metrics{requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "berm_engine_api_requests_total", Help: "Requests to the Docker Engine API, by the route's template and what was decided.",
+	}, []string{"route", "verdict"}), mismatches: prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "berm_engine_api_bind_mismatches_total", Help: "Containers that were removed because they had another directory mounted than was held.",
+	})}
+	if reg == nil {
+		return m, nil
+	}
+	return m, errors.Join(reg.Register(m.requests), reg.Register(m.mismatches))
 }

@@ -36,27 +36,25 @@ const (
 	tellsID upstream.Version = 30 // from which on a build tells its image's ID
 )
 
-func buildRoutes() []route {
-	return []route{{
-		method: http.MethodPost, template: "/build", body: tarBody, change: true, serve: buildImage,
-		query: []string{
-			"dockerfile", "t*", "q", "nocache", "pull", "rm", "forcerm", "memory", "memswap", "cpushares", "cpusetcpus", "cpusetmems", "cpuperiod",
-			"cpuquota", "buildargs", "shmsize", "labels", "networkmode", "platform", "target", "version", "buildid", "cachefrom", "ulimits",
-			"cgroupparent", "extrahosts", "remote", "squash", "isolation", "session", "outputs", "securityopt",
-		},
-	}}
+// never refuses a parameter that has a value, unless that says nothing.
+func never(name, value string) (string, error) {
+	if !slices.Contains([]string{"0", "false", "[]", "{}", "null"}, value) {
+		return "", denied("build.options", name, fmt.Sprintf("the parameter %q of a build is refused", name), "none")
+	}
+	return "", nil
 }
 
-// neverBuilt are parameters that may only be there without a value, or with one that
-// says nothing.
-var neverBuilt = []string{"cachefrom", "ulimits", "cgroupparent", "extrahosts", "remote", "squash", "isolation", "session", "outputs", "securityopt", "cpusetcpus", "cpusetmems"}
+// builder refuses all builders but the classic one.
+func builder(name, value string) (string, error) {
+	if value != "1" {
+		return "", denied("build.builder", name, "only the classic builder can be used", "version 1: DOCKER_BUILDKIT=0")
+	}
+	return value, nil
+}
 
 // buildImage has the engine's classic builder make an image of the caller's from files that
 // come with the request. The image gets its names only when it has been looked at.
 func buildImage(c *call) error {
-	if err := c.operation(policy.OpBuild); err != nil {
-		return err
-	}
 	over, err := c.enter("builds", maxBuilds)
 	if err != nil {
 		return err
@@ -99,15 +97,12 @@ func buildImage(c *call) error {
 	if _, err := files.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	resp, err := c.ask(upstream.Ask{
+	resp, err := c.open(upstream.Ask{
 		Path: "/build", Query: query, Header: http.Header{"Content-Type": {"application/x-tar"}}, Body: struct{ io.Reader }{files}, Length: size,
 		Version: max(c.version, tellsID),
 	})
 	if err != nil {
 		return err
-	}
-	if resp.StatusCode >= 300 {
-		return upstream.Failure(resp)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	c.head(resp)
@@ -146,36 +141,15 @@ func buildQuery(c *call, args map[string]string) (url.Values, []url.Values, erro
 	if err != nil {
 		return nil, nil, err
 	}
-	if v := c.query.Get("version"); v != "" && v != "1" {
-		return nil, nil, denied("build.builder", "version", "only the classic builder can be used", "version 1: DOCKER_BUILDKIT=0")
-	}
-	for _, name := range neverBuilt {
-		if v := c.query.Get(name); v != "" && !slices.Contains([]string{"0", "false", "[]", "{}", "null"}, v) {
-			return nil, nil, denied("build.options", name, fmt.Sprintf("the parameter %q of a build is refused", name), "none")
-		}
-	}
 	period := int64(100_000)
-	query := url.Values{
-		"version": {"1"}, "rm": {"1"}, "forcerm": {"1"}, "dockerfile": {"Dockerfile"},
-		"memory": {strconv.FormatInt(p.MemoryMB<<20, 10)}, "memswap": {strconv.FormatInt(p.MemoryMB<<20, 10)},
-		"cpuperiod": {strconv.FormatInt(period, 10)}, "cpuquota": {strconv.FormatInt(int64(p.CPUs*float64(period)), 10)},
-		"shmsize": {strconv.FormatInt(p.EngineAPI.TmpfsMB<<20, 10)},
+	query := c.passed
+	for name, value := range map[string]int64{
+		"version": 1, "rm": 1, "forcerm": 1, "memory": p.MemoryMB << 20, "memswap": p.MemoryMB << 20,
+		"cpuperiod": period, "cpuquota": int64(p.CPUs * float64(period)), "shmsize": p.EngineAPI.TmpfsMB << 20,
+	} {
+		query.Set(name, strconv.FormatInt(value, 10))
 	}
-	if c.flag("nocache") {
-		query.Set("nocache", "1")
-	}
-	if target := c.query.Get("target"); target != "" {
-		if !baseImage.MatchString(target) {
-			return nil, nil, proxy.Malformed("the target is no stage's name")
-		}
-		query.Set("target", target)
-	}
-	if v := c.query.Get("platform"); v != "" {
-		if !body.Platform.MatchString(v) {
-			return nil, nil, proxy.Malformed("the platform is none")
-		}
-		query.Set("platform", v)
-	}
+	query.Set("dockerfile", builtFrom)
 	if len(args) > 0 {
 		text, err := json.Marshal(args)
 		if err != nil {
@@ -262,15 +236,7 @@ func buildLabels(c *call) (map[string]string, error) {
 	if text := c.query.Get("labels"); text != "" && strictJSON([]byte(text), &own) != nil {
 		return nil, proxy.Malformed("the labels are not one JSON object of texts")
 	}
-	ttl, err := c.callersLabels(own)
-	if err != nil {
-		return nil, err
-	}
-	life, most, err := c.rules.ObjectTTL(c.caller.Profile, ttl)
-	if err := c.judged(err); err != nil {
-		return nil, err
-	}
-	return stampImageLabels(c, own, life, most), nil
+	return stampLabels(c, lifecycle.ObjectImage, own)
 }
 
 // judgeDockerfile gives a Dockerfile in which every image is named by its ID, having
@@ -347,7 +313,7 @@ func fetchBase(c *call, ref string, auths map[string]json.RawMessage) error {
 	if err := c.operation(policy.OpPull); err != nil {
 		return err
 	}
-	query, err := pullQuery(ref, c.query.Get("platform"))
+	query, err := pullQuery(c, ref)
 	if err != nil {
 		return err
 	}
@@ -355,12 +321,9 @@ func fetchBase(c *call, ref string, auths map[string]json.RawMessage) error {
 	if auth := auths[registryOf(ref)]; auth != nil {
 		header.Set("X-Registry-Auth", base64.URLEncoding.EncodeToString(auth))
 	}
-	resp, err := c.ask(upstream.Ask{Method: http.MethodPost, Path: "/images/create", Query: query, Header: header})
+	resp, err := c.open(upstream.Ask{Method: http.MethodPost, Path: "/images/create", Query: query, Header: header})
 	if err != nil {
 		return err
-	}
-	if resp.StatusCode >= 300 {
-		return upstream.Failure(resp)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	for dec := json.NewDecoder(resp.Body); ; {
@@ -394,7 +357,6 @@ var builtID = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 // relayBuild passes on what the engine says, line by line, and gives the image's ID; none
 // if the build failed. Whoever wants it quiet hears of a failure only.
 func relayBuild(c *call, body io.Reader) (id string) {
-	flusher := http.NewResponseController(c.w)
 	dec := json.NewDecoder(body)
 	failed := false
 	for {
@@ -405,10 +367,10 @@ func relayBuild(c *call, body io.Reader) (id string) {
 		case errors.Is(err, io.EOF):
 			return id
 		case errors.Is(c.ctx.Err(), context.DeadlineExceeded):
-			c.say(buildMessage{Error: fmt.Sprintf("the build was ended: it may take %v, and no longer than what it makes is to live", maxBuildTime)})
+			c.tell(buildMessage{Error: fmt.Sprintf("the build was ended: it may take %v, and no longer than what it makes is to live", maxBuildTime)})
 			return ""
 		case err != nil && proxy.GoingDown(c.ctx):
-			c.say(buildMessage{Error: farewell})
+			c.tell(buildMessage{Error: farewell})
 			return ""
 		case err != nil:
 			panic(http.ErrAbortHandler)
@@ -421,10 +383,7 @@ func relayBuild(c *call, body io.Reader) (id string) {
 		if c.flag("q") && m.Error == "" {
 			continue
 		}
-		if _, err := c.w.Write(append(raw, '\r', '\n')); err != nil {
-			panic(http.ErrAbortHandler)
-		}
-		_ = flusher.Flush()
+		c.say(append(raw, '\r', '\n'))
 	}
 }
 
@@ -452,14 +411,14 @@ func finishBuild(c *call, id string, want map[string]string, tags []url.Values) 
 			break
 		}
 		if err = tagAs(c, id, target); err == nil && !c.flag("q") {
-			c.say(buildMessage{Stream: "Successfully tagged " + familiar(target.Get("repo")+":"+target.Get("tag")) + "\n"})
+			c.tell(buildMessage{Stream: "Successfully tagged " + familiar(target.Get("repo")+":"+target.Get("tag")) + "\n"})
 		}
 	}
 	switch {
 	case err != nil:
-		c.say(buildMessage{Error: proxyText(err)})
+		c.tell(buildMessage{Error: proxyText(err)})
 	case c.flag("q"):
-		c.say(buildMessage{Stream: id + "\n"})
+		c.tell(buildMessage{Stream: id + "\n"})
 	}
 }
 
@@ -483,8 +442,8 @@ func proxyText(err error) string {
 	return f.Detail
 }
 
-// say adds a line to what the build says.
-func (c *call) say(m buildMessage) {
+// tell adds a line to what the build says.
+func (c *call) tell(m buildMessage) {
 	if m.Error != "" {
 		m.ErrorDetail = &struct {
 			Message string `json:"message,omitempty"`

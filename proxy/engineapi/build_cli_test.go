@@ -63,14 +63,8 @@ func buildOf(ctx context.Context, t *testing.T, c *client.Client, dockerfile str
 // everything counts what the engine has of containers, and of images with those in between.
 func everything(t *testing.T, direct *client.Client) (containers, images int) {
 	t.Helper()
-	list, err := direct.ContainerList(context.Background(), container.ListOptions{All: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	all, err := direct.ImageList(context.Background(), image.ListOptions{All: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must(direct.ContainerList(context.Background(), container.ListOptions{All: true}))(t)
+	all := must(direct.ImageList(context.Background(), image.ListOptions{All: true}))(t)
 	return len(list), len(all)
 }
 
@@ -84,14 +78,7 @@ func TestClientsImages(t *testing.T) {
 	for name, binary := range dockerCLIs {
 		t.Run(name, func(t *testing.T) {
 			docker := func(args ...string) (string, string, error) { return dockerCLI(t, binary, address, args...) }
-			must := func(args ...string) string {
-				t.Helper()
-				out, errs, err := docker(args...)
-				if err != nil {
-					t.Fatalf("docker %v: %v: %s", args, err, errs)
-				}
-				return strings.TrimSpace(out)
-			}
+			must := mustDocker(t, binary, address)
 			dir := workDir(t)
 			for file, text := range map[string]string{
 				"Dockerfile": "FROM " + testImage + " AS first\nARG WHO=nobody\nCOPY . /in\nRUN echo $WHO > /who \\\n  && ls /in > /list\nLABEL seen=yes \"and this\"=that\n" +
@@ -101,9 +88,7 @@ func TestClientsImages(t *testing.T) {
 				"secret":        "s",
 				"file":          "f",
 			} {
-				if err := errors.Join(os.MkdirAll(dir+"/sub", 0o755), os.WriteFile(dir+"/"+file, []byte(text), 0o644)); err != nil {
-					t.Fatal(err)
-				}
+				noError(t, errors.Join(os.MkdirAll(dir+"/sub", 0o755), os.WriteFile(dir+"/"+file, []byte(text), 0o644)))
 			}
 			tag := "built.local/mine/cli-" + name
 			out := must("build", "-t", tag+":1", "-t", tag+":2", "--build-arg", "WHO=me", "--label", "l=m", dir)
@@ -140,9 +125,7 @@ func TestClientsImages(t *testing.T) {
 				t.Errorf("saved: %d bytes", len(saved))
 			}
 			archive := dir + "/archive.tar"
-			if err := os.WriteFile(archive, make([]byte, 40<<20), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, os.WriteFile(archive, make([]byte, 40<<20), 0o600))
 			for what, tt := range map[string]struct {
 				args []string
 				rule string
@@ -159,9 +142,7 @@ func TestClientsImages(t *testing.T) {
 			} {
 				if what == "no base" {
 					_ = os.Remove(archive)
-					if err := os.WriteFile(archive+".x", []byte("FROM alpine\n"), 0o600); err != nil {
-						t.Fatal(err)
-					}
+					noError(t, os.WriteFile(archive+".x", []byte("FROM alpine\n"), 0o600))
 				} else if err := os.WriteFile(archive, make([]byte, 40<<20), 0o600); err != nil {
 					t.Fatal(err)
 				}
@@ -196,15 +177,12 @@ func TestClientsImages(t *testing.T) {
 			}
 		})
 	}
-	if _, err := direct.ImageInspect(t.Context(), testImage); err != nil {
-		t.Fatal(err)
-	}
+	must(direct.ImageInspect(t.Context(), testImage))(t)
 }
 
 // TestBuildsAreApart has two tenants build the same.
 func TestBuildsAreApart(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, buildPolicy)
+	d, direct := engineDoor(t, buildPolicy)
 	ownImages(t, direct, d)
 	mine, other, ctx := d.client("mine"), d.client("other"), t.Context()
 	dockerfile := "FROM " + testImage + "\nRUN cat /proc/sys/kernel/random/uuid > /u\nRUN cat /u\n"
@@ -226,10 +204,7 @@ func TestBuildsAreApart(t *testing.T) {
 	if _, _, err := buildOf(ctx, t, mine, dockerfile, build.ImageBuildOptions{Tags: []string{tag}}); err != nil {
 		t.Fatal(err)
 	}
-	was, err := direct.ImageInspect(ctx, tag)
-	if err != nil {
-		t.Fatal(err)
-	}
+	was := must(direct.ImageInspect(ctx, tag))(t)
 	if _, _, err := buildOf(ctx, t, other, "FROM "+testImage+"\nRUN true\n", build.ImageBuildOptions{Tags: []string{tag}}); err == nil || !strings.Contains(err.Error(), "is taken") {
 		t.Errorf("another's name: %v", err)
 	}
@@ -256,23 +231,15 @@ func TestBuildsAreApart(t *testing.T) {
 // TestBuildsOfImagesByOtherWays has images named where the engine and a reader of the
 // Dockerfile could differ.
 func TestBuildsOfImagesByOtherWays(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, buildPolicy)
+	d, direct := engineDoor(t, buildPolicy)
 	ownImages(t, direct, d)
 	c, ctx := d.client("mine"), t.Context()
-	if err := direct.ImageTag(ctx, testImage, "hidden"); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, direct.ImageTag(ctx, testImage, "hidden"))
 	defer func() { _, _ = direct.ImageRemove(ctx, "hidden", image.RemoveOptions{}) }()
-	trigger, err := direct.ContainerCreate(ctx, &container.Config{Image: testImage}, nil, nil, nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	trigger := must(direct.ContainerCreate(ctx, &container.Config{Image: testImage}, nil, nil, nil, ""))(t)
 	const triggering = "berm.local/trigger:1"
-	_, err = direct.ContainerCommit(ctx, trigger.ID, container.CommitOptions{Reference: triggering, Changes: []string{"ONBUILD ADD http://127.0.0.1:1/x /x"}})
-	if err := errors.Join(err, direct.ContainerRemove(ctx, trigger.ID, container.RemoveOptions{})); err != nil {
-		t.Fatal(err)
-	}
+	_, err := direct.ContainerCommit(ctx, trigger.ID, container.CommitOptions{Reference: triggering, Changes: []string{"ONBUILD ADD http://127.0.0.1:1/x /x"}})
+	noError(t, errors.Join(err, direct.ContainerRemove(ctx, trigger.ID, container.RemoveOptions{})))
 	defer func() { _, _ = direct.ImageRemove(ctx, triggering, image.RemoveOptions{}) }()
 	for name, dockerfile := range map[string]string{
 		"its own stage":             "FROM " + testImage + " AS hidden\nCOPY --from=hidden /etc /x\n",
@@ -296,8 +263,7 @@ func TestBuildsOfImagesByOtherWays(t *testing.T) {
 
 // TestBuildsLeaveNothing has builds fail, and clients leave.
 func TestBuildsLeaveNothing(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, buildPolicy)
+	d, direct := engineDoor(t, buildPolicy)
 	ownImages(t, direct, d)
 	c := d.client("mine")
 	containers, _ := everything(t, direct)
@@ -309,10 +275,7 @@ func TestBuildsLeaveNothing(t *testing.T) {
 		t.Errorf("a failed build has a name: %v", err)
 	}
 	ctx, leave := context.WithCancel(t.Context())
-	resp, err := c.ImageBuild(ctx, contextOf(t, "FROM "+testImage+"\nRUN echo begun; sleep 1000\n"), build.ImageBuildOptions{Version: build.BuilderV1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must(c.ImageBuild(ctx, contextOf(t, "FROM "+testImage+"\nRUN echo begun; sleep 1000\n"), build.ImageBuildOptions{Version: build.BuilderV1}))(t)
 	heard := make([]byte, 0, 4096)
 	for !bytes.Contains(heard, []byte("begun\\n")) {
 		piece := make([]byte, 512)
@@ -384,20 +347,11 @@ func loadBare(t *testing.T, direct *client.Client, name string) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for file, content := range map[string][]byte{"layer.tar": layer, "config.json": []byte(config), "manifest.json": []byte(manifest)} {
-		if err := w.WriteHeader(&tar.Header{Name: file, Size: int64(len(content)), Mode: 0o644}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.Write(content); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, w.WriteHeader(&tar.Header{Name: file, Size: int64(len(content)), Mode: 0o644}))
+		must(w.Write(content))(t)
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	resp, err := direct.ImageLoad(t.Context(), &b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, w.Close())
+	resp := must(direct.ImageLoad(t.Context(), &b))(t)
 	said, _ := io.ReadAll(resp.Body)
 	_ = resp.Body.Close()
 	if _, err := direct.ImageInspect(t.Context(), name); err != nil {

@@ -3,9 +3,13 @@ package engineapi
 import (
 	"archive/tar"
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -14,8 +18,10 @@ import (
 	"github.com/docker/docker/api/types/build"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/image"
+	"github.com/docker/docker/api/types/registry"
 
 	"github.com/bermhq/berm/lifecycle"
+	private "github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
 const buildPolicy = `version: 1
@@ -29,31 +35,21 @@ func contextOf(t *testing.T, dockerfile string, more ...tar.Header) io.Reader {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, h := range append(more, tar.Header{Name: "Dockerfile", Typeflag: tar.TypeReg, Size: int64(len(dockerfile)), Mode: 0o644}) {
-		if err := w.WriteHeader(&h); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, w.WriteHeader(&h))
 		if h.Name == "Dockerfile" && h.Typeflag == tar.TypeReg {
-			if _, err := io.WriteString(w, dockerfile); err != nil {
-				t.Fatal(err)
-			}
+			must(io.WriteString(w, dockerfile))(t)
 		}
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, w.Close())
 	return &b
 }
 
 func TestBuild(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, buildPolicy)
+	d, direct := engineDoor(t, buildPolicy)
 	mine, other, ctx := d.client("mine"), d.client("other"), t.Context()
 	const tag = "built.local/mine/app:1"
 	dockerfile := "FROM " + testImage + "\nLABEL a=b\nRUN echo built > /proof && ls /sys/class/net > /nets\n"
-	resp, err := mine.ImageBuild(ctx, contextOf(t, dockerfile), build.ImageBuildOptions{Tags: []string{tag}, Version: build.BuilderV1, Remove: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must(mine.ImageBuild(ctx, contextOf(t, dockerfile), build.ImageBuildOptions{Tags: []string{tag}, Version: build.BuilderV1, Remove: true}))(t)
 	said, err := io.ReadAll(resp.Body)
 	_ = resp.Body.Close()
 	if err != nil || !bytes.Contains(said, []byte("Successfully tagged "+tag)) || bytes.Contains(said, []byte(`"error"`)) {
@@ -73,9 +69,7 @@ func TestBuild(t *testing.T) {
 		}
 	}
 	const listed = "berm.local/built-theirs:1"
-	if err := direct.ImageTag(ctx, tag, listed); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, direct.ImageTag(ctx, tag, listed))
 	if _, err := other.ImageRemove(ctx, listed, image.RemoveOptions{}); !errdefs.IsPermissionDenied(err) {
 		t.Errorf("another removes it by a name on the allow-list: %v", err)
 	}
@@ -90,8 +84,7 @@ func TestBuild(t *testing.T) {
 
 // TestBuildRewritten has the engine read what Berm writes of a Dockerfile.
 func TestBuildRewritten(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, strings.Replace(buildPolicy, `build: "on"`, `build: "on", build_add_url: ["http://127.0.0.1:1/pub/"]`, 1))
+	d, direct := engineDoor(t, strings.Replace(buildPolicy, `build: "on"`, `build: "on", build_add_url: ["http://127.0.0.1:1/pub/"]`, 1))
 	ownImages(t, direct, d)
 	c, ctx, tag := d.client("mine"), t.Context(), "latest"
 	dockerfile := "# syntax=evil.local/x\n# escape=`\nARG NAME=evil.local/x\nARG TAG\nFROM ${NAME}:$TAG AS Base\n" +
@@ -101,10 +94,7 @@ func TestBuildRewritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	img, err := direct.ImageInspect(ctx, id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	img := must(direct.ImageInspect(ctx, id))(t)
 	got, _ := json.Marshal(struct{ Env, Cmd, Test, OnBuild, Volumes, Ports, Labels any }{
 		img.Config.Env[len(img.Config.Env)-3:], img.Config.Cmd, img.Config.Healthcheck, img.Config.OnBuild, img.Config.Volumes, img.Config.ExposedPorts, []string{img.Config.Labels["a b"], img.Config.Labels["i"]},
 	})
@@ -153,19 +143,14 @@ func TestBuildsThatAreRefused(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := direct.ImageInspect(ctx, testImage); err != nil {
-		t.Fatal(err)
-	}
+	must(direct.ImageInspect(ctx, testImage))(t)
 }
 
 func TestImages(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "version: 1\nimages: {allow: [\"berm.local/*\", \"tags.local/mine/*\"]}\nprofiles: {default: {engine_api: {tags: [\"tags.local/mine/*\", \"tags.local/unlisted/*\"]}}}\n")
+	d, direct := engineDoor(t, "version: 1\nimages: {allow: [\"berm.local/*\", \"tags.local/mine/*\"]}\nprofiles: {default: {engine_api: {tags: [\"tags.local/mine/*\", \"tags.local/unlisted/*\"]}}}\n")
 	c, ctx := d.client("mine"), t.Context()
 	const secret = "secret.local/other:1"
-	if err := direct.ImageTag(ctx, testImage, secret); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, direct.ImageTag(ctx, testImage, secret))
 	defer func() { _, _ = direct.ImageRemove(ctx, secret, image.RemoveOptions{}) }()
 	list, err := c.ImageList(ctx, image.ListOptions{})
 	if err != nil || len(list) != 1 || !slices.Equal(list[0].RepoTags, []string{testImage}) {
@@ -185,9 +170,7 @@ func TestImages(t *testing.T) {
 	if err != nil || len(history) == 0 || slices.Contains(history[0].Tags, secret) {
 		t.Errorf("history: %+v, %v", history, err)
 	}
-	if err := c.ImageTag(ctx, testImage, "tags.local/mine/x:1"); err != nil {
-		t.Error(err)
-	}
+	report(t, c.ImageTag(ctx, testImage, "tags.local/mine/x:1"))
 	for _, target := range []string{testImage, "python:3.11-slim", "tags.local/other/x", "tags.local/unlisted/x", "other.local/x"} {
 		if err := c.ImageTag(ctx, testImage, target); !errdefs.IsPermissionDenied(err) && !errdefs.IsInvalidArgument(err) {
 			t.Errorf("tag %s: %v", target, err)
@@ -223,10 +206,7 @@ func TestImages(t *testing.T) {
 	if _, err := c.ImageLoad(ctx, bytes.NewReader(nil)); err == nil {
 		t.Error("load was taken")
 	}
-	r, err := c.ImageSave(ctx, []string{testImage})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must(c.ImageSave(ctx, []string{testImage}))(t)
 	saved, err := io.ReadAll(r)
 	_ = r.Close()
 	if err != nil || !bytes.Contains(saved, []byte("berm.local/busybox")) || bytes.Contains(saved, []byte("secret.local")) {
@@ -244,10 +224,7 @@ profiles: {default: {engine_api: {commit: "on", tags: ["commit.local/mine/*"], r
 	redacted := d.made(direct, "mine", "commit-redacted", container.Config{Env: []string{"API_TOKEN=hunter2"}})
 	foreign := d.made(direct, "other", "commit-other", container.Config{})
 	c, ctx := d.client("mine"), t.Context()
-	made, err := c.ContainerCommit(ctx, id, container.CommitOptions{Reference: "commit.local/mine/x:1", Comment: "a comment"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := must(c.ContainerCommit(ctx, id, container.CommitOptions{Reference: "commit.local/mine/x:1", Comment: "a comment"}))(t)
 	defer func() { _, _ = direct.ImageRemove(ctx, "commit.local/mine/x:1", image.RemoveOptions{}) }()
 	img, err := direct.ImageInspect(ctx, "commit.local/mine/x:1")
 	if err != nil || img.ID != made.ID || img.Config.Labels[lifecycle.LabelTenant] != "mine" {
@@ -273,5 +250,109 @@ profiles: {default: {engine_api: {commit: "on", tags: ["commit.local/mine/*"], r
 	}
 	if _, err := c.ContainerCommit(ctx, foreign, container.CommitOptions{}); !errdefs.IsNotFound(err) {
 		t.Errorf("another's container: %v", err)
+	}
+}
+
+// TestPull brings images from a registry that asks for a password.
+func TestPull(t *testing.T) {
+	host, direct := testEngine(t)
+	ctx := t.Context()
+	const user, password = "puller", "p4ssw0rd-of-the-registry"
+	shop := must(private.StartRegistry(ctx, private.RegistryOptions{Netns: shared.engine.Netns(), User: user, Password: password}))(t)
+	t.Cleanup(func() {
+		report(t, shop.Close())
+	})
+	noError(t, errors.Join(shop.Push(ctx, "team/tool:1", "ENV A=1"), shop.Push(ctx, "team/tool:2"), shop.Push(ctx, "secret/x:1")))
+	repo := shop.Host() + "/team/tool"
+	rules := func(more string) string {
+		return "version: 1\nimages: {allow: [" + repo + "], " + more + "}\nprofiles: {default: {engine_api: {build: \"on\"}}}\n"
+	}
+	d := doorTo(t, host, rules("require_digest: false"))
+	ownImages(t, direct, d)
+	c := d.client("pull")
+	text := must(json.Marshal(registry.AuthConfig{Username: user, Password: password, ServerAddress: shop.Host()}))(t)
+	auth := base64.URLEncoding.EncodeToString(text)
+	pull := func(ref, auth string) (string, error) {
+		r, err := c.ImagePull(ctx, ref, image.PullOptions{RegistryAuth: auth})
+		if err != nil {
+			return "", err
+		}
+		defer r.Close()
+		said, err := io.ReadAll(r)
+		if err == nil && bytes.Contains(said, []byte(`"error"`)) {
+			err = errors.New(string(said))
+		}
+		return string(said), err
+	}
+	remove := func(ref string) {
+		t.Helper()
+		if _, err := direct.ImageRemove(ctx, ref, image.RemoveOptions{Force: true}); err != nil {
+			t.Error(err)
+		}
+	}
+	if said, err := pull(repo+":1", ""); err == nil {
+		t.Errorf("without a password: %s", said)
+	}
+	// A build has the base pulled, with the credentials of the image's own registry.
+	auths := map[string]registry.AuthConfig{"elsewhere.local": {Username: "x", Password: "y"}, shop.Host(): {Username: user, Password: password}}
+	if _, _, err := buildOf(ctx, t, c, "FROM "+repo+":1\nRUN true\n", build.ImageBuildOptions{}); err == nil {
+		t.Error("a build has its base without a password")
+	}
+	if _, _, err := buildOf(ctx, t, c, "FROM "+repo+":1\nRUN true\n", build.ImageBuildOptions{AuthConfigs: auths, PullParent: true}); err != nil {
+		t.Errorf("build: %v", err)
+	}
+	said, err := pull(repo+":1", auth)
+	if err != nil || !strings.Contains(said, "Digest: sha256:") {
+		t.Fatalf("pull: %v, %s", err, said)
+	}
+	_, digest, _ := strings.Cut(said, "Digest: ")
+	digest, _, _ = strings.Cut(digest, `"`)
+	if err := c.ImageTag(ctx, repo+":1", "x/y"); !errdefs.IsPermissionDenied(err) {
+		t.Errorf("tag: %v", err)
+	}
+	if said, err := pull(shop.Host()+"/secret/x:1", auth); !errdefs.IsPermissionDenied(err) {
+		t.Errorf("what isn't allowed: %v, %s", err, said)
+	}
+	for name, bad := range map[string]string{
+		"no base64":  "&&&",
+		"twice":      base64.URLEncoding.EncodeToString([]byte(`{"username":"a","username":"b"}`)),
+		"a list":     base64.URLEncoding.EncodeToString([]byte(`[]`)),
+		"and more":   base64.URLEncoding.EncodeToString([]byte(`{} {}`)),
+		"very large": base64.URLEncoding.EncodeToString([]byte(`{"username":"` + strings.Repeat("a", maxRegistryAuth) + `"}`)),
+	} {
+		if said, err := pull(repo+":1", bad); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("credentials, %s: %v, %s", name, err, said)
+		}
+	}
+	if _, err := c.ImageRemove(ctx, repo+":1", image.RemoveOptions{}); err != nil {
+		t.Errorf("remove: %v", err)
+	}
+
+	// Pinned, the name leads to the digest, and only that is there.
+	c = doorTo(t, host, rules("pins: {"+repo+":2: "+digest+"}")).client("pins")
+	if said, err := pull(repo+":2", auth); err != nil || !strings.Contains(said, digest) {
+		t.Errorf("pinned: %v, %s", err, said)
+	}
+	list, err := direct.ImageList(ctx, image.ListOptions{})
+	if err != nil || !slices.ContainsFunc(list, func(i image.Summary) bool { return slices.Contains(i.RepoDigests, repo+"@"+digest) }) ||
+		slices.ContainsFunc(list, func(i image.Summary) bool { return slices.Contains(i.RepoTags, repo+":2") }) {
+		t.Errorf("pinned: %+v, %v", list, err)
+	}
+	remove(repo + "@" + digest)
+
+	for name, binary := range dockerCLIs {
+		dir := t.TempDir()
+		config := fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, shop.Host(), base64.StdEncoding.EncodeToString([]byte(user+":"+password)))
+		noError(t, os.WriteFile(dir+"/config.json", []byte(config), 0o600))
+		address := d.listen(Caller{Name: "cli-" + name, Tenant: "pull"})
+		if out, errs, err := dockerCLI(t, binary, address, "--config", dir, "pull", repo+":2"); err != nil || !strings.Contains(out, "Downloaded newer image") {
+			t.Errorf("%s: %v, %s%s", name, err, out, errs)
+		}
+		if out, errs, err := dockerCLI(t, binary, address, "rmi", repo+":2"); err != nil || !strings.Contains(out, "Deleted: sha256:") {
+			t.Errorf("%s: %v, %s%s", name, err, out, errs)
+		}
+	}
+	if log := readFile(t, d.audit); bytes.Contains(log, []byte(password)) || bytes.Contains(log, []byte(auth)) || !bytes.Contains(log, []byte(`"/images/create"`)) {
+		t.Errorf("the audit log tells the password, or nothing: %s", log)
 	}
 }

@@ -1,16 +1,21 @@
 package engineapi
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
-
-	"github.com/bermhq/berm/proxy/engineapi/upstream"
+	"sync"
+	"time"
 
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
 // call is one request on its way. It belongs to its goroutine.
@@ -26,6 +31,8 @@ type call struct {
 	version upstream.Version // what the engine is spoken to in
 	name    string           // the name in the path, as the client has it
 	query   url.Values       // only parameters that the route knows
+	passed  url.Values       // those of them that were checked, as the engine gets them
+	filter  filters          // empty without any
 
 	objects      []string        // IDs of what the call was about, for the audit log
 	reasons      []policy.Reason // what the policy denied, in mode audit as well
@@ -84,3 +91,215 @@ func (c *call) operation(op string) error { return c.judged(c.rules.Operation(c.
 
 // strictJSON reads one JSON value, as strictly as a body.
 func strictJSON(data []byte, v any) error { return proxy.DecodeJSON(data, v) }
+
+// passed are the headers of the engine's answers that callers get to see.
+var passed = []string{
+	"Content-Type", "Content-Length", "Docker-Experimental", "Ostype", "Builder-Version", "Server",
+	"X-Docker-Container-Path-Stat", "Pragma", "Last-Modified",
+}
+
+// answerTime is how long a caller may take to read an answer of Berm's own.
+const answerTime = 2 * time.Minute
+
+var buffers = sync.Pool{New: func() any { b := make([]byte, upstream.BufferSize); return &b }}
+
+// ask makes the request to the engine that the call's own stands for, by default with
+// its method and in its version, and gives its answer.
+func (c *call) ask(a upstream.Ask) (*http.Response, error) {
+	return c.engine.Send(c.ctx, c.completed(a))
+}
+
+// open is ask for an answer that is no error.
+func (c *call) open(a upstream.Ask) (*http.Response, error) {
+	return c.engine.Open(c.ctx, c.completed(a))
+}
+
+func (c *call) completed(a upstream.Ask) upstream.Ask {
+	if a.Method == "" {
+		a.Method = c.r.Method // there is no request in StartContainer
+	}
+	a.Version = cmp.Or(a.Version, c.version)
+	return a
+}
+
+// forward asks the engine and relays what it answers, whatever that is. Stream says
+// that every piece of it is to be passed on at once, for as long as it takes.
+func (c *call) forward(a upstream.Ask, stream bool) error {
+	if stream {
+		leave, err := c.enter("streams", maxStreams)
+		if err != nil {
+			return err
+		}
+		defer leave()
+	}
+	resp, err := c.ask(a) //nolint:bodyclose // relay closes it
+	if err != nil {
+		return err
+	}
+	return c.relay(resp, stream)
+}
+
+// relay gives the caller the engine's answer.
+func (c *call) relay(resp *http.Response, stream bool) error {
+	if resp.StatusCode >= 400 {
+		return upstream.Failure(resp)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	c.close(nil) // now, as the answer may go on for days
+	c.head(resp)
+	if stream {
+		_ = http.NewResponseController(c.w).Flush()
+	}
+	if c.closeMessage != nil && c.closeMessage.form == unknown {
+		c.closeMessage.form = formOf(resp.Header.Get("Content-Type"))
+	}
+	c.copy(resp.Body, stream)
+	return nil
+}
+
+// head answers with the engine's status and headers.
+func (c *call) head(resp *http.Response) {
+	h := c.w.Header()
+	for _, name := range passed {
+		if values := resp.Header[name]; len(values) > 0 {
+			h[name] = values
+		}
+	}
+	h.Set("Api-Version", c.version.String())
+	c.w.WriteHeader(resp.StatusCode)
+}
+
+// copy passes a body on. An answer that the engine breaks off is broken off here too,
+// so that nobody takes a part for the whole; so is one that the server's end breaks off,
+// after a word of that where there is one.
+func (c *call) copy(body io.Reader, stream bool) {
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	flusher := http.NewResponseController(c.w)
+	defer c.hurry()()
+	for {
+		n, err := body.Read(*buf)
+		if n > 0 {
+			if !stream && c.ctx.Err() == nil { // whose end sets another
+				_ = flusher.SetWriteDeadline(time.Now().Add(answerTime))
+			}
+			if _, werr := c.w.Write((*buf)[:n]); werr != nil {
+				panic(http.ErrAbortHandler)
+			}
+			_, _ = c.closeMessage.Write((*buf)[:n])
+			if stream {
+				_ = flusher.Flush()
+			}
+		}
+		switch {
+		case err == io.EOF:
+			return
+		case err != nil:
+			if proxy.GoingDown(c.ctx) {
+				_, _ = c.w.Write(c.closeMessage.word())
+				_ = flusher.Flush()
+			}
+			panic(http.ErrAbortHandler)
+		}
+	}
+}
+
+// hurry breaks the answer to a caller that doesn't read off a moment after the call's end,
+// until stop.
+func (c *call) hurry() (stop func() bool) {
+	conn, grace := http.NewResponseController(c.w), c.hangupGrace
+	return context.AfterFunc(c.ctx, func() {
+		_ = conn.SetWriteDeadline(time.Now().Add(grace)) // an in-process writer has none
+	})
+}
+
+// answer gives the caller JSON of Berm's own.
+func (c *call) answer(status int, v any) error {
+	body, ok := v.(json.RawMessage)
+	if !ok {
+		var err error
+		if body, err = json.Marshal(v); err != nil {
+			return err
+		}
+	}
+	h := c.w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("Api-Version", c.version.String())
+	h.Set("Content-Length", strconv.Itoa(len(body)+1))
+	_ = http.NewResponseController(c.w).SetWriteDeadline(time.Now().Add(answerTime)) // an in-process writer has none
+	c.w.WriteHeader(status)
+	_, _ = c.w.Write(append(body, '\n'))
+	return nil
+}
+
+// status answers without a body, as the engine does to some calls.
+func (c *call) status(status int) error {
+	c.w.Header().Set("Api-Version", c.version.String())
+	c.w.WriteHeader(status)
+	return nil
+}
+
+// say sends a part of an answer at once. A caller that doesn't take it ends the call.
+func (c *call) say(part []byte) {
+	if _, err := c.w.Write(part); err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	_ = http.NewResponseController(c.w).Flush()
+}
+
+// denied is a refusal that isn't the policy's but the proxy's own.
+func denied(rule, field, message, allowed string) error {
+	return &policy.DeniedError{Reasons: []policy.Reason{{Rule: rule, Field: field, Allowed: allowed, Message: message}}}
+}
+
+// notFound is what the engine says of what isn't there, and the proxy of what is
+// somebody else's.
+func notFound(message string) error {
+	return &proxy.Fault{Status: http.StatusNotFound, Code: codeMissing, Title: "Not found", Detail: message}
+}
+
+const codeMissing = "not_found"
+
+// isMissing reports whether an error is one of notFound.
+func isMissing(err error) bool {
+	f, ok := errors.AsType[*proxy.Fault](err)
+	return ok && f.Code == codeMissing
+}
+
+func conflict(message string) error {
+	return &proxy.Fault{Status: http.StatusConflict, Code: "conflict", Title: "Conflict", Detail: message}
+}
+
+// fail answers an error as the engine does.
+func fail(w http.ResponseWriter, _ *http.Request, f proxy.Fault) {
+	message := f.Detail
+	if len(f.Reasons) > 0 {
+		message = denial(f.Reasons)
+	}
+	if f.Code == "policy_denied" || f.Status == http.StatusMisdirectedRequest {
+		f.Status = http.StatusForbidden
+	}
+	if f.Status == http.StatusUnprocessableEntity {
+		f.Status = http.StatusBadRequest
+	}
+	body, _ := json.Marshal(map[string]string{"message": message}) // a text can be encoded
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(f.Status)
+	_, _ = w.Write(append(body, '\n'))
+}
+
+// denial says in one line what was refused, by which rule, and what would be allowed.
+func denial(reasons []policy.Reason) string {
+	parts := make([]string, len(reasons))
+	for i, r := range reasons {
+		part := r.Message
+		if r.Field != "" {
+			part = r.Field + ": " + part
+		}
+		if r.Allowed != "" && !strings.Contains(r.Message, r.Allowed) {
+			part += "; allowed: " + r.Allowed
+		}
+		parts[i] = part + " (rule " + r.Rule + ")"
+	}
+	return "denied by policy: " + strings.Join(parts, "; ")
+}

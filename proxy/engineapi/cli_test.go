@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/docker/docker/api/types/container"
+
+	private "github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
 // dockerCLIs are Docker's clients: that of the distribution, and a newer one if it is here.
@@ -22,27 +24,16 @@ func TestClientsRun(t *testing.T) {
 	host, direct := testEngine(t)
 	dir := workDir(t)
 	for _, sub := range []string{"/a/inner", "/b"} {
-		if err := os.MkdirAll(dir+sub, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, os.MkdirAll(dir+sub, 0o755))
 	}
-	if err := os.Symlink("/etc", dir+"/link"); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.Symlink("/etc", dir+"/link"))
 	d := doorTo(t, host, workRules(dir))
 	left := sweepOwn(t, direct, d)
 	address := d.listen(Caller{Name: "cli", Tenant: "cli"})
 	for name, binary := range dockerCLIs {
 		t.Run(name, func(t *testing.T) {
 			docker := func(args ...string) (string, string, error) { return dockerCLI(t, binary, address, args...) }
-			must := func(args ...string) string {
-				t.Helper()
-				out, errs, err := docker(args...)
-				if err != nil {
-					t.Fatalf("docker %v: %v: %s", args, err, errs)
-				}
-				return strings.TrimSpace(out)
-			}
+			must := mustDocker(t, binary, address)
 			must("network", "create", "--internal", "cli-"+name)
 			for what, tt := range map[string]struct {
 				args []string
@@ -113,65 +104,39 @@ type refusedRun struct {
 	rule string
 }
 
+// refusedRuns are some of what TestAttackCreate asks for, as users of the command line do.
 func refusedRuns(dir string) map[string]refusedRun {
 	return map[string]refusedRun{
 		"a bind elsewhere": {[]string{"-v", "/etc:/x"}, "mounts.always_refused"},
-		"the engine":       {[]string{"-v", "/var/run/docker.sock:/s"}, "mounts.always_refused"},
-		"the root":         {[]string{"-v", "/:/x"}, "mounts.always_refused"},
-		"through proc":     {[]string{"-v", "/proc/self/root/etc:/x"}, "mounts.always_refused"},
-		"a link out":       {[]string{"-v", dir + "/link:/x"}, "mounts.always_refused"},
 		"a missing one":    {[]string{"-v", dir + "/missing:/x"}, "mounts.not_a_directory"},
-		"propagation":      {[]string{"-v", dir + "/a:/x:rshared"}, "mounts.options"},
 		"volume driver":    {[]string{"--mount", "type=volume,src=v,dst=/x,volume-opt=type=none,volume-opt=o=bind,volume-opt=device=/"}, "mounts.options"},
-		"anonymous driver": {[]string{"--mount", "type=volume,dst=/x,volume-opt=type=none,volume-opt=o=bind,volume-opt=device=/"}, "mounts.options"},
-		"other driver":     {[]string{"--volume-driver", "nfs"}, "fields.refused"},
-		"tmpfs flags":      {[]string{"--tmpfs", "/x:suid"}, "mounts.options"},
 		"privileged":       {[]string{"--privileged"}, "containers.privileged"},
 		"capability":       {[]string{"--cap-add", "SYS_ADMIN"}, "containers.capabilities"},
-		"all capabilities": {[]string{"--cap-add", "all"}, "containers.capabilities"},
-		"seccomp":          {[]string{"--security-opt", "seccomp=unconfined"}, "containers.security_opt"},
-		"systempaths":      {[]string{"--security-opt", "systempaths=unconfined"}, "fields.refused"},
-		"apparmor":         {[]string{"--security-opt", "apparmor=unconfined"}, "containers.security_opt"},
-		"new privileges":   {[]string{"--security-opt", "no-new-privileges:false"}, "containers.security_opt"},
-		"pids":             {[]string{"--pid", "host"}, "containers.namespaces"},
-		"ipc":              {[]string{"--ipc", "host"}, "containers.namespaces"},
-		"uts":              {[]string{"--uts", "host"}, "containers.namespaces"},
-		"users":            {[]string{"--userns", "host"}, "containers.namespaces"},
-		"cgroups":          {[]string{"--cgroupns", "host"}, "containers.namespaces"},
-		"cgroup parent":    {[]string{"--cgroup-parent", "/x"}, "fields.refused"},
-		"host network":     {[]string{"--network", "host"}, "networks.host"},
 		"another network":  {[]string{"--network", "nobodys"}, "networks.foreign"},
 		"device":           {[]string{"--device", "/dev/null"}, "containers.devices"},
-		"gpus":             {[]string{"--gpus", "all"}, "containers.devices"},
-		"device rule":      {[]string{"--device-cgroup-rule", "a *:* rwm"}, "containers.devices"},
+		"blkio":            {[]string{"--blkio-weight", "500"}, "fields.refused"},
+		"other image":      {[]string{"alpine"}, "images.allow"},
+		"label":            {[]string{"--label", "berm.owner=x"}, "labels.reserved"},
+		"port":             {[]string{"-p", "0.0.0.0:8080:80"}, "ports.address"},
+		"host gateway":     {[]string{"--add-host", "h:host-gateway"}, "dns.syntax"},
+		"secret":           {[]string{"-e", "SECRET_X=1"}, "env.deny"},
+		"name like an ID":  {[]string{"--name", "0123456789ab"}, "request.name"},
+		"seccomp":          {[]string{"--security-opt", "seccomp=unconfined"}, "containers.security_opt"},
+		"new privileges":   {[]string{"--security-opt", "no-new-privileges:false"}, "containers.security_opt"},
+		"pids":             {[]string{"--pid", "host"}, "containers.namespaces"},
+		"host network":     {[]string{"--network", "host"}, "networks.host"},
 		"sysctl":           {[]string{"--sysctl", "net.ipv4.ip_forward=1"}, "containers.sysctls"},
 		"log driver":       {[]string{"--log-driver", "syslog"}, "logs.driver"},
 		"runtime":          {[]string{"--runtime", "other"}, "containers.runtime"},
 		"oom":              {[]string{"--oom-score-adj", "-500"}, "resources.oom"},
-		"no oom":           {[]string{"--oom-kill-disable", "-m", "64m"}, "resources.oom"},
-		"links":            {[]string{"--link", "x:y"}, "fields.refused"},
-		"storage":          {[]string{"--storage-opt", "size=1G"}, "fields.refused"},
-		"blkio":            {[]string{"--blkio-weight", "500"}, "fields.refused"},
-		"device rate":      {[]string{"--device-read-bps", "/dev/sda:1mb"}, "fields.refused"},
-		"cpu weight":       {[]string{"--cpu-shares", "100000"}, "fields.refused"},
-		"other image":      {[]string{"alpine"}, "images.allow"},
-		"label":            {[]string{"--label", "berm.owner=x"}, "labels.reserved"},
-		"port":             {[]string{"-p", "0.0.0.0:8080:80"}, "ports.address"},
 		"low port":         {[]string{"-p", "127.0.0.1:80:80"}, "ports.range"},
-		"dns":              {[]string{"--dns", "0.0.0.0"}, "dns.syntax"},
-		"host gateway":     {[]string{"--add-host", "h:host-gateway"}, "dns.syntax"},
-		"secret":           {[]string{"-e", "SECRET_X=1"}, "env.deny"},
-		"others' volumes":  {[]string{"--volumes-from", "x"}, "fields.refused"},
-		"name like an ID":  {[]string{"--name", "0123456789ab"}, "request.name"},
 		"unlimited pids":   {[]string{"--pids-limit", "-1"}, "resources.over_max"},
 	}
 }
 
 // TestClientsInteractive has a terminal, and input that ends.
 func TestClientsInteractive(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
-	left := sweepOwn(t, direct, d)
+	d, _ := engineDoor(t, "")
 	address := d.listen(Caller{Name: "tty", Tenant: "tty"})
 	for name, binary := range dockerCLIs {
 		t.Run(name, func(t *testing.T) {
@@ -192,9 +157,62 @@ func TestClientsInteractive(t *testing.T) {
 					}
 				})
 			}
-			if all := left(); len(all) != 0 {
+			if all := d.left(); len(all) != 0 {
 				t.Errorf("left: %v", all)
 			}
 		})
+	}
+}
+
+// pythonRuns is what users of the Python client do.
+const pythonRuns = `
+import docker, sys
+c = docker.DockerClient(base_url=sys.argv[1], version="auto")
+out = c.containers.run(IMAGE, ["sh", "-c", "echo $A; id -u"], environment={"A": "1"}, remove=True, user="1000", mem_limit="64m", tmpfs={"/t": "size=1m"},
+    healthcheck={"test": ["CMD", "true"]}, ulimits=[docker.types.Ulimit(name="nofile", soft=100, hard=200)], labels=["x"], cap_drop=["ALL"], read_only=True,
+    log_config=docker.types.LogConfig(type="json-file", config={"max-size": "1m"}), volumes={"py-vol": {"bind": "/v", "mode": "rw"}, DIR + "/a": {"bind": "/a", "mode": "ro"}})
+assert out == b"1\n1000\n", out
+n = c.networks.create("py-net", internal=True)
+ct = c.containers.run(IMAGE, "sleep 600", detach=True, network="py-net", name="py-1", ports={"80/tcp": ("127.0.0.1", None)}, restart_policy={"Name": "on-failure", "MaximumRetryCount": 1},
+    mounts=[docker.types.Mount("/m", "py-vol"), docker.types.Mount("/b", DIR + "/a", type="bind", read_only=True)], init=True, stdin_open=True, tty=True, working_dir="/", hostname="h")
+ct.update(mem_limit="80m", memswap_limit="80m")
+ct.restart(timeout=0)
+ct.reload()
+assert ct.attrs["HostConfig"]["Memory"] == 80 << 20
+assert list(ct.attrs["NetworkSettings"]["Networks"]) == ["py-net"], ct.attrs["NetworkSettings"]
+for wish in ({"privileged": True}, {"volumes": ["/etc:/x"]}, {"pid_mode": "host"}, {"network_mode": "host"}, {"devices": ["/dev/null"]}, {"volumes_from": ["py-1"]}, {"links": {"py-1": "x"}}):
+    try:
+        c.containers.create(IMAGE, "true", **wish)
+    except docker.errors.APIError as e:
+        assert e.status_code == 403 and "denied by policy" in e.explanation, e
+    else:
+        raise AssertionError(wish)
+try:
+    c.containers.create("berm.local/missing")
+except docker.errors.ImageNotFound:
+    pass
+ct.remove(force=True)
+n.remove()
+c.volumes.get("py-vol").remove()
+print("done")
+`
+
+func TestClientsPython(t *testing.T) {
+	if err := exec.CommandContext(t.Context(), "python3", "-c", "import docker").Run(); err != nil {
+		private.Lacking(t, "python", err)
+	}
+	host, direct := testEngine(t)
+	dir := workDir(t)
+	noError(t, exec.CommandContext(t.Context(), "mkdir", dir+"/a").Run())
+	d := doorTo(t, host, workRules(dir))
+	left := sweepOwn(t, direct, d)
+	address := d.listen(Caller{Name: "python", Tenant: "python"})
+	script := "IMAGE = \"" + testImage + "\"\nDIR = \"" + dir + "\"\n" + pythonRuns
+	out, err := exec.CommandContext(t.Context(), "python3", "-c", script, address).CombinedOutput()
+	if err != nil || string(out) != "done\n" {
+		t.Errorf("%v: %s", err, out)
+	}
+	if all := left(); err == nil && len(all) != 0 {
+		t.Errorf("left: %v", all)
 	}
 }

@@ -11,29 +11,27 @@ import (
 
 	"github.com/bermhq/berm/proxy/engineapi/body"
 
-	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
 )
 
-func commitRoutes() []route {
-	return []route{{
-		method: http.MethodPost, template: "/commit", body: jsonBody, change: true, serve: commit,
-		query: []string{"container", "repo", "tag", "comment", "author", "pause", "changes*"},
-	}}
-}
-
 const maxComment = 4 << 10
+
+// short passes on a text that isn't long.
+func short(name, value string) (string, error) {
+	if len(value) > maxComment {
+		return "", proxy.Malformed(fmt.Sprintf("the %s is over %d bytes", name, maxComment))
+	}
+	return value, nil
+}
 
 // commit makes an image of the caller's of one of its containers. A container with variables
 // that the policy keeps back is refused, as the engine notes all of its configuration in
 // the image, whatever that is given instead.
 func commit(c *call) error {
-	if err := c.operation(policy.OpCommit); err != nil {
-		return err
-	}
 	if c.r.ContentLength != 0 {
 		var config *body.Config
-		if err := c.decode(&config); err != nil {
+		if err := proxy.DecodeNulls(c.w, c.r, proxy.MaxBody, &config); err != nil {
 			return err
 		}
 		if config != nil && !reflect.ValueOf(*config).IsZero() {
@@ -58,21 +56,15 @@ func commit(c *call) error {
 			return err
 		}
 	}
-	life, most, err := c.rules.ObjectTTL(c.caller.Profile, nil)
+	labels, err := stampLabels(c, lifecycle.ObjectImage, nil)
 	if err != nil {
 		return err
 	}
-	labels := stampImageLabels(c, nil, life, most)
-	query := url.Values{"container": {ct.ID}, "pause": {"1"}}
+	query := c.passed
+	query.Set("container", ct.ID)
+	query.Set("pause", "1")
 	if c.query.Get("pause") != "" && !c.flag("pause") {
 		query.Set("pause", "0")
-	}
-	for _, name := range []string{"comment", "author"} {
-		if v := c.query.Get(name); len(v) > maxComment {
-			return proxy.Malformed(fmt.Sprintf("the %s is over %d bytes", name, maxComment))
-		} else if v != "" {
-			query.Set(name, v)
-		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(labels)) {
 		query.Add("changes", "LABEL "+name+"="+dockerfileQuote(labels[name]))

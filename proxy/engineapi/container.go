@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 
 	"github.com/bermhq/berm/proxy/engineapi/body"
@@ -15,30 +16,16 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 )
 
-func containerRoutes() []route {
-	const one = "/containers/{id}"
-	post := func(what string, query ...string) route {
-		return route{method: http.MethodPost, template: one + "/" + what, query: query, change: true}
+// limit passes on how many containers a list may have.
+func limit(name, value string) (string, error) {
+	n, err := strconv.ParseInt(value, 10, 64)
+	switch {
+	case err != nil || n < -1:
+		return "", proxy.Malformed(fmt.Sprintf("the query parameter %q is not a number of containers", name))
+	case n <= 0:
+		return "", nil
 	}
-	with := func(rt route, serve func(*call) error) route {
-		rt.serve = serve
-		return rt
-	}
-	return []route{
-		{method: http.MethodGet, template: "/containers/json", query: []string{"all", "limit", "size", "filters", "before", "since", "trunc_cmd"}, serve: listContainers},
-		{method: http.MethodGet, template: one + "/json", query: []string{"size"}, serve: inspectContainer},
-		with(post("stop", "t", "signal"), stopContainer),
-		with(post("kill", "signal"), signalContainer),
-		with(post("pause"), signalContainer),
-		with(post("unpause"), signalContainer),
-		with(post("rename", "name"), renameContainer),
-		{method: http.MethodDelete, template: one, query: []string{"v", "force", "link"}, change: true, serve: removeContainer},
-		{method: http.MethodPost, template: "/containers/prune", query: []string{"filters"}, change: true, since: 25, serve: pruneContainers},
-		{method: http.MethodGet, template: one + "/export", serve: exportContainer},
-		{method: http.MethodHead, template: one + "/archive", query: []string{"path"}, serve: statArchive},
-		{method: http.MethodGet, template: one + "/archive", query: []string{"path"}, serve: getArchive},
-		{method: http.MethodPut, template: one + "/archive", query: []string{"path", "noOverwriteDirNonDir", "copyUIDGID"}, body: tarBody, change: true, serve: putArchive},
-	}
+	return value, nil
 }
 
 // noImageID is no image's.
@@ -46,62 +33,50 @@ var noImageID = "sha256:" + strings.Repeat("0", 64)
 
 // listContainers has the engine leave out what isn't the caller's.
 func listContainers(c *call) error {
-	f, err := c.filters("ancestor", "before", "since", "exited", "expose", "health", "id", "label", "name", "network", "publish", "status", "volume")
-	if err != nil {
-		return err
-	}
-	query := url.Values{}
-	for _, name := range []string{"all", "size"} {
-		if c.flag(name) {
-			query.Set(name, "1")
-		}
-	}
-	if n, err := c.number("limit"); err != nil || n < -1 {
-		return proxy.Malformed(`the query parameter "limit" is not a number of containers`)
-	} else if n > 0 {
-		query.Set("limit", c.query.Get("limit"))
-	}
 	for _, name := range []string{"before", "since"} {
 		if ref := c.query.Get(name); ref != "" {
-			f[name] = append(f[name], ref)
+			c.filter[name] = append(c.filter[name], ref)
 		}
-		for i, ref := range f[name] { // or it would tell whether somebody else's is there
-			if f[name][i], err = c.containerID(ref); err != nil {
+		for i, ref := range c.filter[name] { // or it would tell whether somebody else's is there
+			id, err := c.containerID(ref)
+			if err != nil {
 				return err
 			}
+			c.filter[name][i] = id
 		}
 	}
-	if err := byAskedPath(c, f); err != nil {
+	if err := byAskedPath(c, c.filter); err != nil {
 		return err
 	}
-	for i, ref := range f["ancestor"] { // or it would tell what others' images are named, or their IDs
+	for i, ref := range c.filter["ancestor"] { // or it would tell what others' images are named, or their IDs
 		img, err := seenImage(c, ref)
 		switch {
 		case err != nil:
 			return err
 		case img == nil:
-			f["ancestor"][i] = noImageID
+			c.filter["ancestor"][i] = noImageID
 		default:
-			f["ancestor"][i] = img.ID
+			c.filter["ancestor"][i] = img.ID
 		}
 	}
-	query.Set("filters", c.onlyOwn(f).String())
-	return listOwn(c, lifecycle.ObjectContainer, "/containers/json", query)
+	c.passed.Set("filters", c.onlyOwn(c.filter).String())
+	return listOwn(c, lifecycle.ObjectContainer, "/containers/json", c.passed)
 }
 
 // inspectContainer shows a container as it was asked for, without the values of variables
 // that the policy keeps back.
 func inspectContainer(c *call) error {
-	if _, err := c.engine.HostInfo(c.ctx, c.version); err != nil {
-		c.log.DebugContext(c.ctx, "engine_api_info_failed", "error", err) // the profile is shown
+	if !c.engine.KnowsHost() {
+		if _, err := c.engine.HostInfo(c.ctx, c.version); err != nil {
+			c.log.DebugContext(c.ctx, "engine_api_info_failed", "error", err) // the profile is shown
+		}
 	}
 	ct, raw, err := c.container(c.name)
 	if err != nil {
 		return err
 	}
 	if c.flag("size") {
-		query := url.Values{"size": {"1"}}
-		if err := c.engine.Get(c.ctx, c.version, "/containers/"+ct.ID+"/json", query, &raw); err != nil {
+		if err := c.engine.Get(c.ctx, c.version, "/containers/"+ct.ID+"/json", c.passed, &raw); err != nil {
 			return err
 		}
 		raw = c.engine.WithoutProfile(raw)
@@ -134,32 +109,7 @@ func redactEnv(c *call, env []string) (shown []string, changed bool) {
 	return shown, changed
 }
 
-// signalContainer kills, pauses or resumes.
-func signalContainer(c *call) error {
-	id, err := c.containerID(c.name)
-	if err != nil {
-		return err
-	}
-	query := url.Values{}
-	if signal := c.query.Get("signal"); signal != "" {
-		if !signalName.MatchString(signal) {
-			return proxy.Malformed("Invalid signal: " + body.Shorten(signal))
-		}
-		query.Set("signal", signal)
-	}
-	what := c.route.segments[len(c.route.segments)-1]
-	a := upstream.Ask{Path: "/containers/" + id + "/" + what, Query: query}
-	if what == "kill" {
-		return killContainer(c, a, id)
-	}
-	return c.forward(a, false)
-}
-
-func renameContainer(c *call) error {
-	id, err := c.containerID(c.name)
-	if err != nil {
-		return err
-	}
+func renameContainer(c *call, _ upstream.Ask, id string) error {
 	name := strings.TrimPrefix(c.query.Get("name"), "/")
 	if !objectName.MatchString(name) {
 		return proxy.Malformed("Invalid container name (" + body.Shorten(name) + "), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
@@ -167,14 +117,14 @@ func renameContainer(c *call) error {
 	if err := errors.Join(idName(name), sharedName(name)); err != nil {
 		return err
 	}
-	err = c.engine.Post(c.ctx, c.version, "/containers/"+id+"/rename", url.Values{"name": {name}}, nil, nil)
+	err := c.engine.Post(c.ctx, c.version, "/containers/"+id+"/rename", url.Values{"name": {name}}, nil, nil)
 	if upstream.StatusOf(err) == http.StatusConflict {
 		return nameTaken(name)
 	}
 	if err != nil {
 		return err
 	}
-	return c.done()
+	return c.status(http.StatusNoContent)
 }
 
 // nameTaken doesn't say by whom, as the engine would.
@@ -182,27 +132,22 @@ func nameTaken(name string) error {
 	return conflict(fmt.Sprintf("Conflict. The container name %q is already in use. You have to remove (or rename) that container to be able to reuse that name.", "/"+name))
 }
 
-func removeContainer(c *call) error {
-	if c.flag("link") {
-		return denied("endpoints.query", "link", "links between containers can't be removed, as there are none", "no link parameter")
+// noLinks refuses to remove links between containers.
+func noLinks(name, value string) (string, error) {
+	if isTrue(value) {
+		return "", denied("endpoints.query", name, "links between containers can't be removed, as there are none", "no link parameter")
 	}
-	id, err := c.containerID(c.name)
-	if err != nil {
-		return err
-	}
-	query := url.Values{}
-	for _, name := range []string{"v", "force"} {
-		if c.flag(name) {
-			query.Set(name, "1")
-		}
-	}
+	return "", nil
+}
+
+func removeContainer(c *call, a upstream.Ask, id string) error {
 	if c.flag("force") {
 		if _, err := c.restarts.Stopping(c.ctx, id, true); err != nil {
 			return err
 		}
 	}
 	c.transfers.end(id)
-	resp, err := c.ask(upstream.Ask{Path: "/containers/" + id, Query: query}) //nolint:bodyclose // relay closes it
+	resp, err := c.ask(a) //nolint:bodyclose // relay closes it
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"io"
 	"net/http"
 	"slices"
@@ -13,11 +14,17 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	dockerfilters "github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/image"
+	"github.com/docker/docker/api/types/network"
+	"github.com/docker/docker/api/types/volume"
+	"github.com/docker/docker/client"
+
+	"github.com/bermhq/berm/proxy/engineapi/body"
+	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
 func TestListsOnlyOwn(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	mine := d.made(direct, "mine", "list-mine", container.Config{})
 	d.made(direct, "other", "list-other", container.Config{})
 	c := d.client("mine")
@@ -49,8 +56,7 @@ func TestListsOnlyOwn(t *testing.T) {
 
 // What is another's is told apart from what isn't there by no answer.
 func TestForeignContainerIsNotThere(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	id := d.made(direct, "other", "foreign-container", container.Config{})
 	c := d.client("mine")
 	ctx := t.Context()
@@ -88,16 +94,12 @@ func TestForeignContainerIsNotThere(t *testing.T) {
 }
 
 func TestContainerLife(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	id := d.made(direct, "mine", "life", container.Config{})
 	d.made(direct, "other", "life-other", container.Config{})
 	c, ctx := d.client("mine"), t.Context()
 	state := func() container.State {
-		ct, err := direct.ContainerInspect(ctx, id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ct := must(direct.ContainerInspect(ctx, id))(t)
 		return *ct.State
 	}
 	if err := c.ContainerPause(ctx, "life"); err != nil || !state().Paused {
@@ -110,15 +112,9 @@ func TestContainerLife(t *testing.T) {
 	if !errdefs.IsConflict(err) || strings.Contains(err.Error(), "by container") {
 		t.Errorf("rename to a name that is taken: %v", err)
 	}
-	if err := c.ContainerRename(ctx, id, "life-2"); err != nil {
-		t.Error(err)
-	}
-	if err := c.ContainerKill(ctx, "life-2", "KILL"); err != nil {
-		t.Error(err)
-	}
-	if err := c.ContainerRemove(ctx, "life-2", container.RemoveOptions{Force: true, RemoveVolumes: true}); err != nil {
-		t.Error(err)
-	}
+	report(t, c.ContainerRename(ctx, id, "life-2"))
+	report(t, c.ContainerKill(ctx, "life-2", "KILL"))
+	report(t, c.ContainerRemove(ctx, "life-2", container.RemoveOptions{Force: true, RemoveVolumes: true}))
 	if _, err := direct.ContainerInspect(ctx, id); !errdefs.IsNotFound(err) {
 		t.Errorf("removed, and still there: %v", err)
 	}
@@ -128,8 +124,7 @@ func TestContainerLife(t *testing.T) {
 }
 
 func TestPruneLeavesOthers(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	mine := d.made(direct, "mine", "prune-mine", container.Config{Cmd: []string{"true"}})
 	other := d.made(direct, "other", "prune-other", container.Config{Cmd: []string{"true"}})
 	for _, id := range []string{mine, other} {
@@ -150,8 +145,7 @@ func TestPruneLeavesOthers(t *testing.T) {
 }
 
 func TestInspectHidesWhatThePolicyHides(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, basePolicy+"profiles: {default: {engine_api: {redact_env: [\"*_TOKEN\"]}}}\n")
+	d, direct := engineDoor(t, basePolicy+"profiles: {default: {engine_api: {redact_env: [\"*_TOKEN\"]}}}\n")
 	id := d.made(direct, "mine", "redact", container.Config{Env: []string{"API_TOKEN=hunter2", "PLAIN=seen"}})
 	ct, raw, err := d.client("mine").ContainerInspectWithRaw(t.Context(), id, true)
 	if err != nil {
@@ -160,10 +154,7 @@ func TestInspectHidesWhatThePolicyHides(t *testing.T) {
 	if bytes.Contains(raw, []byte("hunter2")) || !slices.Contains(ct.Config.Env, "API_TOKEN=[redacted]") || !slices.Contains(ct.Config.Env, "PLAIN=seen") {
 		t.Errorf("env: %q", ct.Config.Env)
 	}
-	want, err := direct.ContainerInspect(t.Context(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := must(direct.ContainerInspect(t.Context(), id))(t)
 	if ct.ID != want.ID || ct.Config.Image != want.Config.Image || ct.HostConfig.NetworkMode != want.HostConfig.NetworkMode || ct.SizeRootFs == nil {
 		t.Errorf("inspect lost something: %+v", ct)
 	}
@@ -173,26 +164,17 @@ func tarOf(t *testing.T, name, content string) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	if err := w.WriteHeader(&tar.Header{Name: name, Size: int64(len(content)), Mode: 0o755}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.WriteString(w, content); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, w.WriteHeader(&tar.Header{Name: name, Size: int64(len(content)), Mode: 0o755}))
+	must(io.WriteString(w, content))(t)
+	noError(t, w.Close())
 	return b.Bytes()
 }
 
 func TestArchive(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	id := d.made(direct, "mine", "archive", container.Config{})
 	c, ctx := d.client("mine"), t.Context()
-	if err := c.CopyToContainer(ctx, id, "/tmp", bytes.NewReader(tarOf(t, "f", "content")), container.CopyToContainerOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, c.CopyToContainer(ctx, id, "/tmp", bytes.NewReader(tarOf(t, "f", "content")), container.CopyToContainerOptions{}))
 	stat, err := c.ContainerStatPath(ctx, "archive", "/tmp/f")
 	if err != nil || stat.Size != 7 {
 		t.Errorf("stat: %+v, %v", stat, err)
@@ -203,9 +185,7 @@ func TestArchive(t *testing.T) {
 	}
 	defer r.Close()
 	tr := tar.NewReader(r)
-	if _, err := tr.Next(); err != nil {
-		t.Fatal(err)
-	}
+	must(tr.Next())(t)
 	if got, err := io.ReadAll(tr); err != nil || string(got) != "content" {
 		t.Errorf("came back as %q, %v", got, err)
 	}
@@ -249,8 +229,7 @@ func TestArchiveIsPlain(t *testing.T) {
 }
 
 func TestSwitchedOff(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, basePolicy+"profiles: {default: {engine_api: {archive: \"off\"}}}\n")
+	d, direct := engineDoor(t, basePolicy+"profiles: {default: {engine_api: {archive: \"off\"}}}\n")
 	id := d.made(direct, "mine", "off", container.Config{})
 	_, _, err := d.client("mine").CopyFromContainer(t.Context(), id, "/etc/passwd")
 	if !errdefs.IsPermissionDenied(err) || !strings.Contains(err.Error(), "archive") {
@@ -305,10 +284,7 @@ func TestUnknown(t *testing.T) {
 		{"POST", "/auth", 403},
 		{"TRACE", "/_ping", 403},
 	} {
-		req, err := http.NewRequest(tt.method, "http://docker", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		req := must(http.NewRequest(tt.method, "http://docker", nil))(t)
 		req.URL.Opaque = tt.target
 		resp, err := raw(address).Do(req)
 		if err != nil {
@@ -320,5 +296,137 @@ func TestUnknown(t *testing.T) {
 		if resp.StatusCode != tt.status {
 			t.Errorf("%s %s: %d %s, want %d", tt.method, tt.target, resp.StatusCode, body, tt.status)
 		}
+	}
+}
+
+// What callers make is marked as Berm's, unless they mark it as their own; as a part of
+// Berm's own they can't.
+func TestFurtherLabels(t *testing.T) {
+	d, direct := engineDoor(t, "")
+	d.opts.Labels = map[string]string{"stack": "own", "part": "made"}
+	c := newClient(t, d.listen(Caller{Name: "a", Tenant: "a"}))
+	for name, tt := range map[string]struct{ given, stack, part string }{
+		"none":  {"", "own", "made"},
+		"given": {"another", "another", ""},
+	} {
+		cfg := &container.Config{Image: testImage}
+		if tt.given != "" {
+			cfg.Labels = map[string]string{"stack": tt.given}
+		}
+		ct := must(c.ContainerCreate(t.Context(), cfg, nil, nil, nil, ""))(t)
+		if got := inspect(t, direct, ct.ID).Config.Labels; got["stack"] != tt.stack || got["part"] != tt.part {
+			t.Errorf("%s: %v", name, got)
+		}
+		report(t, c.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{}))
+	}
+	_, err := c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Labels: map[string]string{"stack": "own"}}, nil, nil, nil, "")
+	deniedBy(t, err, "labels.reserved")
+	_, err = c.VolumeCreate(t.Context(), volume.CreateOptions{Name: "of-the-stack", Labels: map[string]string{"stack": "own"}})
+	deniedBy(t, err, "labels.reserved")
+}
+
+// A container that the operator makes of a caller's image has its labels, and is the
+// operator's all the same.
+func TestContainersOfCallersImages(t *testing.T) {
+	d, direct := engineDoor(t, basePolicy+"profiles: {default: {engine_api: {commit: \"on\", tags: [\"inherit.local/*\"]}}}\n")
+	c := d.client("inherit")
+	mine := must(c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{"sleep", "1000"}}, nil, nil, nil, ""))(t)
+	img := must(c.ContainerCommit(t.Context(), mine.ID, container.CommitOptions{Reference: "inherit.local/made:1"}))(t)
+	t.Cleanup(func() { _, _ = direct.ImageRemove(context.Background(), img.ID, image.RemoveOptions{Force: true}) })
+	if _, err := c.ImageInspect(t.Context(), img.ID); err != nil {
+		t.Errorf("the caller's own image: %v", err)
+	}
+	theirs := must(direct.ContainerCreate(t.Context(), &container.Config{Image: img.ID, Cmd: []string{"sleep", "1000"}}, nil, nil, nil, ""))(t)
+	t.Cleanup(func() {
+		_ = direct.ContainerRemove(context.Background(), theirs.ID, container.RemoveOptions{Force: true})
+	})
+	if _, err := c.ContainerInspect(t.Context(), theirs.ID); !errdefs.IsNotFound(err) {
+		t.Errorf("the operator's container: %v", err)
+	}
+	list, err := c.ContainerList(t.Context(), container.ListOptions{All: true})
+	if err != nil || len(list) != 1 || list[0].ID != mine.ID {
+		t.Errorf("the list: %+v, %v", list, err)
+	}
+	if _, err := c.ContainerCreate(t.Context(), &container.Config{Image: "inherit.local/made:1"}, nil, nil, nil, ""); err != nil {
+		t.Errorf("one of the caller's own: %v", err)
+	}
+}
+
+// TestSeccomp makes system calls in containers that this version made, and one before it.
+func TestSeccomp(t *testing.T) {
+	d, direct := engineDoor(t, "")
+	c := d.client("seccomp")
+	l := startLiar(t, d.host) // behind it Berm makes containers as the version before did
+	l.set(func(l *liar) { l.change = put("SecurityOptions", []string{}) })
+	older := doorTo(t, l.host, "")
+	older.opts.Owner, older.opts.Sealer = d.opts.Owner, d.opts.Sealer
+	makers := map[bool]*client.Client{false: c, true: older.client("seccomp")}
+	programs := map[string][]byte{"getpid": runtimetest.SyscallProgram(t, 39, 0, 0), "io_setup": runtimetest.SyscallProgram(t, 206, 1, 0)}
+	code := func(name string, before bool, options ...string) int64 {
+		t.Helper()
+		made := must(makers[before].ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{"/" + name}}, &container.HostConfig{SecurityOpt: options}, nil, nil, ""))(t)
+		noError(t, direct.CopyToContainer(t.Context(), made.ID, "/", bytes.NewReader(tarOf(t, name, string(programs[name]))), container.CopyToContainerOptions{}))
+		shown, err := c.ContainerInspect(t.Context(), made.ID)
+		if err != nil || !slices.Equal(shown.HostConfig.SecurityOpt, []string{body.NoNewPrivileges}) {
+			t.Errorf("inspect: %q, %v", shown.HostConfig.SecurityOpt, err)
+		}
+		noError(t, c.ContainerStart(t.Context(), made.ID, container.StartOptions{}))
+		ended, failed := direct.ContainerWait(t.Context(), made.ID, container.WaitConditionNotRunning)
+		select {
+		case end := <-ended:
+			return end.StatusCode
+		case err := <-failed:
+			t.Fatal(err)
+		}
+		return 0
+	}
+	const eperm = 1
+	if n := code("io_setup", false); n != eperm {
+		t.Errorf("io_setup: error number %d, want EPERM", n)
+	}
+	if n := code("io_setup", false, "seccomp=builtin"); n != eperm {
+		t.Errorf("io_setup with the built-in profile: error number %d, want EPERM", n)
+	}
+	if n := code("getpid", false); n == eperm {
+		t.Error("getpid is refused, too: the programs prove nothing")
+	}
+	if n := code("io_setup", true); n == eperm {
+		t.Error("a container of the version before refuses io_setup, so it isn't one")
+	}
+	d.left()
+}
+
+// TestInternalNetworksLackTheHost: what listens on all of the host's addresses can't be
+// reached from a caller's network without a way out, and another container can.
+func TestInternalNetworksLackTheHost(t *testing.T) {
+	d, direct := engineDoor(t, "")
+	ctx, address := t.Context(), d.listen(Caller{Name: "inner", Tenant: "inner"})
+	serve := []string{"sh", "-c", "mkdir -p /w; echo reached > /w/f; httpd -f -p 17777 -h /w"}
+	listener := must(direct.ContainerCreate(ctx, &container.Config{Image: testImage, Cmd: serve}, &container.HostConfig{NetworkMode: "host"}, nil, nil, "inner-host"))(t)
+	defer func() {
+		report(t, direct.ContainerRemove(t.Context(), listener.ID, container.RemoveOptions{Force: true}))
+	}()
+	noError(t, direct.ContainerStart(ctx, listener.ID, container.StartOptions{}))
+	docker := mustDocker(t, "/usr/bin/docker", address)
+	docker("network", "create", "inner")
+	docker(append([]string{"run", "-d", "--name", "inner-1", "--network", "inner", testImage}, serve...)...)
+	docker("run", "-d", "--name", "inner-2", "--network", "inner", testImage, "sleep", "1000")
+	fetch := func(tries, from string) string {
+		return docker("exec", "inner-2", "sh", "-c", "for i in "+tries+"; do timeout 3 wget -q -O - http://"+from+":17777/f && break; sleep 1; done; true")
+	}
+	if got := fetch("1 2 3 4 5 6 7 8 9", "inner-1"); got != "reached" {
+		t.Errorf("the other container says %q", got)
+	}
+	n, err := direct.NetworkInspect(ctx, "inner", network.InspectOptions{})
+	if err != nil || len(n.IPAM.Config) != 1 {
+		t.Fatalf("%+v, %v", n.IPAM, err)
+	}
+	gateway := n.IPAM.Config[0].Gateway
+	if gateway == "" {
+		gateway = strings.Replace(n.IPAM.Config[0].Subnet, ".0/", ".1/", 1)
+		gateway, _, _ = strings.Cut(gateway, "/")
+	}
+	if got := fetch("1 2", gateway); got != "" {
+		t.Errorf("the d.host, at %s, says %q", gateway, got)
 	}
 }

@@ -27,25 +27,16 @@ import (
 func TestCreateWhole(t *testing.T) {
 	host, direct := testEngine(t)
 	dir := workDir(t)
-	if err := os.MkdirAll(dir+"/ro", 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.MkdirAll(dir+"/rw", 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(dir+"/ro/f", []byte("from the host\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.MkdirAll(dir+"/ro", 0o755))
+	noError(t, os.MkdirAll(dir+"/rw", 0o755))
+	noError(t, os.WriteFile(dir+"/ro/f", []byte("from the host\n"), 0o644))
 	d := doorTo(t, host, workRules(dir))
 	left := sweepOwn(t, direct, d)
 	c := d.client("whole")
-	net, err := c.NetworkCreate(t.Context(), "whole-net", network.CreateOptions{Internal: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	net := must(c.NetworkCreate(t.Context(), "whole-net", network.CreateOptions{Internal: true}))(t)
 	stop, init := 3, true
 	script := `cat /ro/f; echo x > /rw/g; echo $A $PINNED; touch /ro/h 2>/dev/null || echo read-only; touch /vol/v /anon/a /tmpfs/t && echo written; hostname; pwd`
-	ct, err := c.ContainerCreate(t.Context(), &container.Config{
+	ct := must(c.ContainerCreate(t.Context(), &container.Config{
 		Image: testImage, Cmd: []string{"sh", "-c", script}, Env: []string{"A=1", "A=2", "PATH"}, Hostname: "box", Domainname: "example", WorkingDir: "/work",
 		Labels: map[string]string{"mine": "1", "berm.ttl": "90m"}, StopSignal: "SIGINT", StopTimeout: &stop, ExposedPorts: nat.PortSet{"80/tcp": {}},
 		Volumes: map[string]struct{}{"/anon": {}, "/vol": {}}, Healthcheck: &container.HealthConfig{Test: []string{"CMD", "true"}, Interval: time.Minute},
@@ -58,10 +49,7 @@ func TestCreateWhole(t *testing.T) {
 		Resources:    container.Resources{Memory: 100 << 20, NanoCPUs: 5e8, MemorySwap: 300 << 20},
 		Init:         &init, CapDrop: []string{"KILL"}, CapAdd: []string{"net_bind_service"},
 		DNS: []string{"192.0.2.53"}, ExtraHosts: []string{"db:192.0.2.7"},
-	}, &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{net.ID[:12]: {Aliases: []string{"web"}}}}, nil, "whole")
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{net.ID[:12]: {Aliases: []string{"web"}}}}, nil, "whole"))(t)
 	t.Log(ct.Warnings)
 	out, code := finish(t, c, direct, ct.ID)
 	if want := "from the host\n2 yes\nread-only\nwritten\nbox\n/work\n"; out != want || code != 0 {
@@ -71,10 +59,7 @@ func TestCreateWhole(t *testing.T) {
 		t.Errorf("on the host: %q, %v", b, err)
 	}
 	got := inspect(t, direct, ct.ID)
-	profile, err := runtime.SeccompOption(goruntime.GOARCH)
-	if err != nil {
-		t.Fatal(err)
-	}
+	profile := must(runtime.SeccompOption(goruntime.GOARCH))(t)
 	h := got.HostConfig
 	if h.Memory != 100<<20 || h.MemorySwap != 100<<20 || h.NanoCPUs != 5e8 || h.PidsLimit == nil || *h.PidsLimit != 128 || h.Privileged {
 		t.Errorf("limits: %+v", h.Resources)
@@ -108,130 +93,59 @@ func TestCreateWhole(t *testing.T) {
 	if volumes != 2 {
 		t.Errorf("volumes: %+v", got.Mounts)
 	}
-	if err := c.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{RemoveVolumes: true}); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, c.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{RemoveVolumes: true}))
 	if l := left(); len(l) != 2 { // the network and the volume with a name
 		t.Errorf("left: %v", l)
 	}
 }
 
-// rawCreate posts a body as it is.
-func rawCreate(t *testing.T, address, query, body string) (int, string) {
+// create posts a body as it is. It returns the status, and the message or the ID.
+func (s *rehearsal) create(t *testing.T, query, body string) (int, string) {
 	t.Helper()
-	resp, err := raw(address).Post("http://docker/v1.41/containers/create"+query, "application/json", strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must(s.client.Post("http://docker/v1.41/containers/create"+query, "application/json", strings.NewReader(s.words.Replace(body))))(t)
 	defer resp.Body.Close()
 	var told struct {
 		Message string
 		ID      string `json:"Id"`
 	}
-	if err := json.NewDecoder(resp.Body).Decode(&told); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, json.NewDecoder(resp.Body).Decode(&told))
 	return resp.StatusCode, told.Message + told.ID
 }
 
-// TestCreateRefused sends what no client of ours would. Nothing of it may come to be.
+// TestCreateRefused sends what no client of ours would, beside the payloads of TestAttackCreate.
+// The engine isn't asked for any of it.
 func TestCreateRefused(t *testing.T) {
-	host, direct := testEngine(t)
-	dir := workDir(t)
-	if err := os.MkdirAll(dir+"/a", 0o755); err != nil {
-		t.Fatal(err)
-	}
-	d := doorTo(t, host, workRules(dir))
-	left := sweepOwn(t, direct, d)
-	address := d.listen(Caller{Name: "refused", Tenant: "refused"})
+	s := rehearse(t, "1.41")
 	bodies := map[string]string{
-		"privileged":                `"HostConfig":{"Privileged":true}`,
-		"top level":                 `"Privileged":true`,
-		"top level, no HostConfig":  `"HostConfig":null,"Binds":["/:/x"]`,
-		"case":                      `"HostConfig":{"privileged":true}`,
-		"folded":                    "\"HostConfig\":{\"Privileged\":false,\"Bind\u017f\":[\"/:/x\"]}",
-		"kelvin":                    "\"HostConfig\":{\"Networ\u212aMode\":\"host\"}",
-		"twice":                     `"HostConfig":{},"HostConfig":{"Privileged":true}`,
-		"an array":                  `"HostConfig":[{"Privileged":true}]`,
-		"host path":                 `"HostConfig":{"Binds":["/etc:/x:ro"]}`,
-		"proc":                      `"HostConfig":{"Mounts":[{"Type":"bind","Source":"/proc/self/root/etc","Target":"/x"}]}`,
-		"dots":                      `"HostConfig":{"Binds":["` + dir + `/a/../../../etc:/x"]}`,
-		"made":                      `"HostConfig":{"Mounts":[{"Type":"bind","Source":"` + dir + `/new","Target":"/x","BindOptions":{"CreateMountpoint":true}}]}`,
-		"made by Binds":             `"HostConfig":{"Binds":["` + dir + `/new:/x"]}`,
-		"type in capitals":          `"HostConfig":{"Mounts":[{"Type":"BIND","Source":"/","Target":"/x"}]}`,
-		"no type":                   `"HostConfig":{"Mounts":[{"Source":"/","Target":"/x"}]}`,
-		"image mount":               `"HostConfig":{"Mounts":[{"Type":"image","Source":"x","Target":"/x"}]}`,
-		"cluster mount":             `"HostConfig":{"Mounts":[{"Type":"cluster","Source":"x","Target":"/x","ClusterOptions":{}}]}`,
-		"pipe":                      `"HostConfig":{"Mounts":[{"Type":"npipe","Source":"x","Target":"/x"}]}`,
-		"volume at the host":        `"HostConfig":{"Mounts":[{"Type":"volume","Target":"/x","VolumeOptions":{"DriverConfig":{"Name":"local","Options":{"type":"none","o":"bind","device":"/"}}}}]}`,
-		"volume at the host, again": `"HostConfig":{"Mounts":[{"Type":"volume","Source":"refused-v","Target":"/x","VolumeOptions":{"DriverConfig":{"Options":{"type":"overlay","o":"lowerdir=/etc"}}}}]}`,
-		"volume of a path":          `"HostConfig":{"Mounts":[{"Type":"volume","Source":"/etc","Target":"/x"}]}`,
-		"volume's part":             `"HostConfig":{"Mounts":[{"Type":"volume","Source":"refused-v","Target":"/x","VolumeOptions":{"Subpath":"../.."}}]}`,
-		"plug-in":                   `"HostConfig":{"Mounts":[{"Type":"volume","Source":"refused-v","Target":"/x","VolumeOptions":{"DriverConfig":{"Name":"nfs"}}}]}`,
-		"tmpfs of a kind":           `"HostConfig":{"Mounts":[{"Type":"tmpfs","Target":"/x","TmpfsOptions":{"Options":[["mpol","bind:0"]]}}]}`,
-		"tmpfs with a setuid bit":   `"HostConfig":{"Tmpfs":{"/x":"mode=4777"}}`,
-		"large tmpfs":               `"HostConfig":{"Tmpfs":{"/x":"size=100g"}}`,
-		"mount over proc":           `"HostConfig":{"Tmpfs":{"/proc/x":""}}`,
-		"mount over the root":       `"HostConfig":{"Tmpfs":{"/":""}}`,
-		"the engine's socket":       `"HostConfig":{"Binds":["/run/docker.sock:/x"]}`,
-		"volumes of another":        `"HostConfig":{"VolumesFrom":["x"]}`,
-		"masked paths":              `"HostConfig":{"MaskedPaths":[]}`,
-		"a dummy masked path":       `"HostConfig":{"MaskedPaths":["/x"]}`,
-		"read-only paths":           `"HostConfig":{"ReadonlyPaths":[]}`,
-		"capability":                `"HostConfig":{"CapAdd":["CAP_SYS_ADMIN"]}`,
-		"capability in small":       `"HostConfig":{"CapAdd":["sys_admin"]}`,
-		"all":                       `"HostConfig":{"CapAdd":"ALL"}`,
-		"Capabilities":              `"HostConfig":{"Capabilities":["CAP_SYS_ADMIN"]}`,
-		"seccomp":                   `"HostConfig":{"SecurityOpt":["seccomp:unconfined"]}`,
-		"seccomp inline":            `"HostConfig":{"SecurityOpt":["seccomp={\"defaultAction\":\"SCMP_ACT_ALLOW\"}"]}`,
-		"new privileges at last":    `"HostConfig":{"SecurityOpt":["no-new-privileges:true","no-new-privileges:false"]}`,
-		"pid of another":            `"HostConfig":{"PidMode":"container:x"}`,
-		"ipc of another":            `"HostConfig":{"IpcMode":"container:x"}`,
-		"uts":                       `"HostConfig":{"UTSMode":"host"}`,
-		"users":                     `"HostConfig":{"UsernsMode":"host"}`,
-		"cgroups":                   `"HostConfig":{"CgroupnsMode":"host"}`,
-		"cgroup":                    `"HostConfig":{"Cgroup":"container:x"}`,
-		"cgroup parent":             `"HostConfig":{"CgroupParent":"../../x"}`,
-		"host network":              `"HostConfig":{"NetworkMode":"host"}`,
-		"host by endpoint":          `"NetworkingConfig":{"EndpointsConfig":{"host":{}}}`,
-		"host beside none":          `"HostConfig":{"NetworkMode":"none"},"NetworkingConfig":{"EndpointsConfig":{"host":{}}}`,
-		"unknown beside networks":   `"NetworkingConfig":{"endpointsconfig":{"host":{}}}`,
-		"unknown in an endpoint":    `"NetworkingConfig":{"EndpointsConfig":{"none":{"aliases":[]}}}`,
-		"network twice":             `"NetworkingConfig":{"EndpointsConfig":{"none":{},"none":{}}}`,
-		"another's network":         `"HostConfig":{"NetworkMode":"container:x"}`,
-		"devices":                   `"HostConfig":{"Devices":[{"PathOnHost":"/dev","PathInContainer":"/x","CgroupPermissions":"rwm"}]}`,
-		"device requests":           `"HostConfig":{"DeviceRequests":[{"Driver":"nvidia","Count":-1,"Capabilities":[["gpu"]]}]}`,
-		"device rules":              `"HostConfig":{"DeviceCgroupRules":["a *:* rwm"]}`,
-		"links":                     `"HostConfig":{"Links":["x:y"]}`,
-		"log":                       `"HostConfig":{"LogConfig":{"Type":"gelf","Config":{"gelf-address":"udp://192.0.2.1:1"}}}`,
-		"log option":                `"HostConfig":{"LogConfig":{"Type":"json-file","Config":{"env":"PATH"}}}`,
-		"annotations":               `"HostConfig":{"Annotations":{"a":"b"}}`,
-		"isolation":                 `"HostConfig":{"Isolation":"hyperv"}`,
-		"runtime":                   `"HostConfig":{"Runtime":"other"}`,
-		"runtime elsewhere":         `"Runtime":"other"`,
-		"storage":                   `"HostConfig":{"StorageOpt":{"size":"1G"}}`,
-		"sysctl":                    `"HostConfig":{"Sysctls":{"kernel.core_pattern":"|/x"}}`,
-		"ulimit":                    `"HostConfig":{"Ulimits":[{"Name":"nofile","Soft":-1,"Hard":-1}]}`,
-		"rt":                        `"HostConfig":{"Ulimits":[{"Name":"rtprio","Soft":99,"Hard":99}]}`,
-		"oom":                       `"HostConfig":{"OomScoreAdj":-1000}`,
-		"label":                     `"Labels":{"berm.tenant":"other"}`,
-		"label in capitals":         `"Labels":{"BERM.owner":"other"}`,
-		"port":                      `"HostConfig":{"PortBindings":{"80/tcp":[{"HostIp":"0.0.0.0","HostPort":"8080"}]}}`,
-		"port by name":              `"HostConfig":{"PortBindings":{"http/tcp":[{"HostPort":"8080"}]}}`,
-		"negative health check":     `"Healthcheck":{"Test":["CMD","x"],"Interval":-1}`,
-		"fast health check":         `"Healthcheck":{"Test":["CMD","x"],"Interval":1000000}`,
-		"busy health check":         `"Healthcheck":{"Test":["CMD","x"],"Interval":999000000}`,
-		"busy at the start":         `"Healthcheck":{"Test":["CMD","x"],"StartInterval":999000000}`,
-		"hostname":                  `"Hostname":"a\nb"`,
-		"working place":             `"WorkingDir":"a"`,
-		"a descriptor's place":      `"WorkingDir":"/proc/self/fd/7"`,
-		"NUL":                       `"Cmd":["a\u0000b"]`,
-		"environment":               `"Env":["A=\u0000"]`,
-		"secret":                    `"Env":["SECRET_A=1"]`,
+		"an array":                `"HostConfig":[{"Privileged":true}]`,
+		"made":                    `"HostConfig":{"Mounts":[{"Type":"bind","Source":"{dir}/new","Target":"/x","BindOptions":{"CreateMountpoint":true}}]}`,
+		"made by Binds":           `"HostConfig":{"Binds":["{dir}/new:/x"]}`,
+		"no type":                 `"HostConfig":{"Mounts":[{"Source":"/","Target":"/x"}]}`,
+		"volume of a path":        `"HostConfig":{"Mounts":[{"Type":"volume","Source":"/etc","Target":"/x"}]}`,
+		"tmpfs of a kind":         `"HostConfig":{"Mounts":[{"Type":"tmpfs","Target":"/x","TmpfsOptions":{"Options":[["mpol","bind:0"]]}}]}`,
+		"tmpfs with a setuid bit": `"HostConfig":{"Tmpfs":{"/x":"mode=4777"}}`,
+		"mount over the root":     `"HostConfig":{"Tmpfs":{"/":""}}`,
+		"host beside none":        `"HostConfig":{"NetworkMode":"none"},"NetworkingConfig":{"EndpointsConfig":{"host":{}}}`,
+		"unknown beside networks": `"NetworkingConfig":{"endpointsconfig":{"host":{}}}`,
+		"unknown in an endpoint":  `"NetworkingConfig":{"EndpointsConfig":{"none":{"aliases":[]}}}`,
+		"network twice":           `"NetworkingConfig":{"EndpointsConfig":{"none":{},"none":{}}}`,
+		"runtime elsewhere":       `"Runtime":"other"`,
+		"ulimit":                  `"HostConfig":{"Ulimits":[{"Name":"nofile","Soft":-1,"Hard":-1}]}`,
+		"port by name":            `"HostConfig":{"PortBindings":{"http/tcp":[{"HostPort":"8080"}]}}`,
+		"negative health check":   `"Healthcheck":{"Test":["CMD","x"],"Interval":-1}`,
+		"fast health check":       `"Healthcheck":{"Test":["CMD","x"],"Interval":1000000}`,
+		"busy health check":       `"Healthcheck":{"Test":["CMD","x"],"Interval":999000000}`,
+		"busy at the start":       `"Healthcheck":{"Test":["CMD","x"],"StartInterval":999000000}`,
+		"hostname":                `"Hostname":"a\nb"`,
+		"working place":           `"WorkingDir":"a"`,
+		"a descriptor's place":    `"WorkingDir":"/proc/self/fd/7"`,
+		"NUL":                     `"Cmd":["a\u0000b"]`,
+		"environment":             `"Env":["A=\u0000"]`,
+		"secret":                  `"Env":["SECRET_A=1"]`,
 	}
 	for name, body := range bodies {
 		t.Run(name, func(t *testing.T) {
-			status, message := rawCreate(t, address, "", `{"Image":"`+testImage+`",`+body+`}`)
+			status, message := s.create(t, "", `{"Image":"`+testImage+`",`+body+`}`)
 			if status != 400 && status != 403 && status != 404 {
 				t.Errorf("%d: %s", status, message)
 			}
@@ -259,17 +173,17 @@ func TestCreateRefused(t *testing.T) {
 		"many names":   {"", `{"Image":"` + testImage + `","Env":[` + many(50_000, `"A%x"`) + `]}`},
 		"large":        {"", `{"Image":"` + testImage + `","Cmd":["` + strings.Repeat("x", 1<<20) + `"]}`},
 	} {
-		if status, message := rawCreate(t, address, tt.query, tt.body); status < 400 || status >= 500 {
+		if status, message := s.create(t, tt.query, tt.body); status < 400 || status >= 500 {
 			t.Errorf("%s: %d: %s", name, status, message)
 		}
 	}
-	if status, message := rawCreate(t, address, "", `{"Image":"berm.local/missing"}`); status != 404 || message != "No such image: berm.local/missing:latest" {
+	if status, message := s.create(t, "", `{"Image":"berm.local/missing"}`); status != 404 || message != "No such image: berm.local/missing:latest" {
 		t.Errorf("an image that isn't there: %d, %s", status, message)
 	}
-	if all := left(); len(all) != 0 {
-		t.Errorf("left: %v", all)
+	if asked := s.take(); len(asked) != 0 {
+		t.Errorf("the engine was asked for %s", asked)
 	}
-	if _, err := os.Stat(dir + "/new"); !os.IsNotExist(err) {
+	if _, err := os.Stat(s.bounds.dir + "/new"); !os.IsNotExist(err) {
 		t.Errorf("a missing source was made: %v", err)
 	}
 }
@@ -284,9 +198,7 @@ func many(n int, form string) string {
 }
 
 func TestCreateOthers(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, basePolicy+"profiles: {default: {engine_api: {max_objects: 3}}}\n")
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, basePolicy+"profiles: {default: {engine_api: {max_objects: 3}}}\n")
 	c, other := d.client("mine"), d.client("theirs")
 	theirs := makeOne(t, other, &container.HostConfig{Binds: []string{"others-vol:/v"}}, "others-name")
 
@@ -303,9 +215,7 @@ func TestCreateOthers(t *testing.T) {
 	_, err = c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{Binds: []string{"others-vol:/v"}}, nil, nil, "")
 	deniedBy(t, err, "mounts.volume_foreign")
 	// One that no door made.
-	if _, err := direct.VolumeCreate(t.Context(), volume.CreateOptions{Name: "others-host"}); err != nil {
-		t.Fatal(err)
-	}
+	must(direct.VolumeCreate(t.Context(), volume.CreateOptions{Name: "others-host"}))(t)
 	t.Cleanup(func() { _ = direct.VolumeRemove(context.Background(), "others-host", true) })
 	_, err = c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{Mounts: []mount.Mount{{Type: mount.TypeVolume, Source: "others-host", Target: "/v"}}}, nil, nil, "")
 	deniedBy(t, err, "mounts.volume_foreign")
@@ -322,9 +232,7 @@ func TestCreateOthers(t *testing.T) {
 }
 
 func TestCreateNetworks(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, basePolicy+"networks: {on: {engine_network: create-on}, team: {engine_network: create-team}}\nprofiles: {default: {network: \"on\", engine_api: {networks: own}}}\n")
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, basePolicy+"networks: {on: {engine_network: create-on}, team: {engine_network: create-team}}\nprofiles: {default: {network: \"on\", engine_api: {networks: own}}}\n")
 	c := d.client("nets")
 	_, err := c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, "")
 	deniedBy(t, err, "networks.missing")
@@ -349,24 +257,16 @@ func TestCreateNetworks(t *testing.T) {
 	if got := joined(first); !slices.Equal(got, []string{"create-on"}) || made != 1 {
 		t.Errorf("by default: %v, made %d", got, made)
 	}
-	if err := startIt(t, c, first); err != nil {
-		t.Error(err)
-	}
+	report(t, startIt(t, c, first))
 	team := makeOne(t, c, &container.HostConfig{NetworkMode: "create-team"}, "")
 	if got := joined(team); !slices.Equal(got, []string{"create-team"}) {
 		t.Errorf("by name: %v", got)
 	}
-	own, err := c.NetworkCreate(t.Context(), "create-own", network.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	own := must(c.NetworkCreate(t.Context(), "create-own", network.CreateOptions{}))(t)
 	peer := makeOne(t, c, &container.HostConfig{NetworkMode: "create-own"}, "create-peer")
-	ct, err := c.ContainerCreate(t.Context(), sleeper, nil, &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{
+	ct := must(c.ContainerCreate(t.Context(), sleeper, nil, &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{
 		own.ID: {Aliases: []string{"web.example"}, Links: []string{peer[:12] + ":db"}},
-	}}, nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	}}, nil, ""))(t)
 	if got := joined(ct.ID); !slices.Equal(got, []string{"create-own"}) {
 		t.Errorf("by endpoint: %v", got)
 	}
@@ -374,9 +274,7 @@ func TestCreateNetworks(t *testing.T) {
 		t.Errorf("the engine would look for the network by its name: %+v", e)
 	}
 	for _, id := range []string{peer, ct.ID} {
-		if err := startIt(t, c, id); err != nil {
-			t.Error(err)
-		}
+		report(t, startIt(t, c, id))
 	}
 	e := inspect(t, direct, ct.ID).NetworkSettings.Networks["create-own"]
 	if !slices.Contains(e.Aliases, "web.example") || !slices.Equal(e.Links, []string{"create-peer:db"}) {
@@ -407,49 +305,32 @@ func TestCreateNetworks(t *testing.T) {
 	dotted := makeOne(t, c, &container.HostConfig{NetworkMode: "create-own"}, "nets.example")
 	deniedBy(t, c.NetworkConnect(t.Context(), "create-team", dotted, nil), "request.name")
 	deniedBy(t, c.NetworkConnect(t.Context(), "create-team", ct.ID, &network.EndpointSettings{Aliases: []string{"pypi.org"}}), "networks.options")
-	if err := c.NetworkConnect(t.Context(), "create-team", ct.ID, nil); err != nil {
-		t.Error(err)
-	}
+	report(t, c.NetworkConnect(t.Context(), "create-team", ct.ID, nil))
 	if err := restartIt(t, c, ct.ID); err != nil {
 		t.Errorf("restart of one that was connected since: %v", err)
 	}
 	deniedBy(t, c.ContainerRename(t.Context(), ct.ID, "pypi.org"), "request.name")
 	deniedBy(t, c.ContainerRename(t.Context(), ct.ID, "0123456789ab"), "request.name")
-	if err := c.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{Force: true}); err != nil {
-		t.Error(err)
-	}
+	report(t, c.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{Force: true}))
 	// Another caller's network of the name of one of the policy's.
-	if err := direct.ContainerRemove(t.Context(), team, container.RemoveOptions{Force: true}); err != nil {
-		t.Fatal(err)
-	}
-	if err := direct.NetworkRemove(t.Context(), "create-team"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := direct.NetworkCreate(t.Context(), "create-team", network.CreateOptions{Labels: d.labels(lifecycle.ObjectNetwork, "other")}); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, direct.ContainerRemove(t.Context(), team, container.RemoveOptions{Force: true}))
+	noError(t, direct.NetworkRemove(t.Context(), "create-team"))
+	must(direct.NetworkCreate(t.Context(), "create-team", network.CreateOptions{Labels: d.labels(lifecycle.ObjectNetwork, "other")}))(t)
 	_, err = c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{NetworkMode: "create-team"}, nil, nil, "")
 	deniedBy(t, err, "networks.foreign")
 }
 
 func TestCreateAudit(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, "")
 	c := newClient(t, d.listen(Caller{Name: "audit", Tenant: "audit", Audit: true}))
-	ct, err := c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{PidMode: "host", Resources: container.Resources{Memory: 64 << 20}}, nil, nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	ct := must(c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{PidMode: "host", Resources: container.Resources{Memory: 64 << 20}}, nil, nil, ""))(t)
 	got := inspect(t, direct, ct.ID)
 	if got.HostConfig.PidMode != "host" || got.HostConfig.Memory != 64<<20 || got.Config.Labels[lifecycle.LabelTenant] != "audit" || got.Config.Labels[lifecycle.LabelExpiresAt] == "" {
 		t.Errorf("made in mode audit: %+v, %v", got.HostConfig, got.Config.Labels)
 	}
 	enforced := newClient(t, d.listen(Caller{Name: "enforced", Tenant: "audit"}))
 	deniedBy(t, startIt(t, enforced, ct.ID), "verify.start")
-	if err := startIt(t, c, ct.ID); err != nil {
-		t.Error(err)
-	}
+	report(t, startIt(t, c, ct.ID))
 	log, err := os.ReadFile(d.audit)
 	if err != nil || !strings.Contains(string(log), VerdictWouldDeny) || !strings.Contains(string(log), "containers.namespaces") {
 		t.Errorf("the audit log: %s, %v", log, err)
@@ -457,14 +338,9 @@ func TestCreateAudit(t *testing.T) {
 }
 
 func TestCreateImages(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
-	left := sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, "")
 	c := d.client("images")
-	img, err := direct.ImageInspect(t.Context(), testImage)
-	if err != nil {
-		t.Fatal(err)
-	}
+	img := must(direct.ImageInspect(t.Context(), testImage))(t)
 	cfg := func(image string) *container.Config { return &container.Config{Image: image, Cmd: []string{"true"}} }
 	hex := strings.TrimPrefix(img.ID, "sha256:")
 	for _, ref := range []string{img.ID, hex, hex[:12], testImage, strings.TrimSuffix(testImage, ":latest")} {
@@ -478,21 +354,15 @@ func TestCreateImages(t *testing.T) {
 		}
 	}
 	// Images that a container of the host's was committed to, with labels of all kinds.
-	base, err := direct.ContainerCreate(t.Context(), cfg(testImage), nil, nil, nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	base := must(direct.ContainerCreate(t.Context(), cfg(testImage), nil, nil, nil, ""))(t)
 	t.Cleanup(func() {
 		_ = direct.ContainerRemove(context.Background(), base.ID, container.RemoveOptions{Force: true})
 	})
 	commit := func(name string, cfg container.Config) string {
 		t.Helper()
-		made, err := direct.ContainerCommit(t.Context(), base.ID, container.CommitOptions{Reference: name, Config: &cfg})
-		if err != nil {
-			t.Fatal(err)
-		}
+		made := must(direct.ContainerCommit(t.Context(), base.ID, container.CommitOptions{Reference: name, Config: &cfg}))(t)
 		t.Cleanup(func() {
-			for _, what := range left() {
+			for _, what := range d.left() {
 				if id, ok := strings.CutPrefix(what, "container "); ok {
 					_ = direct.ContainerRemove(context.Background(), id, container.RemoveOptions{Force: true, RemoveVolumes: true})
 				}
@@ -526,14 +396,11 @@ func TestCreateImages(t *testing.T) {
 	} {
 		ref := "berm.local/" + name + ":1"
 		commit(ref, container.Config{Labels: labels})
-		_, err = c.ContainerCreate(t.Context(), cfg(ref), nil, nil, nil, "")
+		_, err := c.ContainerCreate(t.Context(), cfg(ref), nil, nil, nil, "")
 		deniedBy(t, err, "labels.reserved")
 	}
 	commit("berm.local/volumes:1", container.Config{Volumes: map[string]struct{}{"/data": {}, "/taken": {}}, ExposedPorts: nat.PortSet{"80/tcp": {}}, Env: []string{"GONE=1", "KEPT=1"}, Cmd: []string{"env"}})
-	ct, err := c.ContainerCreate(t.Context(), &container.Config{Image: "berm.local/volumes:1", Env: []string{"GONE"}}, &container.HostConfig{Tmpfs: map[string]string{"/taken/": ""}}, nil, nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	ct := must(c.ContainerCreate(t.Context(), &container.Config{Image: "berm.local/volumes:1", Env: []string{"GONE"}}, &container.HostConfig{Tmpfs: map[string]string{"/taken/": ""}}, nil, nil, ""))(t)
 	got := inspect(t, direct, ct.ID)
 	if len(got.Mounts) != 1 || got.Mounts[0].Destination != "/data" {
 		t.Errorf("mounts: %+v", got.Mounts)
@@ -547,41 +414,29 @@ func TestCreateImages(t *testing.T) {
 
 // TestCreateAtOnce asks for more containers at once than there is room for.
 func TestCreateAtOnce(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, basePolicy+"profiles: {default: {engine_api: {max_objects: 4}}}\n")
-	left := sweepOwn(t, direct, d)
+	d, _ := engineDoor(t, basePolicy+"profiles: {default: {engine_api: {max_objects: 4}}}\n")
 	c := d.client("once")
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() { _, _ = c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, "") })
 	}
 	wg.Wait()
-	if n := len(left()); n > 4 {
+	if n := len(d.left()); n > 4 {
 		t.Errorf("%d containers, more than 4", n)
 	}
 }
 
 // TestCreateImageEnv runs an image that brings variables which the policy denies.
 func TestCreateImageEnv(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, workRules(workDir(t)))
-	sweepOwn(t, direct, d)
-	from, err := direct.ContainerCreate(t.Context(), sleeper, nil, nil, nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	d, direct := engineDoor(t, workRules(workDir(t)))
+	from := must(direct.ContainerCreate(t.Context(), sleeper, nil, nil, nil, ""))(t)
 	const env = "berm.local/env:1"
-	_, err = direct.ContainerCommit(t.Context(), from.ID, container.CommitOptions{Reference: env, Changes: []string{"ENV SECRET_A=1 BERM_X=2 PLAIN=3 PINNED=no"}})
+	_, err := direct.ContainerCommit(t.Context(), from.ID, container.CommitOptions{Reference: env, Changes: []string{"ENV SECRET_A=1 BERM_X=2 PLAIN=3 PINNED=no"}})
 	_ = direct.ContainerRemove(context.Background(), from.ID, forced)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, err)
 	t.Cleanup(func() { _, _ = direct.ImageRemove(context.Background(), env, image.RemoveOptions{Force: true}) })
 	c := d.client("env")
-	ct, err := c.ContainerCreate(t.Context(), &container.Config{Image: env, Cmd: []string{"sh", "-c", "echo [$SECRET_A$BERM_X] $PLAIN $PINNED"}}, nil, nil, nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	ct := must(c.ContainerCreate(t.Context(), &container.Config{Image: env, Cmd: []string{"sh", "-c", "echo [$SECRET_A$BERM_X] $PLAIN $PINNED"}}, nil, nil, nil, ""))(t)
 	if !slices.ContainsFunc(ct.Warnings, func(w string) bool { return strings.Contains(w, "SECRET_A") && strings.Contains(w, "env.deny") }) {
 		t.Errorf("warnings: %q", ct.Warnings)
 	}

@@ -250,14 +250,9 @@ func current(t *testing.T, text []byte) (got reading, used []string) {
 func oldParser(t testing.TB) func(text string) reading {
 	t.Helper()
 	dir := t.TempDir()
-	program, err := os.ReadFile("testdata/dockerfile08/main.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	program := must(os.ReadFile("testdata/dockerfile08/main.go"))(t)
 	const module = "module dockerfile08\n\ngo 1.26\n\nrequire github.com/moby/buildkit v0.8.4-0.20221020190723-eeb7b65ab7d6\n"
-	if err := errors.Join(os.WriteFile(dir+"/main.go", program, 0o600), os.WriteFile(dir+"/go.mod", []byte(module), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(os.WriteFile(dir+"/main.go", program, 0o600), os.WriteFile(dir+"/go.mod", []byte(module), 0o600)))
 	for _, args := range [][]string{{"mod", "tidy"}, {"build", "-o", "parser", "."}} {
 		c := exec.CommandContext(t.Context(), "go", args...)
 		c.Dir = dir
@@ -266,17 +261,9 @@ func oldParser(t testing.TB) func(text string) reading {
 		}
 	}
 	c := exec.CommandContext(t.Context(), dir+"/parser")
-	in, err := c.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	in := must(c.StdinPipe())(t)
+	out := must(c.StdoutPipe())(t)
+	noError(t, c.Start())
 	t.Cleanup(func() { _, _ = in.Close(), c.Wait() })
 	ask, answers := json.NewEncoder(in), json.NewDecoder(out)
 	return func(text string) (got reading) {
@@ -300,14 +287,10 @@ func TestDockerfileOn20(t *testing.T) {
 			}
 		}
 		text, err := json.MarshalIndent(recorded, "", " ")
-		if err := errors.Join(err, os.WriteFile(file, append(text, '\n'), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, errors.Join(err, os.WriteFile(file, append(text, '\n'), 0o600)))
 	}
 	text, err := os.ReadFile(file)
-	if err := errors.Join(err, json.Unmarshal(text, &recorded)); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(err, json.Unmarshal(text, &recorded)))
 	for name, tt := range dockerfileCases {
 		if d, out, err := rewritten(tt.dockerfile); err == nil {
 			want, ok := recorded[string(out)]
@@ -337,10 +320,7 @@ func FuzzDockerfile(f *testing.F) {
 		if err != nil {
 			return
 		}
-		out, err := d.encode(nil, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		out := must(d.encode(nil, nil))(t)
 		again, err := readDockerfile(out, d.args, d.urls)
 		if err != nil {
 			t.Fatalf("%q is written %q: %v", text, out, err)

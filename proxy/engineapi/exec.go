@@ -2,31 +2,21 @@ package engineapi
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"maps"
-	"math"
 	"net/http"
-	"net/url"
+	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
-	"github.com/bermhq/berm/proxy/engineapi/upstream"
+	"github.com/docker/docker/api/types/container"
 
-	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
 	"github.com/bermhq/berm/runtime"
 )
-
-func execRoutes() []route {
-	return []route{
-		{method: http.MethodPost, template: "/containers/{id}/exec", body: jsonBody, change: true, serve: createExec},
-		{method: http.MethodPost, template: "/exec/{id}/start", body: jsonBody, change: true, serve: startExec},
-		{method: http.MethodPost, template: "/exec/{id}/resize", query: []string{"h", "w"}, serve: resizeExec},
-		{method: http.MethodGet, template: "/exec/{id}/json", serve: inspectExec},
-	}
-}
 
 const (
 	maxExecArgs = 4096 // of a command's words and variables, each
@@ -35,39 +25,21 @@ const (
 
 // execBody is the body of an exec's creation, with every field that clients send.
 type execBody struct {
-	User         string   `json:"User"`
-	Privileged   bool     `json:"Privileged"`
-	Tty          bool     `json:"Tty"`
-	ConsoleSize  *[2]uint `json:"ConsoleSize,omitempty"`
-	AttachStdin  bool     `json:"AttachStdin"`
-	AttachStderr bool     `json:"AttachStderr"`
-	AttachStdout bool     `json:"AttachStdout"`
-	Detach       bool     `json:"Detach"`
-	DetachKeys   string   `json:"DetachKeys"`
-	LowerKeys    string   `json:"detachKeys,omitempty"` // as the Python client spells it; becomes DetachKeys
-	Env          []string `json:"Env"`
-	WorkingDir   string   `json:"WorkingDir"`
-	Cmd          []string `json:"Cmd"`
-	Container    string   `json:"Container,omitempty"` // some clients repeat the path's; it isn't looked at
+	container.ExecOptions
+	LowerKeys string `json:"detachKeys,omitempty"` // as the Python client spells it; becomes DetachKeys
+	Container string `json:",omitempty"`           // some clients repeat the path's; it isn't looked at
 }
 
 // createExec makes an exec in a container of the caller's. Its variables and user are
 // judged as those of the container were.
-func createExec(c *call) error {
-	if err := c.operation(policy.OpExec); err != nil {
-		return err
-	}
-	var body execBody
-	if err := c.decode(&body); err != nil {
-		return err
-	}
+func createExec(c *call, body *execBody) error {
 	if len(body.Cmd) == 0 || len(body.Cmd) > maxExecArgs || len(body.Env) > maxExecArgs {
 		return proxy.Malformed("No exec command specified, or too long a one")
 	}
 	if body.LowerKeys != "" {
 		body.DetachKeys, body.LowerKeys = body.LowerKeys, ""
 	}
-	if err := detachKeys(body.DetachKeys); err != nil {
+	if _, err := detachKeys("", body.DetachKeys); err != nil {
 		return err
 	}
 	if body.WorkingDir != "" && (body.WorkingDir[0] != '/' || len(body.WorkingDir) > 4096 || runtime.KernelPath(body.WorkingDir)) {
@@ -89,7 +61,7 @@ func createExec(c *call) error {
 	if err := refuseUnconfined(c); err != nil {
 		return err
 	}
-	if body.Env, err = execEnv(c, &body); err != nil {
+	if body.Env, err = execEnv(c, body); err != nil {
 		return err
 	}
 	body.Container = ""
@@ -129,32 +101,8 @@ func execEnv(c *call, body *execBody) ([]string, error) {
 	return list, nil
 }
 
-// decode reads the call's body, one strict JSON object, in which null is what is left out.
-func (c *call) decode(v any) error {
-	return proxy.DecodeNulls(c.w, c.r, proxy.MaxBody, v)
-}
-
-// detachKeys checks a key sequence such as "ctrl-p,ctrl-q".
-func detachKeys(keys string) error {
-	if len(keys) > 64 || !printable(keys) {
-		return proxy.Malformed("the detach keys are none")
-	}
-	return nil
-}
-
 // startExec runs an exec; unless it is to be detached, the connection becomes its streams.
-func startExec(c *call) error {
-	if err := c.operation(policy.OpExec); err != nil {
-		return err
-	}
-	var body struct {
-		Detach      bool     `json:"Detach"`
-		Tty         bool     `json:"Tty"`
-		ConsoleSize *[2]uint `json:"ConsoleSize,omitempty"`
-	}
-	if err := c.decode(&body); err != nil {
-		return err
-	}
+func startExec(c *call, body *container.ExecStartOptions) error {
 	if c.version < 42 {
 		body.ConsoleSize = nil
 	}
@@ -169,7 +117,8 @@ func startExec(c *call) error {
 	if err != nil {
 		return fmt.Errorf("encode the request: %w", err)
 	}
-	a := upstream.Ask{Path: "/exec/" + id + "/start", Body: bytes.NewReader(b), Length: int64(len(b)), Header: http.Header{"Content-Type": {"application/json"}}}
+	a := c.askFor(id)
+	a.Body, a.Length, a.Header = bytes.NewReader(b), int64(len(b)), http.Header{"Content-Type": {"application/json"}}
 	if body.Detach {
 		return c.forward(a, false)
 	}
@@ -180,35 +129,92 @@ func startExec(c *call) error {
 	return c.hijack(a)
 }
 
-func resizeExec(c *call) error {
+// forwardExec asks the engine the same of an exec in a container of the caller's.
+func forwardExec(c *call) error {
 	id, _, err := execID(c, c.name)
 	if err != nil {
 		return err
 	}
-	query, err := consoleSize(c)
-	if err != nil {
-		return err
-	}
-	return c.forward(upstream.Ask{Path: "/exec/" + id + "/resize", Query: query}, false)
+	return c.forward(c.askFor(id), false)
 }
 
-// consoleSize reads a terminal's height and width.
-func consoleSize(c *call) (url.Values, error) {
-	query := url.Values{}
-	for _, name := range []string{"h", "w"} {
-		n, err := c.number(name)
-		if err != nil || n < 0 || n > math.MaxUint16 || !c.query.Has(name) {
-			return nil, proxy.Malformed("a terminal's size is not a number of lines and one of columns")
-		}
-		query.Set(name, strconv.FormatInt(n, 10))
-	}
-	return query, nil
+func attachContainer(c *call, a upstream.Ask, _ string) error {
+	c.closeMessage = &closeMessage{}
+	return c.hijack(a)
 }
 
-func inspectExec(c *call) error {
-	id, _, err := execID(c, c.name)
-	if err != nil {
-		return err
+// attachWS passes a WebSocket's handshake on as one of its own; what follows is between
+// the client and the engine.
+func attachWS(c *call, a upstream.Ask, _ string) error {
+	h := c.r.Header
+	key, err := base64.StdEncoding.DecodeString(h.Get("Sec-Websocket-Key"))
+	if !strings.EqualFold(h.Get("Upgrade"), "websocket") || err != nil || len(key) != 16 || h.Get("Sec-Websocket-Version") != "13" {
+		return proxy.Malformed("this is not the handshake of a WebSocket")
 	}
-	return c.forward(upstream.Ask{Path: "/exec/" + id + "/json"}, false)
+	a.Header = http.Header{
+		"Connection": {"Upgrade"}, "Upgrade": {"websocket"}, "Sec-Websocket-Version": {"13"}, "Origin": {"http://docker"},
+		"Sec-Websocket-Key": {base64.StdEncoding.EncodeToString(key)},
+	}
+	return c.hijack(a)
+}
+
+// noDetails refuses the details of logs.
+func noDetails(name, value string) (string, error) {
+	if isTrue(value) {
+		return "", denied("endpoints.query", name, "details of logs show environment variables", "no details")
+	}
+	return "", nil
+}
+
+func containerLogs(c *call, a upstream.Ask, _ string) error {
+	if a.Query.Has("follow") {
+		defer c.untilDrain()()
+	}
+	c.closeMessage = &closeMessage{}
+	return c.forward(a, true)
+}
+
+func containerStats(c *call, a upstream.Ask, _ string) error {
+	switch {
+	case !c.query.Has("stream"):
+		a.Query.Set("stream", "1")
+	case !c.flag("stream"):
+		a.Query.Set("stream", "0")
+	}
+	if c.version < 41 {
+		a.Query.Del("one-shot")
+	}
+	defer c.untilDrain()()
+	return c.forward(a, true)
+}
+
+// psArgs are options of ps that show no environment, as a BSD "e" does. What ps doesn't
+// understand as it stands it reads again as BSD options, so that it's whole texts that
+// are known, not letters.
+var psArgs = []string{
+	"-e", "-A", "-f", "-F", "-l", "-ef", "-eF", "-el", "-efl", "-elf", "-fe", "-efww",
+	"aux", "auxw", "auxww", "axu", "faux", "auxf", "ax", "axf", "axjf", "axl", "-aux", "-ax", "u", "l",
+}
+
+const psColumn = `(pid|ppid|pgid|sid|uid|user|gid|group|comm|args|cmd|etime|time|stat|state|rss|vsz|pcpu|pmem|%cpu|%mem|nlwp|pri|ni|tty|start|stime)`
+
+var psColumns = regexp.MustCompile(`^(-o|-eo|-Ao|-e -o|-A -o|axo|ax o|o) ?` + psColumn + `(,` + psColumn + `)*$`)
+
+// psOptions checks the options of a list of processes, which the engine gives to the host's ps.
+func psOptions(name, value string) (string, error) {
+	if !slices.Contains(psArgs, value) && !psColumns.MatchString(value) {
+		return "", denied("endpoints.query", name, "these options of ps are not known to show processes only", strings.Join(psArgs, ", ")+", or -o with names of columns")
+	}
+	return value, nil
+}
+
+var waitCondition = regexp.MustCompile(`^(not-running|next-exit|removed)$`)
+
+// waitContainer answers when the container's state is what was asked for; its header comes at once.
+func waitContainer(c *call, a upstream.Ask, _ string) error {
+	if c.version < 30 {
+		a.Query.Del("condition")
+	}
+	c.closeMessage = &closeMessage{form: textLine} // which clients take for an error, as it isn't JSON
+	return c.forward(a, true)
 }

@@ -24,28 +24,6 @@ import (
 	"github.com/docker/docker/pkg/stdcopy"
 )
 
-// sendJSON posts a body, and gives the status and the answer.
-func sendJSON(t *testing.T, address, path, body string) (int, string) {
-	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost"+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if body != "" {
-		req.Header.Set("Content-Type", "application/json")
-	}
-	resp, err := raw(address).Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = resp.Body.Close() }()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return resp.StatusCode, string(b)
-}
-
 // runExec runs a command through a client, to its end.
 func runExec(t *testing.T, c *client.Client, id string, options container.ExecOptions, in []byte) (stdout, stderr []byte, code int, err error) {
 	t.Helper()
@@ -95,9 +73,7 @@ func talk(w io.Writer, r io.Reader, closeWrite func() error, in []byte) ([]byte,
 // exit code.
 func TestSoakStreams(t *testing.T) {
 	const execs, attaches, workers, boxes = 460, 40, 24, 8
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, "")
 	c := d.client("many")
 	var ids []string
 	for i := range boxes {
@@ -186,8 +162,7 @@ profiles:
 
 // What a command gets is judged as what its container got.
 func TestExecIsJudged(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, execRules)
+	d, direct := engineDoor(t, execRules)
 	c := d.client("exec")
 	id := d.made(direct, "exec", "exec-judged", container.Config{Env: []string{"GIVEN=1"}, User: "1000"})
 	for name, tt := range map[string]struct {
@@ -227,8 +202,7 @@ func TestExecIsJudged(t *testing.T) {
 
 // In mode audit what would be denied is let through, and written down.
 func TestExecInModeAudit(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, execRules)
+	d, direct := engineDoor(t, execRules)
 	c := newClient(t, d.listen(Caller{Name: "watched", Tenant: "watched", Audit: true}))
 	id := d.made(direct, "watched", "exec-watched", container.Config{Env: []string{"GIVEN=1"}})
 	options := container.ExecOptions{Cmd: []string{"sh", "-c", "echo $SECRET_A ${GIVEN-unset}; id -u"}, Env: []string{"SECRET_A=x", "GIVEN"}, User: "0"}
@@ -242,8 +216,7 @@ func TestExecInModeAudit(t *testing.T) {
 
 // Bodies that no client sends are refused, those of every client that there is aren't.
 func TestExecBodies(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	address := d.listen(Caller{Name: "bodies", Tenant: "bodies"})
 	id := d.made(direct, "bodies", "exec-bodies", container.Config{})
 	for name, tt := range map[string]struct {
@@ -273,13 +246,13 @@ func TestExecBodies(t *testing.T) {
 		"no env name":   {`{"Cmd":["true"],"Env":["=x"]}`, 400},
 	} {
 		t.Run(name, func(t *testing.T) {
-			status, body := sendJSON(t, address, "/v1.41/containers/"+id+"/exec", tt.body)
+			status, body := say(t, address, http.MethodPost, "/v1.41/containers/"+id+"/exec", tt.body)
 			if status != tt.want && !(tt.want == 400 && status == 415) {
 				t.Errorf("%d %s, want %d", status, body, tt.want)
 			}
 		})
 	}
-	status, body := sendJSON(t, address, "/v1.41/containers/"+id+"/exec", `{"Cmd":["true"],"AttachStdout":true}`)
+	status, body := say(t, address, http.MethodPost, "/v1.41/containers/"+id+"/exec", `{"Cmd":["true"],"AttachStdout":true}`)
 	var made struct{ ID string }
 	if err := json.Unmarshal([]byte(body), &made); err != nil || status != 201 {
 		t.Fatal(status, body, err)
@@ -287,75 +260,54 @@ func TestExecBodies(t *testing.T) {
 	for name, body := range map[string]string{
 		"unknown": `{"Detach":true,"Env":["A=1"]}`, "another case": `{"detach":true}`, "twice": `{"Detach":true,"Detach":false}`, "nothing": "",
 	} {
-		if status, answer := sendJSON(t, address, "/v1.41/exec/"+made.ID+"/start", body); status/100 != 4 {
+		if status, answer := say(t, address, http.MethodPost, "/v1.41/exec/"+made.ID+"/start", body); status/100 != 4 {
 			t.Errorf("start, %s: %d %s", name, status, answer)
 		}
 	}
 	// A body in chunks, and input right behind it.
-	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", strings.TrimPrefix(address, "unix://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must((&net.Dialer{}).DialContext(t.Context(), "unix", strings.TrimPrefix(address, "unix://")))(t)
 	defer func() { _ = conn.Close() }()
-	_, body = sendJSON(t, address, "/v1.41/containers/"+id+"/exec", `{"Cmd":["cat"],"AttachStdin":true,"AttachStdout":true}`)
+	_, body = say(t, address, http.MethodPost, "/v1.41/containers/"+id+"/exec", `{"Cmd":["cat"],"AttachStdin":true,"AttachStdout":true}`)
 	var cat struct{ ID string }
 	if err := json.Unmarshal([]byte(body), &cat); err != nil {
 		t.Fatal(body, err)
 	}
-	_, err = io.WriteString(conn, "POST /v1.41/exec/"+cat.ID+"/start HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Type: application/json\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n2\r\n{}\r\n0\r\n\r\nearly")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(io.WriteString(conn, "POST /v1.41/exec/"+cat.ID+"/start HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Type: application/json\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n2\r\n{}\r\n0\r\n\r\nearly"))(t)
 	br := bufio.NewReader(conn)
 	if resp, err := http.ReadResponse(br, nil); err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
 		t.Fatal(resp, err)
 	}
-	if err := conn.(upstream.Half).CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, conn.(upstream.Half).CloseWrite())
 	if got := readStream(t, br); got != "early" {
 		t.Errorf("a command heard %q", got)
 	}
-	if status, answer := sendJSON(t, address, "/v1.41/exec/"+made.ID+"/start", `{"Detach":true,"Tty":false,"ConsoleSize":[1,2]}`); status != 200 {
+	if status, answer := say(t, address, http.MethodPost, "/v1.41/exec/"+made.ID+"/start", `{"Detach":true,"Tty":false,"ConsoleSize":[1,2]}`); status != 200 {
 		t.Errorf("start: %d %s", status, answer)
 	}
 }
 
 // Nothing of an exec is shown that the policy would hide.
 func TestExecShowsNoEnv(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	address := d.listen(Caller{Name: "shown", Tenant: "shown"})
 	c := newClient(t, address)
 	id := d.made(direct, "shown", "exec-shown", container.Config{Env: []string{"IN_CONTAINER=hidden-1"}})
-	made, err := c.ContainerExecCreate(t.Context(), id, container.ExecOptions{Cmd: []string{"true"}, Env: []string{"IN_EXEC=hidden-2"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := must(c.ContainerExecCreate(t.Context(), id, container.ExecOptions{Cmd: []string{"true"}, Env: []string{"IN_EXEC=hidden-2"}}))(t)
 	for _, version := range []string{"", "/v1.24", "/v1.41"} {
-		resp, err := raw(address).Get("http://localhost" + version + "/exec/" + made.ID + "/json")
-		if err != nil {
-			t.Fatal(err)
-		}
-		b, err := io.ReadAll(resp.Body)
-		_ = resp.Body.Close()
-		if err != nil || resp.StatusCode != 200 || bytes.Contains(b, []byte("hidden")) || !bytes.Contains(b, []byte(`"ProcessConfig"`)) {
-			t.Errorf("%q: %d %s, %v", version, resp.StatusCode, b, err)
+		status, body := say(t, address, http.MethodGet, version+"/exec/"+made.ID+"/json", "")
+		if status != 200 || strings.Contains(body, "hidden") || !strings.Contains(body, `"ProcessConfig"`) {
+			t.Errorf("%q: %d %s", version, status, body)
 		}
 	}
 }
 
 // A profile without exec has none, made before or by whomever.
 func TestExecSwitchedOff(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, execRules)
+	d, direct := engineDoor(t, execRules)
 	id := d.made(direct, "off", "exec-off", container.Config{})
-	made, err := d.client("off").ContainerExecCreate(t.Context(), id, container.ExecOptions{Cmd: []string{"touch", "/ran"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := must(d.client("off").ContainerExecCreate(t.Context(), id, container.ExecOptions{Cmd: []string{"touch", "/ran"}}))(t)
 	still := newClient(t, d.listen(Caller{Name: "still", Tenant: "off", Profile: "still"}))
-	_, err = still.ContainerExecCreate(t.Context(), id, container.ExecOptions{Cmd: []string{"true"}})
+	_, err := still.ContainerExecCreate(t.Context(), id, container.ExecOptions{Cmd: []string{"true"}})
 	if err == nil || !strings.Contains(err.Error(), "engine_api.exec") {
 		t.Errorf("create: %v", err)
 	}
@@ -374,13 +326,9 @@ func TestExecSwitchedOff(t *testing.T) {
 
 // What is somebody else's isn't there, in the words for what isn't.
 func TestForeignStreams(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	foreign := d.made(direct, "theirs", "streams-theirs", container.Config{})
-	theirs, err := d.client("theirs").ContainerExecCreate(t.Context(), foreign, container.ExecOptions{Cmd: []string{"true"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	theirs := must(d.client("theirs").ContainerExecCreate(t.Context(), foreign, container.ExecOptions{Cmd: []string{"true"}}))(t)
 	address := d.listen(Caller{Name: "mine", Tenant: "mine"})
 	missing := strings.Repeat("0123456789abcdef", 4)
 	for _, tt := range []struct{ method, path, body string }{
@@ -403,10 +351,7 @@ func TestForeignStreams(t *testing.T) {
 			refs = []string{theirs.ID, theirs.ID[:12]}
 		}
 		ask := func(address, ref string) string {
-			req, err := http.NewRequestWithContext(t.Context(), tt.method, "http://localhost/v1.41"+fmt.Sprintf(tt.path, ref), strings.NewReader(tt.body))
-			if err != nil {
-				t.Fatal(err)
-			}
+			req := must(http.NewRequestWithContext(t.Context(), tt.method, "http://localhost/v1.41"+fmt.Sprintf(tt.path, ref), strings.NewReader(tt.body)))(t)
 			if tt.body != "" {
 				req.Header.Set("Content-Type", "application/json")
 			}
@@ -415,22 +360,16 @@ func TestForeignStreams(t *testing.T) {
 					req.Header.Set(name, value)
 				}
 			}
-			resp, err := raw(address).Do(req)
-			if err != nil {
-				t.Fatal(err)
-			}
+			resp := must(raw(address).Do(req))(t)
 			defer func() { _ = resp.Body.Close() }()
-			b, err := io.ReadAll(resp.Body)
-			if err != nil {
-				t.Fatal(err)
-			}
+			b := must(io.ReadAll(resp.Body))(t)
 			var told struct{ Message string }
 			if json.Unmarshal(b, &told) != nil {
 				told.Message = string(b) // as the engine does before it would take a connection over
 			}
 			return fmt.Sprintf("%d %s", resp.StatusCode, strings.ReplaceAll(strings.TrimSpace(told.Message), ref, "REF"))
 		}
-		want := ask(host, missing)
+		want := ask(d.host, missing)
 		if !strings.Contains(tt.path, "/ws") && !strings.HasPrefix(want, "404 ") {
 			t.Errorf("%s: of what isn't there the engine says %s", tt.path, want)
 		}
@@ -447,8 +386,7 @@ func TestForeignStreams(t *testing.T) {
 
 // TestClientsExec is what users of the command line do.
 func TestClientsExec(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	address := d.listen(Caller{Name: "execcli", Tenant: "execcli"})
 	id := d.made(direct, "execcli", "exec-cli", container.Config{Cmd: []string{"sh", "-c", "echo hello; exec sleep 1000"}})
 	for name, binary := range dockerCLIs {

@@ -1,11 +1,14 @@
 package engineapi
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,7 +18,11 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
+	dockerfilters "github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/network"
+	"github.com/docker/docker/api/types/volume"
 	"github.com/docker/docker/client"
+	"github.com/docker/docker/pkg/stdcopy"
 	"github.com/google/uuid"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -67,10 +74,7 @@ func testEngine(t testing.TB) (host string, direct *client.Client) {
 
 func newClient(t testing.TB, host string) *client.Client {
 	t.Helper()
-	c, err := client.NewClientWithOpts(client.WithHost(host), client.WithAPIVersionNegotiation(), client.WithTimeout(patience))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must(client.NewClientWithOpts(client.WithHost(host), client.WithAPIVersionNegotiation(), client.WithTimeout(patience)))(t)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -81,6 +85,52 @@ type testDoor struct {
 	t     testing.TB
 	dir   string
 	audit string // the audit log's path
+	host  string // the engine's address
+	left  func() []string
+}
+
+// engineDoor makes a door before the shared engine. What is made through it is removed at the
+// test's end; left tells of it.
+func engineDoor(t *testing.T, rules string) (d *testDoor, direct *client.Client) {
+	t.Helper()
+	host, direct := testEngine(t)
+	d = doorTo(t, host, rules)
+	d.host, d.left = host, sweepOwn(t, direct, d)
+	return d, direct
+}
+
+// lyingDoor is engineDoor with a liar between the door and the engine.
+func lyingDoor(t *testing.T, rules string) (d *testDoor, direct *client.Client, l *liar) {
+	t.Helper()
+	host, direct := testEngine(t)
+	l = startLiar(t, host)
+	d = doorTo(t, l.host, rules)
+	d.host, d.left = host, sweepOwn(t, direct, d)
+	return d, direct, l
+}
+
+// must returns the value of a call that may not fail.
+func must[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		noError(t, err)
+		return v
+	}
+}
+
+func noError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// report is noError for a test that goes on.
+func report(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 // basePolicy allows testImage; a test's own text goes after it.
@@ -92,28 +142,19 @@ func doorTo(t testing.TB, host, rules string) *testDoor {
 	if rules == "" {
 		rules = basePolicy
 	}
-	p, err := policy.Parse([]byte(rules), policy.Options{DefaultImage: testImage})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must(policy.Parse([]byte(rules), policy.Options{DefaultImage: testImage}))(t)
 	d := &testDoor{t: t, dir: t.TempDir()}
 	d.audit = filepath.Join(d.dir, "audit.log")
-	audit, err := OpenAudit(d.audit)
-	if err != nil {
-		t.Fatal(err)
-	}
+	audit := must(OpenAudit(d.audit))(t)
 	t.Cleanup(func() { _ = audit.Close() })
-	d.Proxy, err = New(Options{
+	d.Proxy = must(New(Options{
 		Dial: func(ctx context.Context) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", strings.TrimPrefix(host, "unix://"))
 		},
 		Pins:   d.pins(),
 		Policy: func() *policy.Policy { return p }, Owner: "test-" + filepath.Base(d.dir) + fmt.Sprint(time.Now().UnixNano()), Audit: audit,
 		ArchiveFixed: true, // or no running container could be copied from
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	t.Cleanup(func() { _ = d.Close() })
 	return d
 }
@@ -137,10 +178,7 @@ func (d *testDoor) pins() lifecycle.Holder {
 func (d *testDoor) listen(c Caller) string {
 	d.t.Helper()
 	address := "unix://" + filepath.Join(d.dir, c.Name+".sock")
-	l, err := proxy.Listen(context.Background(), address, 0o600)
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	l := must(proxy.Listen(context.Background(), address, 0o600))(d.t)
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
 	go func() {
@@ -172,14 +210,8 @@ func raw(address string) *http.Client {
 func TestPing(t *testing.T) {
 	host, direct := testEngine(t)
 	c := doorTo(t, host, "").client("a")
-	got, err := c.Ping(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	want, err := direct.Ping(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must(c.Ping(t.Context()))(t)
+	want := must(direct.Ping(t.Context()))(t)
 	if got.APIVersion != want.APIVersion || got.OSType != want.OSType {
 		t.Errorf("ping: %+v, want %+v", got, want)
 	}
@@ -218,27 +250,162 @@ func (d *testDoor) made(direct *client.Client, tenant, name string, config conta
 		config.Cmd = []string{"sleep", "1000"}
 	}
 	config.Labels = d.labels(lifecycle.ObjectContainer, tenant)
-	got, err := direct.ContainerCreate(context.Background(), &config, &container.HostConfig{NetworkMode: "none"}, nil, nil, name)
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	got := must(direct.ContainerCreate(context.Background(), &config, &container.HostConfig{NetworkMode: "none"}, nil, nil, name))(d.t)
 	d.t.Cleanup(func() {
 		err := direct.ContainerRemove(context.Background(), got.ID, container.RemoveOptions{Force: true, RemoveVolumes: true})
 		if err != nil && !errdefs.IsNotFound(err) {
 			d.t.Error(err)
 		}
 	})
-	if err := direct.ContainerStart(context.Background(), got.ID, container.StartOptions{}); err != nil {
-		d.t.Fatal(err)
-	}
+	noError(d.t, direct.ContainerStart(context.Background(), got.ID, container.StartOptions{}))
 	return got.ID
 }
 
 func readFile(t testing.TB, path string) []byte {
 	t.Helper()
-	b, err := os.ReadFile(path)
-	if err != nil {
+	b := must(os.ReadFile(path))(t)
+	return b
+}
+
+// dockerCLI runs a real Docker client against a caller's listener.
+func dockerCLI(t *testing.T, binary, host string, args ...string) (stdout, stderr string, err error) {
+	t.Helper()
+	if _, err := os.Stat(binary); err != nil {
+		private.Lacking(t, "docker", err)
+	}
+	cmd := exec.CommandContext(t.Context(), binary, args...)
+	cmd.Env = append(os.Environ(), "DOCKER_HOST="+host, "DOCKER_CONFIG="+t.TempDir(), "DOCKER_CONTEXT=")
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err = cmd.Run()
+	return out.String(), errs.String(), err
+}
+
+// mustDocker is dockerCLI for what has to succeed.
+func mustDocker(t *testing.T, binary, host string) func(args ...string) string {
+	return func(args ...string) string {
+		t.Helper()
+		out, errs, err := dockerCLI(t, binary, host, args...)
+		if err != nil {
+			t.Fatalf("docker %v: %v: %s", args, err, errs)
+		}
+		return strings.TrimSpace(out)
+	}
+}
+
+// sweepOwn removes in the end what the door's callers made, and gives what there is.
+func sweepOwn(t *testing.T, direct *client.Client, d *testDoor) (left func() []string) {
+	t.Helper()
+	owned := dockerfilters.NewArgs(dockerfilters.Arg("label", lifecycle.LabelOwner+"="+d.opts.Owner))
+	left = func() (all []string) {
+		t.Helper()
+		ctx := context.Background()
+		list, err := direct.ContainerList(ctx, container.ListOptions{All: true, Filters: owned})
+		if err != nil {
+			t.Error(err)
+		}
+		for _, ct := range list {
+			all = append(all, "container "+ct.ID)
+		}
+		networks, err := direct.NetworkList(ctx, network.ListOptions{Filters: owned})
+		if err != nil {
+			t.Error(err)
+		}
+		for _, n := range networks {
+			all = append(all, "network "+n.ID)
+		}
+		volumes, err := direct.VolumeList(ctx, volume.ListOptions{Filters: owned})
+		if err != nil {
+			t.Error(err)
+		}
+		for _, v := range volumes.Volumes {
+			all = append(all, "volume "+v.Name)
+		}
+		return all
+	}
+	t.Cleanup(func() {
+		ctx := context.Background()
+		for _, what := range left() {
+			kind, id, _ := strings.Cut(what, " ")
+			var err error
+			switch kind {
+			case "container":
+				err = direct.ContainerRemove(ctx, id, container.RemoveOptions{Force: true, RemoveVolumes: true})
+			case "network":
+				err = direct.NetworkRemove(ctx, id)
+			case "volume":
+				err = direct.VolumeRemove(ctx, id, true)
+			}
+			if err != nil && !errdefs.IsNotFound(err) {
+				t.Error(err)
+			}
+		}
+	})
+	return left
+}
+
+// finish starts a container, waits for its end, and gives its output and exit code.
+func finish(t *testing.T, c, direct *client.Client, id string) (string, int64) {
+	t.Helper()
+	noError(t, c.ContainerStart(t.Context(), id, container.StartOptions{}))
+	return finished(t, direct, id)
+}
+
+func finished(t *testing.T, direct *client.Client, id string) (string, int64) {
+	t.Helper()
+	done, failed := direct.ContainerWait(t.Context(), id, container.WaitConditionNotRunning)
+	var code int64
+	select {
+	case r := <-done:
+		code = r.StatusCode
+	case err := <-failed:
 		t.Fatal(err)
 	}
-	return b
+	r := must(direct.ContainerLogs(t.Context(), id, container.LogsOptions{ShowStdout: true, ShowStderr: true}))(t)
+	defer r.Close()
+	return readStream(t, r), code
+}
+
+func inspect(t *testing.T, direct *client.Client, id string) container.InspectResponse {
+	t.Helper()
+	ct := must(direct.ContainerInspect(t.Context(), id))(t)
+	return ct
+}
+
+// workRules allow binds below dir, and what most tests want.
+func workRules(dir string) string {
+	return basePolicy + "mounts: {allowed_roots: [" + dir + `], hold: auto}
+env: {deny: ["SECRET*"], pin: {PINNED: "yes"}}
+ttl: {default: 1h, max_lifetime: 2h}
+profiles:
+  default:
+    max_memory_mb: 256
+    memory_mb: 64
+    engine_api: {ports: loopback, dns: "on"}
+`
+}
+
+func workDir(t *testing.T) string {
+	t.Helper()
+	dir := must(os.MkdirTemp("/var/tmp", "berm-engineapi-"))(t)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return must(filepath.EvalSymlinks(dir))(t)
+}
+
+// readStream reads both of a container's streams to their end.
+func readStream(t *testing.T, r io.Reader) string {
+	t.Helper()
+	var b bytes.Buffer
+	must(stdcopy.StdCopy(&b, &b, r))(t)
+	return b.String()
+}
+
+// eventually waits until ok; a test's own deadline is the end of its patience.
+func eventually(t *testing.T, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it didn't come to be")
+		}
+	}
 }

@@ -146,7 +146,7 @@ func verifyHeld(c *call, e effective, before, now *container.InspectResponse, v 
 	return denied("verify.start", "HostConfig.Mounts", "the container has another directory mounted than was held", "the directory that was allowed")
 }
 
-// Binds returns the binds of all containers that this door made, running or not.
+// Binds returns the binds of all containers that this proxy made, running or not.
 func (d *Proxy) Binds(ctx context.Context) ([]policy.Mount, error) {
 	v, err := d.engine.Max(ctx)
 	if err != nil {
@@ -160,15 +160,20 @@ func (d *Proxy) Binds(ctx context.Context) ([]policy.Mount, error) {
 		}
 		for _, m := range ct.Mounts {
 			if m.Type == mount.TypeBind {
-				mode := "ro"
-				if m.RW {
-					mode = "rw"
-				}
-				out = append(out, policy.Mount{HostPath: m.Source, Source: m.Source, Local: m.Source, MountPath: m.Destination, Mode: mode})
+				out = append(out, bindOf(m))
 			}
 		}
-	}, lifecycle.LabelOwner+"="+d.opts.Owner, lifecycle.LabelDoor+"="+lifecycle.DoorEngine)
+	}, d.proxyLabels()...)
 	return out, err
+}
+
+// bindOf returns a bind as the engine mounts it.
+func bindOf(m container.MountPoint) policy.Mount {
+	mode := "ro"
+	if m.RW {
+		mode = "rw"
+	}
+	return policy.Mount{HostPath: m.Source, Source: m.Source, Local: m.Source, MountPath: m.Destination, Mode: mode}
 }
 
 func (ct *listed) effective() (e effective, ok bool) {

@@ -30,9 +30,7 @@ import (
 // heldDir makes a directory with a file that has its name.
 func heldDir(t *testing.T, dir string) string {
 	t.Helper()
-	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(dir+"/name", []byte(filepath.Base(dir)), 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(dir+"/name", []byte(filepath.Base(dir)), 0o644)))
 	return dir
 }
 
@@ -133,34 +131,24 @@ func TestHeldBind(t *testing.T) {
 	if got, err := copiedName(t, c, id, "/a"); got != "a" || err != nil {
 		t.Errorf("copy before the first start: %q, %v", got, err)
 	}
-	if err := startIt(t, c, id); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, startIt(t, c, id))
 	named("started")
 	// What is at the path by now is judged and held anew, but not for a container that runs.
-	if err := errors.Join(os.Rename(asked, dir+"/was"), os.Mkdir(asked, 0o755), os.WriteFile(asked+"/name", []byte("new"), 0o644), os.Rename(dir+"/was/inner", second)); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(os.Rename(asked, dir+"/was"), os.Mkdir(asked, 0o755), os.WriteFile(asked+"/name", []byte("new"), 0o644), os.Rename(dir+"/was/inner", second)))
 	if err := startIt(t, c, id); err != nil { // 304
 		t.Error(err)
 	}
 	if got := mountedName(t, direct, id, "/a"); got != "a" {
 		t.Errorf("after a start that started nothing: %q", got)
 	}
-	if err := restartIt(t, c, id); err != nil {
-		t.Error(err)
-	}
+	report(t, restartIt(t, c, id))
 	if got := mountedName(t, direct, id, "/a"); got != "new" {
 		t.Errorf("after a restart: %q", got)
 	}
 	zero := 0
-	if err := direct.ContainerStop(t.Context(), id, container.StopOptions{Timeout: &zero}); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, direct.ContainerStop(t.Context(), id, container.StopOptions{Timeout: &zero}))
 	past("after it ran")
-	if err := d.StartContainer(t.Context(), id); err != nil {
-		t.Error(err)
-	}
+	report(t, d.StartContainer(t.Context(), id))
 	if binds, err := d.Binds(t.Context()); err != nil || len(binds) != 2 || binds[0].Source != asked || binds[1].Mode != "ro" {
 		t.Errorf("binds: %+v, %v", binds, err)
 	}
@@ -168,28 +156,19 @@ func TestHeldBind(t *testing.T) {
 
 // TestEndsAtOnce starts containers that may end before they are verified, which is no fault.
 func TestEndsAtOnce(t *testing.T) {
-	host, direct := testEngine(t)
 	dir := workDir(t)
-	d := doorTo(t, host, workRules(dir))
-	sweepOwn(t, direct, d)
+	d, _ := engineDoor(t, workRules(dir))
 	c := d.client("ends")
-	ct, err := c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{"true"}}, &container.HostConfig{Binds: []string{dir + ":/a"}}, nil, nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	ct := must(c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{"true"}}, &container.HostConfig{Binds: []string{dir + ":/a"}}, nil, nil, ""))(t)
 	for range 8 {
-		if err := restartIt(t, c, ct.ID); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, restartIt(t, c, ct.ID))
 	}
 }
 
 // TestLedElsewhere has a bind's path lead elsewhere since the container was made.
 func TestLedElsewhere(t *testing.T) {
-	host, direct := testEngine(t)
 	dir := workDir(t)
-	d := doorTo(t, host, workRules(dir))
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, workRules(dir))
 	c := d.client("elsewhere")
 	place := heldDir(t, dir+"/place")
 	id := makeOne(t, c, &container.HostConfig{Binds: []string{place + ":/a"}}, "")
@@ -203,9 +182,7 @@ func TestLedElsewhere(t *testing.T) {
 		"a plain file": {func() error { return os.WriteFile(place, nil, 0o600) }, "mounts.not_a_directory"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := errors.Join(os.RemoveAll(place), tt.put()); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, errors.Join(os.RemoveAll(place), tt.put()))
 			_, err := copiedName(t, c, id, "/a")
 			for what, err := range map[string]error{"start": startIt(t, c, id), "restart": restartIt(t, c, id), "copy": err} {
 				if err == nil || !strings.Contains(err.Error(), "(rule "+tt.rule) {
@@ -221,11 +198,8 @@ func TestLedElsewhere(t *testing.T) {
 
 // TestExchangedMeanwhile exchanges a directory between the judgement and the engine's mount.
 func TestExchangedMeanwhile(t *testing.T) {
-	host, direct := testEngine(t)
 	dir := workDir(t)
-	l := startLiar(t, host)
-	d := doorTo(t, l.host, workRules(dir))
-	sweepOwn(t, direct, d)
+	d, direct, l := lyingDoor(t, workRules(dir))
 	c := d.client("meanwhile")
 	place, other := heldDir(t, dir+"/place"), heldDir(t, dir+"/other")
 	id := makeOne(t, c, &container.HostConfig{Binds: []string{place + ":/a"}}, "")
@@ -234,18 +208,14 @@ func TestExchangedMeanwhile(t *testing.T) {
 		l.set(func(l *liar) {
 			l.refuse = func(_, path string) bool {
 				if strings.HasSuffix(path, suffix) {
-					if err := do(); err != nil {
-						t.Error(err)
-					}
+					report(t, do())
 				}
 				return false
 			}
 		})
 	}
 	defer l.set(func(*liar) {})
-	if err := os.Symlink("/etc", dir+"/link"); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.Symlink("/etc", dir+"/link"))
 	for _, with := range []string{other, dir + "/link"} {
 		exchange := func() error {
 			return unix.Renameat2(unix.AT_FDCWD, place, unix.AT_FDCWD, with, unix.RENAME_EXCHANGE)
@@ -259,17 +229,13 @@ func TestExchangedMeanwhile(t *testing.T) {
 				t.Errorf("%s: it has %q", suffix, got)
 			}
 			zero := 0
-			if err := errors.Join(exchange(), direct.ContainerStop(t.Context(), id, container.StopOptions{Timeout: &zero})); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, errors.Join(exchange(), direct.ContainerStop(t.Context(), id, container.StopOptions{Timeout: &zero})))
 		}
 		at("/archive", exchange)
 		if got, err := copiedName(t, c, id, "/a"); got != "place" || err != nil {
 			t.Errorf("copy: %q, %v", got, err)
 		}
-		if err := exchange(); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, exchange())
 	}
 
 	// An engine that mounts another directory after all.
@@ -302,10 +268,8 @@ func (u unheld) Hold(_ context.Context, _ string, mounts []policy.Mount) (source
 
 // TestHoldModes starts containers where binds are held otherwise than where they were made.
 func TestHoldModes(t *testing.T) {
-	host, direct := testEngine(t)
 	dir := workDir(t)
-	d := doorTo(t, host, workRules(dir))
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, workRules(dir))
 	c := d.client("modes")
 	place := heldDir(t, dir+"/place")
 	bind := &container.HostConfig{Binds: []string{place + ":/a"}}
@@ -319,9 +283,7 @@ func TestHoldModes(t *testing.T) {
 		t.Errorf("unheld: the engine's configuration names %s", got)
 	}
 	deniedBy(t, startIt(t, c, pinned), "mounts.recreate")
-	if err := restartIt(t, c, plain); err != nil {
-		t.Error(err)
-	}
+	report(t, restartIt(t, c, plain))
 	for name, tt := range map[string]struct {
 		pins, unheld  lifecycle.Holder
 		create, start string
@@ -352,14 +314,12 @@ func TestHoldModes(t *testing.T) {
 	d.opts.Pins, d.opts.Unheld = unheld{refusal}, nil
 	audit := newClient(t, d.listen(Caller{Name: "modes-audit", Tenant: "modes", Audit: true}))
 	id := makeOne(t, audit, bind, "")
-	if err := startIt(t, audit, id); err != nil {
-		t.Error(err)
-	}
+	report(t, startIt(t, audit, id))
 	deniedBy(t, startIt(t, c, id), "verify.start")
 
 	// An engine that starts containers by itself.
 	d.opts.Pins = held
-	l := startLiar(t, host)
+	l := startLiar(t, d.host)
 	other := doorTo(t, l.host, workRules(dir))
 	sweepOwn(t, direct, other)
 	c = other.client("modes")
@@ -382,17 +342,10 @@ func TestSwapped(t *testing.T) {
 	place, parent := heldDir(t, dir+"/in/place"), dir+"/in"
 	id := makeOne(t, c, &container.HostConfig{Binds: []string{place + ":/a"}}, "")
 	// The swapper is another container, which has the directory around it.
-	if err := os.Symlink(outside, parent+"/link"); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.Symlink(outside, parent+"/link"))
 	swapper := makeOne(t, c, &container.HostConfig{Binds: []string{parent + ":/in"}}, "")
-	if err := startIt(t, c, swapper); err != nil {
-		t.Fatal(err)
-	}
-	root, err := os.OpenFile(fmt.Sprintf("/proc/%d/root/in", inspect(t, direct, swapper).State.Pid), unix.O_PATH|unix.O_DIRECTORY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	noError(t, startIt(t, c, swapper))
+	root := must(os.OpenFile(fmt.Sprintf("/proc/%d/root/in", inspect(t, direct, swapper).State.Pid), unix.O_PATH|unix.O_DIRECTORY, 0))(t)
 	defer root.Close()
 	stop, swaps := make(chan struct{}), make(chan int)
 	go func() {
@@ -409,6 +362,7 @@ func TestSwapped(t *testing.T) {
 	}()
 	won, started := 0, 0
 	for round := range 60 {
+		var err error
 		switch round % 3 {
 		case 0:
 			err = restartIt(t, c, id)

@@ -21,20 +21,6 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
-func imageRoutes() []route {
-	const one = "/images/{image}"
-	return []route{
-		{method: http.MethodGet, template: "/images/json", query: []string{"all", "filters", "digests", "shared-size"}, serve: listImages},
-		{method: http.MethodPost, template: "/images/create", query: []string{"fromImage", "tag", "platform"}, change: true, serve: pullImage},
-		{method: http.MethodGet, template: one + "/json", serve: inspectImage},
-		{method: http.MethodGet, template: one + "/history", serve: imageHistory},
-		{method: http.MethodPost, template: one + "/tag", query: []string{"repo", "tag"}, change: true, serve: tagImage},
-		{method: http.MethodDelete, template: one, query: []string{"force", "noprune"}, change: true, serve: removeImage},
-		{method: http.MethodGet, template: one + "/get", serve: saveImage},
-		{method: http.MethodGet, template: "/images/get", query: []string{"names*"}, serve: saveImages},
-	}
-}
-
 func noImage(ref string) error { return notFound("No such image: " + familiar(ref)) }
 
 // listedImage says which of an image's names the caller may see; not at all if nothing of it
@@ -106,32 +92,22 @@ func seesImage(c *call, img *imageInfo) bool {
 // listImages leaves out the images that the caller may not see, and the names of those
 // that it may.
 func listImages(c *call) error {
-	f, err := c.filters("before", "dangling", "label", "reference", "since", "until")
-	if err != nil {
-		return err
-	}
 	for _, name := range []string{"before", "since"} {
-		for i, ref := range f[name] { // or it would tell whether it is there
+		for i, ref := range c.filter[name] { // or it would tell whether it is there
 			img, err := visibleImage(c, ref)
 			if err != nil {
 				return err
 			}
-			f[name][i] = img.ID
+			c.filter[name][i] = img.ID
 		}
 	}
-	names := f["reference"]
-	delete(f, "reference") // the engine would match names that aren't the caller's to know
-	query := url.Values{}
-	for _, name := range []string{"all", "digests", "shared-size"} {
-		if c.flag(name) {
-			query.Set(name, "1")
-		}
-	}
-	if len(f) > 0 {
-		query.Set("filters", f.String())
+	names := c.filter["reference"]
+	delete(c.filter, "reference") // the engine would match names that aren't the caller's to know
+	if len(c.filter) > 0 {
+		c.passed.Set("filters", c.filter.String())
 	}
 	var all []map[string]json.RawMessage
-	if err := c.engine.Get(c.ctx, c.version, "/images/json", query, &all); err != nil {
+	if err := c.engine.Get(c.ctx, c.version, "/images/json", c.passed, &all); err != nil {
 		return err
 	}
 	shown := []map[string]json.RawMessage{}
@@ -298,9 +274,7 @@ func tagImage(c *call) error {
 	if err := tagAs(c, img.ID, target); err != nil {
 		return err
 	}
-	c.w.Header().Set("Api-Version", c.version.String())
-	c.w.WriteHeader(http.StatusCreated)
-	return nil
+	return c.status(http.StatusCreated)
 }
 
 // tagAs gives an image a name that was judged, unless somebody else's has it. It is done for
@@ -400,14 +374,8 @@ func removeImage(c *call) error {
 			return err
 		}
 	}
-	query := url.Values{}
-	for _, name := range []string{"force", "noprune"} {
-		if c.flag(name) {
-			query.Set(name, "1")
-		}
-	}
 	var gone []map[string]string
-	err = c.engine.DoLong(c.ctx, upstream.Ask{Method: http.MethodDelete, Version: c.version, Path: "/images/" + ref, Query: query}, &gone)
+	err = c.engine.DoLong(c.ctx, upstream.Ask{Method: http.MethodDelete, Version: c.version, Path: "/images/" + ref, Query: c.passed}, &gone)
 	if upstream.StatusOf(err) == http.StatusConflict { // the engine names the container, whosever it is
 		return conflict(fmt.Sprintf("conflict: unable to remove image %q: a container is using it, or it has further names or images made of it", familiar(c.name)))
 	}
@@ -441,9 +409,6 @@ const maxSaved = 64
 func saveNamed(c *call, refs []string) error {
 	if len(refs) == 0 || len(refs) > maxSaved {
 		return proxy.Malformed(fmt.Sprintf("the names of 1 to %d images are needed", maxSaved))
-	}
-	if err := c.operation(policy.OpArchive); err != nil {
-		return err
 	}
 	query := url.Values{}
 	for _, ref := range refs {

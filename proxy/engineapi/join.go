@@ -1,7 +1,6 @@
 package engineapi
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -21,7 +20,7 @@ import (
 // if there is none.
 func lookUpNetwork(c *call, ref string) (*network.Inspect, error) {
 	n, _, err := anyNetwork(c, ref)
-	if errors.Is(err, errNotFound) {
+	if isMissing(err) {
 		return nil, nil
 	}
 	return n, err
@@ -67,8 +66,8 @@ func policyName(c *call, name string) bool {
 
 // joinedNetworks says what networks a container asks to join: NetworkMode and EndpointsConfig are
 // one set, in which each is there once.
-func joinedNetworks(c *call, b *body.Create) ([]policy.ContainerNetwork, map[string]*body.Endpoint, error) {
-	mode := b.HostConfig.NetworkMode
+func joinedNetworks(c *call, b *body.Create) ([]policy.ContainerNetwork, map[string]*network.EndpointSettings, error) {
+	mode := string(b.HostConfig.NetworkMode)
 	asked, err := b.Endpoints()
 	if err != nil {
 		return nil, nil, err
@@ -88,7 +87,7 @@ func joinedNetworks(c *call, b *body.Create) ([]policy.ContainerNetwork, map[str
 		n.Field = "HostConfig.NetworkMode"
 		list = append(list, n)
 	}
-	endpoints := map[string]*body.Endpoint{}
+	endpoints := map[string]*network.EndpointSettings{}
 	taken := map[string]bool{}
 	for _, ref := range slices.Sorted(maps.Keys(asked)) {
 		n, err := resolveNetwork(c, ref, false)
@@ -174,7 +173,7 @@ const maxAliases = 64
 
 // endpointOptions gives what of an endpoint no policy allows. On a network that others
 // share, a name of one's own would be theirs to be misled by.
-func endpointOptions(e *body.Endpoint, n policy.ContainerNetwork) ([]string, error) {
+func endpointOptions(e *network.EndpointSettings, n policy.ContainerNetwork) ([]string, error) {
 	if e == nil {
 		return nil, nil
 	}

@@ -4,10 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -22,7 +20,7 @@ import (
 const recountTime = 5 * time.Second
 
 const (
-	maxActs  = 64 // starts, restarts and stops of one tenant's that go on at a time
+	maxActs  = 64 // starts, restarts and stops of one tenant that go on at a time
 	maxStops = 8  // stops of one container that go on at a time
 )
 
@@ -32,49 +30,38 @@ type limits struct {
 	making map[string]int64
 }
 
-// enter counts one more, and gives how many there are with it.
-func (r *limits) enter(key string) int64 { return r.add(key, 1) }
+// enter counts n more until leave is called, and returns how many there are with them.
+func (l *limits) enter(key string, n int64) (all int64, leave func()) {
+	add := func(n int64) int64 {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.making == nil {
+			l.making = map[string]int64{}
+		}
+		l.making[key] += n
+		all := l.making[key]
+		if all == 0 {
+			delete(l.making, key)
+		}
+		return all
+	}
+	return add(n), func() { add(-n) }
+}
 
-func (r *limits) leave(key string) { r.add(key, -1) }
+// full is the fault of a limit that is reached.
+func full(format string, args ...any) error {
+	return &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity", Detail: fmt.Sprintf(format, args...)}
+}
 
 // enter counts one more of what the caller's tenant may have most of at a time. The caller
 // calls leave at its end.
 func (c *call) enter(kind string, most int64) (leave func(), err error) {
-	key := kind + " " + c.caller.Tenant
-	if c.limits.enter(key) > most {
-		c.limits.leave(key)
-		return nil, &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity",
-			Detail: fmt.Sprintf("%d %s go on, which is the most that one tenant may have", most, kind)}
-	}
-	return func() { c.limits.leave(key) }, nil
-}
-
-// act counts what starts, restarts or stops a container until leave is called, as the
-// engine goes on with it also when the caller has left.
-func (c *call) act(key string, most int64) (leave func(), err error) {
-	all := "acts " + c.caller.Tenant
-	leave = func() { c.limits.leave(all); c.limits.leave(key) }
-	if one, every := c.limits.enter(key), c.limits.enter(all); one > most || every > maxActs {
+	all, leave := c.limits.enter(kind+" "+c.caller.Tenant, 1)
+	if all > most {
 		leave()
-		return nil, &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity",
-			Detail: fmt.Sprintf("%d starts, restarts and stops go on, which is the most that one tenant may have, or %d stops of this container", maxActs, maxStops)}
+		return nil, full("%d %s go on, which is the most that one tenant may have", most, kind)
 	}
 	return leave, nil
-}
-
-// add counts n more, or fewer.
-func (r *limits) add(key string, n int64) int64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.making == nil {
-		r.making = map[string]int64{}
-	}
-	r.making[key] += n
-	left := r.making[key]
-	if left == 0 {
-		delete(r.making, key)
-	}
-	return left
 }
 
 // room makes sure that the caller may have n more containers, networks, volumes or images,
@@ -85,13 +72,10 @@ func (c *call) room(kind string, n int64) (leave func(), err error) {
 	if err != nil || p.EngineAPI.MaxObjects == 0 || n == 0 {
 		return func() {}, err
 	}
-	key := kind + " " + c.caller.Tenant
-	making := c.limits.add(key, n)
-	leave = func() { c.limits.add(key, -n) }
+	making, leave := c.limits.enter(kind+" "+c.caller.Tenant, n)
 	there, err := countObjects(c, kind)
 	if err == nil && there+making > p.EngineAPI.MaxObjects {
-		err = &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity",
-			Detail: fmt.Sprintf("there are %d %s, and %d being made; profile %s allows %d (engine_api.max_objects)", there, kind, making, p.Name, p.EngineAPI.MaxObjects)}
+		err = full("there are %d %s, and %d being made; profile %s allows %d (engine_api.max_objects)", there, kind, making, p.Name, p.EngineAPI.MaxObjects)
 	}
 	if err != nil {
 		leave()
@@ -100,39 +84,42 @@ func (c *call) room(kind string, n int64) (leave func(), err error) {
 	return leave, nil
 }
 
-// execCounts counts the execs of each tenant's containers, as they were when last seen.
+// execCounts counts the execs of containers, as they were when last seen.
 type execCounts struct {
 	mu   sync.Mutex
-	seen map[string]map[string]int64 // by tenant and by the container's ID
+	seen map[execsOf]int64 // none is 0
 }
+
+type execsOf struct{ tenant, container string }
 
 // see notes how many execs a container has, and returns how many its tenant has.
 func (e *execCounts) see(tenant, id string, n int64) (all int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.seen == nil {
-		e.seen = map[string]map[string]int64{}
+		e.seen = map[execsOf]int64{}
 	}
-	if e.seen[tenant] == nil {
-		e.seen[tenant] = map[string]int64{}
+	if e.seen[execsOf{tenant, id}] = n; n == 0 {
+		delete(e.seen, execsOf{tenant, id})
 	}
-	if e.seen[tenant][id] = n; n == 0 {
-		delete(e.seen[tenant], id)
-	}
-	for _, n := range e.seen[tenant] {
-		all += n
-	}
-	if all == 0 {
-		delete(e.seen, tenant)
+	for of, n := range e.seen {
+		if of.tenant == tenant {
+			all += n
+		}
 	}
 	return all
 }
 
 // containers returns which of the tenant's containers had execs.
-func (e *execCounts) containers(tenant string) []string {
+func (e *execCounts) containers(tenant string) (ids []string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return slices.Collect(maps.Keys(e.seen[tenant]))
+	for of := range e.seen {
+		if of.tenant == tenant {
+			ids = append(ids, of.container)
+		}
+	}
+	return ids
 }
 
 // execRoom makes sure that the caller may have one more exec that runs or is never started,
@@ -142,20 +129,16 @@ func execRoom(c *call, ct *seen) (leave func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	key, most, there := "execs "+ct.ID, p.EngineAPI.MaxExecs, int64(len(ct.ExecIDs))
-	leave = func() { c.limits.leave(key) }
-	making := c.limits.enter(key)
-	full := &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity"}
+	most, there := p.EngineAPI.MaxExecs, int64(len(ct.ExecIDs))
+	making, leave := c.limits.enter("execs "+ct.ID, 1)
 	if there+making > maxExecs {
 		leave()
-		full.Detail = fmt.Sprintf("the container has %d execs that run or were never started, which is the most that one may have", there)
-		return nil, full
+		return nil, full("the container has %d execs that run or were never started, which is the most that one may have", there)
 	}
 	if most > 0 && c.running.see(c.caller.Tenant, ct.ID, there+making) > most && recountExecs(c, ct.ID, there+making, most) > most {
 		leave()
 		all := c.running.see(c.caller.Tenant, ct.ID, there+making-1)
-		full.Detail = fmt.Sprintf("there are %d execs that run or were never started; profile %s allows %d (engine_api.max_execs)", all, p.Name, most)
-		return nil, full
+		return nil, full("there are %d execs that run or were never started; profile %s allows %d (engine_api.max_execs)", all, p.Name, most)
 	}
 	return leave, nil
 }
@@ -176,7 +159,8 @@ func recountExecs(c *call, but string, n, most int64) (all int64) {
 			var ct struct{ ExecIDs []string }
 			err := c.engine.Get(ctx, c.version, "/containers/"+id+"/json", nil, &ct)
 			if id != but && (err == nil || upstream.StatusOf(err) == http.StatusNotFound) {
-				c.running.see(tenant, id, int64(len(ct.ExecIDs))+c.limits.add("execs "+id, 0))
+				making, _ := c.limits.enter("execs "+id, 0)
+				c.running.see(tenant, id, int64(len(ct.ExecIDs))+making)
 			}
 		}
 	}

@@ -19,11 +19,16 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/bermhq/berm/proxy/engineapi/upstream"
+	"github.com/docker/docker/api/types/build"
+	"github.com/docker/docker/api/types/container"
+	dockerfilters "github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/image"
+	"github.com/docker/docker/api/types/volume"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
 // pipes is a listener whose connections are pipes, so that tests run on a clock of their own.
@@ -61,10 +66,7 @@ func (p *pipes) dial() net.Conn {
 func boundedDoor(t *testing.T, opts Options, engine http.HandlerFunc, tenants ...string) (*Proxy, []*pipes) {
 	t.Helper()
 	const rules = basePolicy + "profiles: {default: {engine_api: {build: \"on\", tags: [\"built.local/*\"]}}}\n"
-	p, err := policy.Parse([]byte(rules), policy.Options{DefaultImage: testImage})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must(policy.Parse([]byte(rules), policy.Options{DefaultImage: testImage}))(t)
 	behind := newPipes()
 	ends := []*pipes{behind}
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -75,10 +77,7 @@ func boundedDoor(t *testing.T, opts Options, engine http.HandlerFunc, tenants ..
 	serving.Go(func() { _ = srv.Serve(behind) })
 	opts.Dial = func(context.Context) (net.Conn, error) { return behind.dial(), nil }
 	opts.Policy, opts.Owner = func() *policy.Policy { return p }, "test"
-	d, err := New(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := must(New(opts))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	for _, tenant := range tenants {
 		l := newPipes()
@@ -132,9 +131,7 @@ func TestRefusedBodiesAreCut(t *testing.T) {
 		} {
 			conn := l[0].dial()
 			begun := time.Now()
-			if _, err := io.WriteString(conn, tt.line+" HTTP/1.1\r\nHost: localhost\r\n"+tt.length+"\r\n\r\n"); err != nil {
-				t.Fatal(err)
-			}
+			must(io.WriteString(conn, tt.line+" HTTP/1.1\r\nHost: localhost\r\n"+tt.length+"\r\n\r\n"))(t)
 			from := bufio.NewReader(conn)
 			resp, err := http.ReadResponse(from, nil)
 			if err != nil || resp.StatusCode != tt.status {
@@ -170,9 +167,7 @@ func TestSavesOfATenant(t *testing.T) {
 		get := fmt.Sprintf(getRequest, "/images/berm.local/busybox:latest/get")
 		save := func(l *pipes) net.Conn {
 			conn := l.dial()
-			if _, err := io.WriteString(conn, get); err != nil {
-				t.Fatal(err)
-			}
+			must(io.WriteString(conn, get))(t)
 			return conn
 		}
 		conns := []net.Conn{save(l[0]), save(l[0])}
@@ -350,10 +345,7 @@ func TestExecsOfATenant(t *testing.T) {
 				_, _ = fmt.Fprintf(w, `{"Id":%q}`, standInID)
 			}
 		}, "red", "blue")
-		p, err := policy.Parse([]byte(basePolicy+"profiles: {default: {engine_api: {max_execs: 4}}}\n"), policy.Options{DefaultImage: testImage})
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := must(policy.Parse([]byte(basePolicy+"profiles: {default: {engine_api: {max_execs: 4}}}\n"), policy.Options{DefaultImage: testImage}))(t)
 		d.opts.Policy = func() *policy.Policy { return p }
 		const body = `{"Cmd":["true"]}`
 		exec := func(tenant, container string) (int, string) {
@@ -431,10 +423,7 @@ func TestSlowBuilds(t *testing.T) {
 						}
 					}
 				})
-				resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
-				if err != nil {
-					t.Fatal(err)
-				}
+				resp := must(http.ReadResponse(bufio.NewReader(conn), nil))(t)
 				text, _ := io.ReadAll(resp.Body)
 				if took := time.Since(begun); resp.StatusCode != tt.status || !strings.Contains(string(text), tt.says) || took > tt.most {
 					t.Errorf("%d %s after %s", resp.StatusCode, text, took)
@@ -449,13 +438,9 @@ func TestSpoolIsBounded(t *testing.T) {
 	const mib = 1 << 20
 	files := tarOf(t, "big", strings.Repeat("x", 9*mib))
 	dir := filepath.Join(t.TempDir(), "spool")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, os.Mkdir(dir, 0o700))
 	for _, name := range []string{"berm-build-1", "other"} {
-		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}
 	synctest.Test(t, func(t *testing.T) {
 		d, l := boundedDoor(t, Options{SpoolDir: dir, SpoolBytes: 32 * mib}, func(w http.ResponseWriter, r *http.Request) {
@@ -497,4 +482,84 @@ func TestSpoolIsBounded(t *testing.T) {
 			t.Errorf("%v, %v", left, err)
 		}
 	})
+}
+
+// TestAnonymousVolumesAreCounted: also those that outlive their containers.
+func TestAnonymousVolumesAreCounted(t *testing.T) {
+	d, direct := engineDoor(t, basePolicy+"profiles: {default: {engine_api: {max_objects: 3}}}\n")
+	c, ctx := d.client("anonymous"), t.Context()
+	create := func(volumes int) error {
+		places := map[string]struct{}{}
+		for i := range volumes {
+			places[fmt.Sprintf("/v%d", i)] = struct{}{}
+		}
+		made, err := c.ContainerCreate(ctx, &container.Config{Image: testImage, Volumes: places}, nil, nil, nil, "")
+		if err != nil {
+			return err
+		}
+		return c.ContainerRemove(ctx, made.ID, container.RemoveOptions{})
+	}
+	full := func(err error) bool { return err != nil && strings.Contains(err.Error(), "max_objects") }
+	if err := create(4); !full(err) {
+		t.Errorf("four at once: %v", err)
+	}
+	noError(t, create(3))
+	if err := create(1); !full(err) {
+		t.Errorf("a fourth: %v", err)
+	}
+	if err := create(0); err != nil {
+		t.Errorf("none: %v", err)
+	}
+	own := dockerfilters.NewArgs(dockerfilters.Arg("label", lifecycle.LabelOwner+"="+d.opts.Owner))
+	list, err := direct.VolumeList(ctx, volume.ListOptions{Filters: own})
+	if err != nil || len(list.Volumes) != 3 {
+		t.Errorf("%d volumes, %v", len(list.Volumes), err)
+	}
+}
+
+func TestImagesAreCounted(t *testing.T) {
+	d, direct := engineDoor(t, basePolicy+"profiles: {default: {engine_api: {commit: \"on\", build: \"on\", max_objects: 1}}}\n")
+	c, ctx := d.client("images"), t.Context()
+	id := d.made(direct, "images", "counted", container.Config{})
+	made := must(c.ContainerCommit(ctx, id, container.CommitOptions{}))(t)
+	full := func(err error) bool { return err != nil && strings.Contains(err.Error(), "max_objects") }
+	if _, err := c.ContainerCommit(ctx, id, container.CommitOptions{}); !full(err) {
+		t.Errorf("commit another: %v", err)
+	}
+	if _, err := c.ImageBuild(ctx, contextOf(t, "FROM "+testImage+"\nLABEL a=counted\n"), build.ImageBuildOptions{Version: build.BuilderV1}); !full(err) {
+		t.Errorf("build another: %v", err)
+	}
+	if _, err := c.ImageRemove(ctx, made.ID, image.RemoveOptions{}); err != nil {
+		t.Error(err)
+	}
+	made = must(c.ContainerCommit(ctx, id, container.CommitOptions{}))(t)
+	if _, err := c.ImageRemove(ctx, made.ID, image.RemoveOptions{}); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestBuildsEnd: one that hangs, and one whose files don't come, last no longer than what
+// they make is to live.
+func TestBuildsEnd(t *testing.T) {
+	d, direct := engineDoor(t, buildPolicy)
+	address := d.listen(Caller{Name: "hanging", Tenant: "hanging"})
+	c, ctx := newClient(t, address), t.Context()
+	resp := must(c.ImageBuild(ctx, contextOf(t, "FROM "+testImage+"\nRUN sleep 1000\n"), build.ImageBuildOptions{Version: build.BuilderV1, Labels: map[string]string{labelTTL: "5s"}}))(t)
+	said, err := io.ReadAll(resp.Body)
+	_ = resp.Body.Close()
+	if err != nil || !strings.Contains(string(said), "the build was ended") {
+		t.Errorf("%v\n%s", err, said)
+	}
+	own := dockerfilters.NewArgs(dockerfilters.Arg("label", lifecycle.LabelOwner+"="+d.opts.Owner))
+	eventually(t, func() bool {
+		list, err := direct.ContainerList(ctx, container.ListOptions{All: true, Filters: own})
+		return err == nil && len(list) == 0
+	})
+	conn := must(net.Dial("unix", strings.TrimPrefix(address, "unix://")))(t)
+	defer func() { _ = conn.Close() }()
+	labels := url.QueryEscape(`{"` + labelTTL + `":"1s"}`)
+	must(fmt.Fprintf(conn, "POST /v1.41/build?version=1&labels=%s HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-tar\r\nContent-Length: 10240\r\n\r\nx", labels))(t)
+	if answer, err := io.ReadAll(conn); err != nil || !strings.HasPrefix(string(answer), "HTTP/1.1 4") {
+		t.Errorf("files that don't come: %v\n%s", err, answer)
+	}
 }

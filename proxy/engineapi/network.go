@@ -19,18 +19,6 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
-func networkRoutes() []route {
-	return []route{
-		{method: http.MethodGet, template: "/networks", query: []string{"filters"}, serve: listNetworks},
-		{method: http.MethodPost, template: "/networks/create", body: jsonBody, change: true, serve: createNetwork},
-		{method: http.MethodGet, template: "/networks/{id}", query: []string{"verbose", "scope"}, serve: inspectNetwork},
-		{method: http.MethodDelete, template: "/networks/{id}", change: true, serve: removeNetwork},
-		{method: http.MethodPost, template: "/networks/{id}/connect", body: jsonBody, change: true, serve: connectNetwork},
-		{method: http.MethodPost, template: "/networks/{id}/disconnect", body: jsonBody, change: true, serve: disconnectNetwork},
-		{method: http.MethodPost, template: "/networks/prune", query: []string{"filters"}, change: true, since: 25, serve: pruneNetworks},
-	}
-}
-
 // inhibitOption leaves a bridge without an address of the host's. An internal network has
 // no way out, but the host would be there.
 const inhibitOption = "com.docker.network.bridge.inhibit_ipv4"
@@ -40,7 +28,7 @@ func noNetwork(ref string) error { return notFound("network " + body.Shorten(ref
 // ownNetworkOf gives a network of the caller's, by its ID, a prefix of it, or its name.
 func ownNetworkOf(c *call, ref string) (*network.Inspect, json.RawMessage, error) {
 	n, raw, err := anyNetwork(c, ref)
-	if errors.Is(err, errNotFound) || err == nil && !c.own(lifecycle.ObjectNetwork, n.ID, n.Labels) {
+	if isMissing(err) || err == nil && !c.own(lifecycle.ObjectNetwork, n.ID, n.Labels) {
 		id, listErr := startOf(c, lifecycle.ObjectNetwork, ref)
 		if err = listErr; id != "" {
 			return ownNetworkOf(c, id)
@@ -77,11 +65,7 @@ func anyNetwork(c *call, ref string) (*network.Inspect, json.RawMessage, error) 
 }
 
 func listNetworks(c *call) error {
-	f, err := c.filters("dangling", "driver", "id", "label", "name", "scope", "type")
-	if err != nil {
-		return err
-	}
-	return listOwn(c, lifecycle.ObjectNetwork, "/networks", url.Values{"filters": {c.onlyOwn(f).String()}})
+	return listOwn(c, lifecycle.ObjectNetwork, "/networks", url.Values{"filters": {c.onlyOwn(c.filter).String()}})
 }
 
 func inspectNetwork(c *call) error {
@@ -101,7 +85,7 @@ func inspectNetwork(c *call) error {
 		return fmt.Errorf("inspect network: the engine's answer can't be read: %w", err)
 	}
 	for id := range there { // somebody else could have connected another
-		if _, err := c.containerID(id); errors.Is(err, errNotFound) {
+		if _, err := c.containerID(id); isMissing(err) {
 			delete(there, id)
 		} else if err != nil {
 			return err
@@ -113,43 +97,8 @@ func inspectNetwork(c *call) error {
 	return c.answer(http.StatusOK, whole)
 }
 
-// networkBody is the body of a network's creation, with every field that clients send.
-type networkBody struct {
-	Name           string            `json:"Name"`
-	CheckDuplicate bool              `json:"CheckDuplicate"`
-	Driver         string            `json:"Driver"`
-	Scope          string            `json:"Scope"`
-	EnableIPv4     *bool             `json:"EnableIPv4"`
-	EnableIPv6     *bool             `json:"EnableIPv6"`
-	Internal       bool              `json:"Internal"`
-	Attachable     bool              `json:"Attachable"`
-	Ingress        bool              `json:"Ingress"`
-	ConfigOnly     bool              `json:"ConfigOnly"`
-	ConfigFrom     *configFrom       `json:"ConfigFrom"`
-	IPAM           *ipamBody         `json:"IPAM"`
-	Options        map[string]string `json:"Options"`
-	Labels         map[string]string `json:"Labels"`
-}
-
-type configFrom struct {
-	Network string `json:"Network"`
-}
-
-type ipamBody struct {
-	Driver  string            `json:"Driver"`
-	Options map[string]string `json:"Options"`
-	Config  []ipamConfig      `json:"Config"`
-}
-
-type ipamConfig struct {
-	Subnet     string            `json:"Subnet"`
-	IPRange    string            `json:"IPRange"`
-	Gateway    string            `json:"Gateway"`
-	AuxAddress map[string]string `json:"AuxiliaryAddresses"`
-}
-
-// other are the fields that were given and no policy allows.
-func (b *networkBody) other() []policy.OtherField {
+// otherFields are the fields of a network's creation that were given and no policy allows.
+func otherFields(b *network.CreateRequest) []policy.OtherField {
 	var list []policy.OtherField
 	refuse := func(given bool, field, value string) {
 		if given {
@@ -173,23 +122,15 @@ func (b *networkBody) other() []policy.OtherField {
 	return list
 }
 
-func createNetwork(c *call) error {
-	var body networkBody
-	if err := c.decode(&body); err != nil {
-		return err
-	}
+func createNetwork(c *call, asked *network.CreateRequest) error {
 	spec, _, err := c.rules.NetworkCreate(c.caller.Profile, policy.NetworkCreateRequest{
-		Name: body.Name, Driver: body.Driver, Internal: body.Internal, Options: body.Options, Other: body.other(),
+		Name: asked.Name, Driver: asked.Driver, Internal: asked.Internal, Options: asked.Options, Other: otherFields(asked),
 	})
 	if err := c.judged(err); err != nil {
 		return err
 	}
-	ttl, err := c.callersLabels(body.Labels)
+	labels, err := stampLabels(c, lifecycle.ObjectNetwork, asked.Labels)
 	if err != nil {
-		return err
-	}
-	life, most, err := c.rules.ObjectTTL(c.caller.Profile, ttl)
-	if err := c.judged(err); err != nil {
 		return err
 	}
 	leave, err := c.room("networks", 1)
@@ -197,7 +138,7 @@ func createNetwork(c *call) error {
 		return err
 	}
 	defer leave()
-	want := network.Inspect{Name: spec.Name, Driver: "bridge", Internal: spec.Internal, Options: spec.Options, Labels: stampLabels(c, lifecycle.ObjectNetwork, body.Labels, life, most)}
+	want := network.Inspect{Name: spec.Name, Driver: "bridge", Internal: spec.Internal, Options: spec.Options, Labels: labels}
 	if want.Internal {
 		want.Options = maps.Clone(want.Options)
 		if want.Options == nil {
@@ -209,13 +150,10 @@ func createNetwork(c *call) error {
 		ID      string `json:"Id"`
 		Warning string
 	}
-	create := struct {
-		network.CreateOptions
-		Name           string
-		CheckDuplicate bool
-	}{network.CreateOptions{
+	alone := true
+	create := network.CreateRequest{CreateOptions: network.CreateOptions{
 		Driver: want.Driver, Internal: want.Internal, Options: want.Options, Labels: want.Labels, IPAM: &network.IPAM{Driver: "default"},
-	}, want.Name, true}
+	}, Name: want.Name, CheckDuplicate: &alone}
 	if err := c.engine.Post(c.ctx, c.version, "/networks/create", nil, create, &made); err != nil {
 		return err
 	}
@@ -261,32 +199,21 @@ func removeNetwork(c *call) error {
 	if err != nil {
 		return err
 	}
-	return c.forward(upstream.Ask{Path: "/networks/" + n.ID}, false)
+	return c.forward(c.askFor(n.ID), false)
 }
 
 func pruneNetworks(c *call) error {
-	f, err := c.filters("until", "label", "label!")
-	if err != nil {
-		return err
-	}
-	return c.forward(upstream.Ask{Path: "/networks/prune", Query: url.Values{"filters": {c.onlyOwn(f).String()}}}, false)
+	return c.forward(upstream.Ask{Path: "/networks/prune", Query: url.Values{"filters": {c.onlyOwn(c.filter).String()}}}, false)
 }
 
 // connectNetwork has a container of the caller's join a network that it could have been
 // made with.
-func connectNetwork(c *call) error {
-	var body struct {
-		Container      string         `json:"Container"`
-		EndpointConfig *body.Endpoint `json:"EndpointConfig"`
-	}
-	if err := c.decode(&body); err != nil {
-		return err
-	}
-	id, own, err := joinable(c, c.name, body.EndpointConfig)
+func connectNetwork(c *call, asked *network.ConnectOptions) error {
+	id, own, err := joinable(c, c.name, asked.EndpointConfig)
 	if err != nil {
 		return err
 	}
-	ct, _, err := c.container(body.Container)
+	ct, _, err := c.container(asked.Container)
 	if err != nil {
 		return err
 	}
@@ -295,23 +222,23 @@ func connectNetwork(c *call) error {
 			return err
 		}
 	}
-	settings := body.EndpointConfig
+	settings := asked.EndpointConfig
 	if settings != nil && len(settings.Links) > 0 {
 		if settings.Links, err = ownLinks(c, settings.Links); err != nil {
 			return err
 		}
 	}
 	c.about(id)
-	join := network.ConnectOptions{Container: ct.ID, EndpointConfig: settings.Encode(true)}
+	join := network.ConnectOptions{Container: ct.ID, EndpointConfig: body.EncodeEndpoint(settings, true)}
 	if err := c.engine.Post(c.ctx, c.version, "/networks/"+id+"/connect", nil, join, nil); err != nil {
 		return err
 	}
-	return c.ok()
+	return c.status(http.StatusOK)
 }
 
 // joinable judges a network for a container that is there already, gives its ID, and tells
 // whether it is the caller's own. Of one that isn't, or the policy's, it says that it isn't there.
-func joinable(c *call, ref string, settings *body.Endpoint) (id string, own bool, err error) {
+func joinable(c *call, ref string, settings *network.EndpointSettings) (id string, own bool, err error) {
 	info, err := namedNetwork(c, ref)
 	if err != nil {
 		return "", false, err
@@ -335,15 +262,8 @@ func joinable(c *call, ref string, settings *body.Endpoint) (id string, own bool
 	return info.ID, join.Own, c.judged(err)
 }
 
-func disconnectNetwork(c *call) error {
-	var body struct {
-		Container string `json:"Container"`
-		Force     bool   `json:"Force"`
-	}
-	if err := c.decode(&body); err != nil {
-		return err
-	}
-	ct, _, err := c.container(body.Container)
+func disconnectNetwork(c *call, asked *network.DisconnectOptions) error {
+	ct, _, err := c.container(asked.Container)
 	if err != nil {
 		return err
 	}
@@ -355,11 +275,11 @@ func disconnectNetwork(c *call) error {
 		return noNetwork(c.name)
 	}
 	c.about(n.ID)
-	leave := network.DisconnectOptions{Container: ct.ID, Force: body.Force}
-	if err := c.engine.Post(c.ctx, c.version, "/networks/"+n.ID+"/disconnect", nil, leave, nil); err != nil {
+	asked.Container = ct.ID
+	if err := c.engine.Post(c.ctx, c.version, "/networks/"+n.ID+"/disconnect", nil, asked, nil); err != nil {
 		return err
 	}
-	return c.ok()
+	return c.status(http.StatusOK)
 }
 
 // joined tells whether a container, which needn't run, has joined a network.

@@ -28,41 +28,23 @@ func say(t *testing.T, address, method, path, body string) (int, string) {
 	if body != "" {
 		r = strings.NewReader(body)
 	}
-	req, err := http.NewRequestWithContext(t.Context(), method, "http://docker"+path, r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	req := must(http.NewRequestWithContext(t.Context(), method, "http://docker"+path, r))(t)
 	if body != "" {
 		req.Header.Set("Content-Type", "application/json")
 	}
-	resp, err := raw(address).Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := must(raw(address).Do(req))(t)
 	defer resp.Body.Close()
-	told, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	told := must(io.ReadAll(resp.Body))(t)
 	return resp.StatusCode, strings.TrimSpace(string(told))
 }
 
 // TestClientsNetwork has containers find each other.
 func TestClientsNetwork(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
-	left := sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, "")
 	address := d.listen(Caller{Name: "nets", Tenant: "nets"})
 	for name, binary := range dockerCLIs {
 		t.Run(name, func(t *testing.T) {
-			must := func(args ...string) string {
-				t.Helper()
-				out, errs, err := dockerCLI(t, binary, address, args...)
-				if err != nil {
-					t.Fatalf("docker %v: %v: %s", args, err, errs)
-				}
-				return strings.TrimSpace(out)
-			}
+			must := mustDocker(t, binary, address)
 			net := must("network", "create", "--label", "a=b", "nets-"+name)
 			must("run", "-d", "--name", "nets-1-"+name, "--network", net[:12], "--network-alias", "db", testImage, "sh", "-c", "mkdir /w; echo served > /w/f; httpd -f -p 80 -h /w")
 			client := []string{"run", "--rm", "--network", "nets-" + name, testImage}
@@ -92,7 +74,7 @@ func TestClientsNetwork(t *testing.T) {
 			}
 			must("rm", "-f", "nets-1-"+name, "nets-2-"+name)
 			must("network", "prune", "-f")
-			if all := left(); len(all) != 0 {
+			if all := d.left(); len(all) != 0 {
 				t.Errorf("left: %v", all)
 			}
 		})
@@ -106,19 +88,14 @@ func TestNetworksOfThePolicy(t *testing.T) {
 	ids := map[string]string{}
 	d := doorTo(t, host, basePolicy+"networks: {team: {engine_network: policy-net, internal: true}}\n")
 	for _, name := range []string{"policy-net", "unlisted-net"} {
-		made, err := direct.NetworkCreate(ctx, name, network.CreateOptions{Internal: true, Labels: d.policyNetworkLabels()})
-		if err != nil {
-			t.Fatal(err)
-		}
+		made := must(direct.NetworkCreate(ctx, name, network.CreateOptions{Internal: true, Labels: d.policyNetworkLabels()}))(t)
 		ids[name] = made.ID
 		t.Cleanup(func() { _ = direct.NetworkRemove(context.Background(), made.ID) })
 	}
 	sweepOwn(t, direct, d)
 	c, other := d.client("mine"), d.client("other")
 	id := d.made(direct, "mine", "policy-mine", container.Config{})
-	if err := direct.NetworkDisconnect(ctx, "none", id, true); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, direct.NetworkDisconnect(ctx, "none", id, true))
 	for _, ref := range []string{"unlisted-net", ids["unlisted-net"], ids["unlisted-net"][:12], "bridge", "host"} {
 		if err := c.NetworkConnect(ctx, ref, id, nil); !errdefs.IsNotFound(err) {
 			t.Errorf("connect to %s: %v", ref, err)
@@ -130,18 +107,14 @@ func TestNetworksOfThePolicy(t *testing.T) {
 	if err := c.NetworkConnect(ctx, "policy-net", id, &network.EndpointSettings{Aliases: []string{"db"}}); !errdefs.IsPermissionDenied(err) {
 		t.Errorf("a name of one's own where others are: %v", err)
 	}
-	if err := c.NetworkConnect(ctx, ids["policy-net"][:12], id, nil); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, c.NetworkConnect(ctx, ids["policy-net"][:12], id, nil))
 	if err := other.NetworkConnect(ctx, "policy-net", id, nil); !errdefs.IsNotFound(err) {
 		t.Errorf("another's container: %v", err)
 	}
 	if err := other.NetworkDisconnect(ctx, "policy-net", id, true); !errdefs.IsNotFound(err) {
 		t.Errorf("another's container: %v", err)
 	}
-	if err := direct.ContainerKill(ctx, id, "KILL"); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, direct.ContainerKill(ctx, id, "KILL"))
 	eventually(t, func() bool { ct, err := direct.ContainerInspect(ctx, id); return err == nil && !ct.State.Running })
 	if err := c.NetworkDisconnect(ctx, "policy-net", id, false); err != nil {
 		t.Errorf("leave it, stopped: %v", err)
@@ -153,10 +126,7 @@ func TestNetworksOfThePolicy(t *testing.T) {
 	if err := auditing.NetworkConnect(ctx, "unlisted-net", id, nil); err != nil {
 		t.Errorf("in mode audit: %v", err)
 	}
-	mine, err := other.NetworkCreate(ctx, "policy-other", network.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	mine := must(other.NetworkCreate(ctx, "policy-other", network.CreateOptions{}))(t)
 	if err := auditing.NetworkConnect(ctx, mine.ID, id, nil); !errdefs.IsNotFound(err) {
 		t.Errorf("another's network in mode audit: %v", err)
 	}
@@ -164,9 +134,7 @@ func TestNetworksOfThePolicy(t *testing.T) {
 
 // TestObjectsInAudit does what the policy denies, and looks for what was written down.
 func TestObjectsInAudit(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, basePolicy+"profiles: {default: {engine_api: {pull: \"off\", build: \"off\", commit: \"off\"}}}\n")
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, basePolicy+"profiles: {default: {engine_api: {pull: \"off\", build: \"off\", commit: \"off\"}}}\n")
 	ownImages(t, direct, d)
 	ctx := t.Context()
 	c := newClient(t, d.listen(Caller{Name: "audit", Tenant: "audit", Audit: true}))
@@ -205,9 +173,7 @@ func TestObjectsInAudit(t *testing.T) {
 
 // TestVolumesAtOnce has two tenants want one name.
 func TestVolumesAtOnce(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, "")
 	tenants := []string{"one", "two"}
 	for round := range 10 {
 		name := "at-once-" + string(rune('a'+round))
@@ -227,9 +193,7 @@ func TestVolumesAtOnce(t *testing.T) {
 			t.Errorf("%v and %v", got[0], got[1])
 		}
 	}
-	if _, err := direct.VolumeCreate(t.Context(), volume.CreateOptions{Name: "at-once-foreign", Labels: map[string]string{lifecycle.LabelTenant: "one"}}); err != nil {
-		t.Fatal(err)
-	}
+	must(direct.VolumeCreate(t.Context(), volume.CreateOptions{Name: "at-once-foreign", Labels: map[string]string{lifecycle.LabelTenant: "one"}}))(t)
 	defer func() { _ = direct.VolumeRemove(context.Background(), "at-once-foreign", true) }()
 	c := d.client("one")
 	if _, err := c.VolumeCreate(t.Context(), volume.CreateOptions{Name: "at-once-foreign"}); !errdefs.IsConflict(err) {
@@ -242,9 +206,7 @@ func TestVolumesAtOnce(t *testing.T) {
 
 // TestOldVersions asks each endpoint as clients of several ages do.
 func TestOldVersions(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, "")
 	address := d.listen(Caller{Name: "old", Tenant: "old"})
 	for _, v := range []string{"v1.24", "v1.30", "v1.41"} {
 		id := d.made(direct, "old", "old-"+v, container.Config{})
@@ -299,36 +261,22 @@ func TestOldVersions(t *testing.T) {
 
 // TestClientsEvents asks for what was, and for what ends while it listens.
 func TestClientsEvents(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, "")
 	c, other, ctx := d.client("mine"), d.client("other"), t.Context()
 	address := d.listen(Caller{Name: "events", Tenant: "mine"})
 	since := time.Now().Add(-time.Second).Format(time.RFC3339Nano)
-	net, err := c.NetworkCreate(ctx, "evcli-mine", network.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	theirs, err := other.NetworkCreate(ctx, "evcli-other", network.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	net := must(c.NetworkCreate(ctx, "evcli-mine", network.CreateOptions{}))(t)
+	theirs := must(other.NetworkCreate(ctx, "evcli-other", network.CreateOptions{}))(t)
 	for _, who := range []string{"mine", "other"} {
-		if _, err := map[string]interface {
+		must(map[string]interface {
 			VolumeCreate(context.Context, volume.CreateOptions) (volume.Volume, error)
-		}{"mine": c, "other": other}[who].VolumeCreate(ctx, volume.CreateOptions{Name: "evcli-" + who}); err != nil {
-			t.Fatal(err)
-		}
+		}{"mine": c, "other": other}[who].VolumeCreate(ctx, volume.CreateOptions{Name: "evcli-" + who}))(t)
 	}
 	id := d.made(direct, "mine", "evcli-mine", container.Config{})
 	foreign := d.made(direct, "other", "evcli-other", container.Config{})
 	for ct, n := range map[string]string{id: net.ID, foreign: theirs.ID} {
-		if err := direct.NetworkDisconnect(ctx, "none", ct, true); err != nil {
-			t.Fatal(err)
-		}
-		if err := direct.NetworkConnect(ctx, n, ct, nil); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, direct.NetworkDisconnect(ctx, "none", ct, true))
+		noError(t, direct.NetworkConnect(ctx, n, ct, nil))
 	}
 	// A door that never heard of them goes by what is there when it begins to look.
 	for _, o := range []*owners{&d.known, &d.execs} {
@@ -353,27 +301,15 @@ func TestClientsEvents(t *testing.T) {
 	}
 	patient, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	req, err := http.NewRequestWithContext(patient, "GET", "http://docker/v1.41/events?filters=%7B%22event%22%3A%5B%22destroy%22%5D%7D", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := raw(address).Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	req := must(http.NewRequestWithContext(patient, "GET", "http://docker/v1.41/events?filters=%7B%22event%22%3A%5B%22destroy%22%5D%7D", nil))(t)
+	resp := must(raw(address).Do(req))(t)
 	defer resp.Body.Close()
 	for _, ref := range []string{id, foreign} {
-		if err := direct.ContainerRemove(ctx, ref, container.RemoveOptions{Force: true}); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, direct.ContainerRemove(ctx, ref, container.RemoveOptions{Force: true}))
 	}
 	for _, who := range []string{"other", "mine"} {
-		if err := direct.NetworkRemove(ctx, "evcli-"+who); err != nil {
-			t.Fatal(err)
-		}
-		if err := direct.VolumeRemove(ctx, "evcli-"+who, false); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, direct.NetworkRemove(ctx, "evcli-"+who))
+		noError(t, direct.VolumeRemove(ctx, "evcli-"+who, false))
 	}
 	dec := json.NewDecoder(resp.Body)
 	for _, want := range []string{id, net.ID, "evcli-mine"} {
@@ -389,9 +325,7 @@ func TestPruneOfImagesLeavesThoseOfNobody(t *testing.T) {
 	host, direct := testEngine(t)
 	c := doorTo(t, host, "").client("mine")
 	loadBare(t, direct, "bare.local/x:1")
-	if _, err := c.ImagesPrune(t.Context(), dockerfilters.NewArgs(dockerfilters.Arg("dangling", "false"))); err != nil {
-		t.Fatal(err)
-	}
+	must(c.ImagesPrune(t.Context(), dockerfilters.NewArgs(dockerfilters.Arg("dangling", "false"))))(t)
 	if _, err := direct.ImageInspect(t.Context(), "bare.local/x:1"); err != nil {
 		t.Errorf("it is gone: %v", err)
 	}

@@ -3,7 +3,6 @@ package engineapi
 import (
 	"bytes"
 	"context"
-	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -24,18 +23,11 @@ import (
 )
 
 func TestNetworks(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	mine, other, ctx := d.client("mine"), d.client("other"), t.Context()
-	made, err := mine.NetworkCreate(ctx, "networks-mine", network.CreateOptions{Labels: map[string]string{"a": "b", "berm.ttl": "90m"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := must(mine.NetworkCreate(ctx, "networks-mine", network.CreateOptions{Labels: map[string]string{"a": "b", "berm.ttl": "90m"}}))(t)
 	defer func() { _ = direct.NetworkRemove(context.Background(), made.ID) }()
-	n, err := direct.NetworkInspect(ctx, made.ID, network.InspectOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must(direct.NetworkInspect(ctx, made.ID, network.InspectOptions{}))(t)
 	if !n.Internal || n.Driver != "bridge" || n.Labels["a"] != "b" || n.Labels[lifecycle.LabelTenant] != "mine" || n.Labels[lifecycle.LabelOwner] != d.opts.Owner {
 		t.Errorf("made: %+v", n)
 	}
@@ -70,12 +62,8 @@ func TestNetworks(t *testing.T) {
 		t.Errorf("a name that is taken: %v", err)
 	}
 	id := d.made(direct, "mine", "networks-container", container.Config{})
-	if err := direct.NetworkDisconnect(ctx, "none", id, true); err != nil {
-		t.Fatal(err)
-	}
-	if err := mine.NetworkConnect(ctx, "networks-mine", "networks-container", &network.EndpointSettings{Aliases: []string{"db"}}); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, direct.NetworkDisconnect(ctx, "none", id, true))
+	noError(t, mine.NetworkConnect(ctx, "networks-mine", "networks-container", &network.EndpointSettings{Aliases: []string{"db"}}))
 	ct, err := direct.ContainerInspect(ctx, id)
 	if err != nil || ct.NetworkSettings.Networks["networks-mine"] == nil {
 		t.Errorf("connected: %v, %v", ct.NetworkSettings, err)
@@ -85,17 +73,13 @@ func TestNetworks(t *testing.T) {
 			t.Errorf("connect to %s: %v", elsewhere, err)
 		}
 	}
-	if err := mine.NetworkDisconnect(ctx, "networks-mine", id, false); err != nil {
-		t.Error(err)
-	}
-	if err := mine.NetworkRemove(ctx, "networks-mine"); err != nil {
-		t.Error(err)
-	}
+	report(t, mine.NetworkDisconnect(ctx, "networks-mine", id, false))
+	report(t, mine.NetworkRemove(ctx, "networks-mine"))
 }
 
 func TestNetworksThatAreRefused(t *testing.T) {
-	host, direct := testEngine(t)
-	address := doorTo(t, host, "").listen(Caller{Name: "a", Tenant: "a"})
+	d := standInDoor(t, &standIn{handler: func(_ http.ResponseWriter, r *http.Request) { t.Errorf("the engine was asked: %s", r.URL) }})
+	address := d.listen(Caller{Name: "a", Tenant: "a"})
 	for name, body := range map[string]string{
 		"driver":        `{"Name":"refused","Driver":"macvlan","Options":{"parent":"eth0"}}`,
 		"host binding":  `{"Name":"refused","Options":{"com.docker.network.bridge.host_binding_ipv4":"0.0.0.0"}}`,
@@ -117,29 +101,17 @@ func TestNetworksThatAreRefused(t *testing.T) {
 		"swarm's":       `{"Name":"ingress"}`,
 		"gateway":       `{"Name":"docker_gwbridge"}`,
 	} {
-		resp, err := raw(address).Post("http://docker/networks/create", "application/json", strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
+		status, answer := say(t, address, http.MethodPost, "/networks/create", body)
+		if status != http.StatusForbidden && status != http.StatusBadRequest {
+			t.Errorf("%s: %d %s", name, status, answer)
 		}
-		answer, _ := io.ReadAll(resp.Body)
-		_ = resp.Body.Close()
-		if resp.StatusCode != http.StatusForbidden && resp.StatusCode != http.StatusBadRequest {
-			t.Errorf("%s: %d %s", name, resp.StatusCode, answer)
-		}
-	}
-	if _, err := direct.NetworkInspect(t.Context(), "refused", network.InspectOptions{}); !errdefs.IsNotFound(err) {
-		t.Errorf("it was made all the same: %v", err)
 	}
 }
 
 func TestVolumes(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	mine, other, ctx := d.client("mine"), d.client("other"), t.Context()
-	made, err := mine.VolumeCreate(ctx, volume.CreateOptions{Name: "volumes-mine"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := must(mine.VolumeCreate(ctx, volume.CreateOptions{Name: "volumes-mine"}))(t)
 	defer func() { _ = direct.VolumeRemove(context.Background(), "volumes-mine", true) }()
 	again, err := mine.VolumeCreate(ctx, volume.CreateOptions{Name: "volumes-mine"})
 	if err != nil || again.CreatedAt != made.CreatedAt {
@@ -182,9 +154,7 @@ func TestVolumes(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"volumes-mine", anonymous.Name} {
-		if err := mine.VolumeRemove(ctx, name, false); err != nil {
-			t.Error(err)
-		}
+		report(t, mine.VolumeRemove(ctx, name, false))
 	}
 }
 
@@ -209,9 +179,7 @@ func TestCapOfObjects(t *testing.T) {
 	}
 	wg.Wait()
 	for _, name := range made {
-		if err := direct.VolumeRemove(t.Context(), name, true); err != nil {
-			t.Error(err)
-		}
+		report(t, direct.VolumeRemove(t.Context(), name, true))
 	}
 	if len(failed) < 5 || !strings.Contains(failed[0].Error(), "max_objects") {
 		t.Errorf("%d of 8 failed: %v", len(failed), failed)
@@ -219,8 +187,7 @@ func TestCapOfObjects(t *testing.T) {
 }
 
 func TestEvents(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	mine := d.client("mine")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -230,14 +197,9 @@ func TestEvents(t *testing.T) {
 	d.made(direct, "other", "events-other", container.Config{})
 	clients := map[string]*client.Client{"other": d.client("events-other"), "mine": mine}
 	for tenant, c := range clients {
-		n, err := c.NetworkCreate(ctx, "events-"+tenant, network.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		n := must(c.NetworkCreate(ctx, "events-"+tenant, network.CreateOptions{}))(t)
 		defer func() { _ = direct.NetworkRemove(context.Background(), n.ID) }()
-		if _, err := c.VolumeCreate(ctx, volume.CreateOptions{Name: "events-" + tenant}); err != nil {
-			t.Fatal(err)
-		}
+		must(c.VolumeCreate(ctx, volume.CreateOptions{Name: "events-" + tenant}))(t)
 		defer func() { _ = direct.VolumeRemove(context.Background(), "events-"+tenant, true) }()
 	}
 	var seen []string
@@ -263,9 +225,7 @@ func TestEvents(t *testing.T) {
 	}
 	see(4) // whose a volume is that has gone, the door knows if it has seen it
 	for tenant, c := range clients {
-		if err := c.VolumeRemove(ctx, "events-"+tenant, false); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, c.VolumeRemove(ctx, "events-"+tenant, false))
 	}
 	see(5)
 	for _, want := range []string{"container create", "container start", "network create", "volume create", "volume destroy"} {
@@ -276,8 +236,7 @@ func TestEvents(t *testing.T) {
 }
 
 func TestInfo(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	d.made(direct, "mine", "info-mine", container.Config{})
 	d.made(direct, "other", "info-other", container.Config{})
 	c, ctx := d.client("mine"), t.Context()
@@ -285,10 +244,7 @@ func TestInfo(t *testing.T) {
 	if err != nil || info.Containers != 1 || info.ContainersRunning != 1 || info.OSType != "linux" || info.NCPU == 0 || info.DockerRootDir != "" || info.RegistryConfig != nil {
 		t.Errorf("info: %+v, %v", info, err)
 	}
-	want, err := direct.ServerVersion(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := must(direct.ServerVersion(ctx))(t)
 	got, err := c.ServerVersion(ctx)
 	if err != nil || got.Version != want.Version || got.APIVersion != want.APIVersion || got.MinAPIVersion != "1.24" {
 		t.Errorf("version: %+v, %v", got, err)
@@ -300,13 +256,10 @@ func TestInfo(t *testing.T) {
 }
 
 func TestAuditLog(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	c, ctx := d.client("audited"), t.Context()
 	id := d.made(direct, "audited", "audited", container.Config{})
-	if _, err := c.ContainerInspect(ctx, id); err != nil {
-		t.Fatal(err)
-	}
+	must(c.ContainerInspect(ctx, id))(t)
 	if _, err := c.VolumeCreate(ctx, volume.CreateOptions{Driver: "nfs"}); err == nil {
 		t.Fatal("not refused")
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/distribution/reference"
+	"github.com/docker/go-connections/nat"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -31,7 +32,7 @@ type plan struct {
 	warnings []string
 }
 
-// imageInfo is what the door has to know of an image.
+// imageInfo is what the proxy has to know of an image.
 type imageInfo struct {
 	ID                    string `json:"Id"`
 	RepoTags, RepoDigests []string
@@ -39,11 +40,12 @@ type imageInfo struct {
 }
 
 type imageConfig struct {
-	User, WorkingDir      string
-	Env                   []string
-	Labels                map[string]string
-	OnBuild               []string
-	Volumes, ExposedPorts map[string]struct{}
+	User, WorkingDir string
+	Env              []string
+	Labels           map[string]string
+	OnBuild          []string
+	Volumes          map[string]struct{}
+	ExposedPorts     nat.PortSet
 }
 
 // planContainer judges what is asked for. Nothing is made by it, but a network of the policy's.
@@ -58,7 +60,7 @@ func planContainer(c *call, b *body.Create) (*plan, error) {
 	if err := b.Check(); err != nil {
 		return nil, err
 	}
-	if encodedBytes([]body.Words{b.Cmd, b.Entrypoint}) > maxCommandBytes {
+	if encodedBytes([]any{b.Cmd, b.Entrypoint}) > maxCommandBytes {
 		return nil, proxy.Malformed(fmt.Sprintf("the command has more than %d bytes, as JSON", maxCommandBytes))
 	}
 	if _, err := reference.ParseAnyReference(b.Image); err != nil {
@@ -158,7 +160,7 @@ func settleImage(c *call, p *plan, img *imageInfo, byID string, overridden []pol
 	return nil
 }
 
-// stamped tells whether a label is one that every container of the door gets.
+// stamped tells whether a label is one that every container of the proxy gets.
 func stamped(name string) bool {
 	return slices.Contains([]string{
 		lifecycle.LabelOwner, lifecycle.LabelDoor, lifecycle.LabelTenant, lifecycle.LabelCaller, lifecycle.LabelProfile, lifecycle.LabelSessionID,

@@ -1,22 +1,24 @@
-// Package engineapi is the second door: it answers the Docker Engine API to existing
-// clients, judged by the same policy as the first.
+// Package engineapi answers the Docker Engine API to existing clients, judged by the same
+// policy as the sandbox API.
 //
-// It forwards nothing. A request is matched with the door's own table of routes, its
+// It forwards nothing. A request is matched with its own table of routes, its
 // path, query and body are decoded strictly, names become the IDs of objects that are
-// the caller's own, what would be made is judged, and then the door writes a request of
+// the caller's own, what would be made is judged, and then it writes a request of
 // its own for the engine. What came to be is looked at again before the caller hears of it.
 package engineapi
 
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"log/slog"
 	"net"
 	"net/http"
+	"strconv"
+	"strings"
 	"time"
-
-	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
@@ -26,6 +28,7 @@ import (
 	"github.com/bermhq/berm/lifecycle/restart"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
 	"github.com/bermhq/berm/runtime/keylock"
 )
 
@@ -159,18 +162,18 @@ func (d *Proxy) Handler(callers Callers) http.Handler {
 func (d *Proxy) serve(w http.ResponseWriter, r *http.Request, callers Callers) {
 	c := &call{Proxy: d, w: w, r: r, ctx: r.Context(), rules: d.opts.Policy()}
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Time{}) // that of the connection's last answer
-	rt, err := c.open(callers)
+	rt, err := c.admit(callers)
 	d.gate.Handle(proxy.Route{Name: rt.template, Quiet: true}, func(http.ResponseWriter, *http.Request) error {
 		defer func() { c.close(err) }() // also of an answer that is broken off
 		if err == nil {
-			err = concealPaths(c, rt.serve(c))
+			err = concealPaths(c, rt.run(c))
 		}
 		return err
 	}).ServeHTTP(w, r)
 }
 
-// open finds out who calls and what for. The route is never nil.
-func (c *call) open(callers Callers) (*route, error) {
+// admit finds out who calls and what for. The route is never nil.
+func (c *call) admit(callers Callers) (*route, error) {
 	caller, ok := callers.of(c.r)
 	if !ok {
 		return unmatched, denied("callers.unknown", "", "this connection is none of the configured callers'", "the users and certificates of the listener's callers")
@@ -191,4 +194,72 @@ func (c *call) open(callers Callers) (*route, error) {
 			Detail: "Berm can't write its audit log, and so refuses what would change anything"}
 	}
 	return rt, nil
+}
+
+// Caller is whom a connection belongs to.
+type Caller struct {
+	Name    string // as the audit log has it
+	Tenant  string // whose everything is that it makes
+	Profile string // of the policy; empty is "default"
+	Audit   bool   // what the policy denies is let through, and written down
+}
+
+// Callers tell one listener's connections apart. A connection that is none of theirs is
+// refused.
+type Callers struct {
+	UIDs  map[uint32]Caller // by the user at the other end of a unix socket
+	Certs map[string]Caller // by the client certificate: its common name, or "sha256:" and the hex digest of it
+	Any   *Caller           // everybody else who can reach the listener; nil is nobody
+}
+
+type peerKey struct{}
+
+// peer is who is at the other end of a connection, as the kernel says.
+type peer struct {
+	uid  uint32
+	pid  int32
+	unix bool
+}
+
+// ConnContext has the requests of a connection know their peer; for http.Server.
+func ConnContext(ctx context.Context, conn net.Conn) context.Context {
+	var p peer
+	if cred, ok := proxy.PeerOf(conn); ok {
+		p = peer{uid: cred.Uid, pid: cred.Pid, unix: true}
+	}
+	return context.WithValue(ctx, peerKey{}, p)
+}
+
+func (c Callers) of(r *http.Request) (Caller, bool) {
+	if p, ok := r.Context().Value(peerKey{}).(peer); ok && p.unix {
+		if caller, ok := c.UIDs[p.uid]; ok {
+			return caller, true
+		}
+	}
+	if r.TLS != nil && len(r.TLS.VerifiedChains) > 0 {
+		cert := r.TLS.PeerCertificates[0]
+		sum := sha256.Sum256(cert.Raw)
+		if caller, ok := c.Certs["sha256:"+hex.EncodeToString(sum[:])]; ok {
+			return caller, true
+		}
+		name := cert.Subject.CommonName
+		if caller, ok := c.Certs[name]; ok && name != "" && !strings.HasPrefix(name, "sha256:") { // which is another certificate's digest
+			return caller, true
+		}
+	}
+	if c.Any == nil {
+		return Caller{}, false
+	}
+	return *c.Any, true
+}
+
+// peerName is the other end of the connection, for the audit log.
+func peerName(r *http.Request) string {
+	if p, ok := r.Context().Value(peerKey{}).(peer); ok && p.unix {
+		return "uid=" + strconv.FormatUint(uint64(p.uid), 10) + " pid=" + strconv.Itoa(int(p.pid))
+	}
+	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
+		return r.RemoteAddr + " cn=" + r.TLS.PeerCertificates[0].Subject.CommonName
+	}
+	return r.RemoteAddr
 }

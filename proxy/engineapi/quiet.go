@@ -58,11 +58,7 @@ func useOf(id string, labels map[string]string, mounts []container.MountPoint) *
 		case mount.TypeVolume:
 			u.Volumes[m.Name] = u.Volumes[m.Name] || m.RW
 		case mount.TypeBind:
-			mode := "ro"
-			if m.RW {
-				mode = "rw"
-			}
-			u.Binds = append(u.Binds, policy.Mount{Source: m.Source, Mode: mode})
+			u.Binds = append(u.Binds, bindOf(m))
 		}
 	}
 	var e effective

@@ -48,10 +48,7 @@ func archives(t *testing.T, c *client.Client, id, path string, body []byte) (sta
 // TestArchivesOnOldEngine goes through who could lead an old engine's mounts elsewhere.
 func TestArchivesOnOldEngine(t *testing.T) {
 	host, direct := testEngine(t)
-	v, err := direct.ServerVersion(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := must(direct.ServerVersion(t.Context()))(t)
 	if SafeArchives(v.Version) {
 		t.Skip("the engine has the fixes")
 	}
@@ -63,20 +60,13 @@ func TestArchivesOnOldEngine(t *testing.T) {
 	made := func(start, readOnly bool, from string, mounts ...mount.Mount) string {
 		t.Helper()
 		labels := d.labels(lifecycle.ObjectContainer, tenant)
-		ct, err := direct.ContainerCreate(t.Context(), &container.Config{Image: from, Cmd: []string{"sleep", "1000"}, Labels: labels},
-			&container.HostConfig{NetworkMode: "none", ReadonlyRootfs: readOnly, Mounts: mounts}, nil, nil, "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		ct := must(direct.ContainerCreate(t.Context(), &container.Config{Image: from, Cmd: []string{"sleep", "1000"}, Labels: labels},
+			&container.HostConfig{NetworkMode: "none", ReadonlyRootfs: readOnly, Mounts: mounts}, nil, nil, ""))(t)
 		t.Cleanup(func() {
-			if err := direct.ContainerRemove(context.Background(), ct.ID, forced); err != nil {
-				t.Error(err)
-			}
+			report(t, direct.ContainerRemove(context.Background(), ct.ID, forced))
 		})
 		if start {
-			if err := direct.ContainerStart(t.Context(), ct.ID, container.StartOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			noError(t, direct.ContainerStart(t.Context(), ct.ID, container.StartOptions{}))
 		}
 		return ct.ID
 	}
@@ -89,21 +79,13 @@ func TestArchivesOnOldEngine(t *testing.T) {
 		t.Cleanup(func() { _ = direct.VolumeRemove(context.Background(), names[i], true) })
 	}
 	crafted := made(true, false, testImage)
-	ex, err := direct.ContainerExecCreate(t.Context(), crafted, container.ExecOptions{Cmd: []string{"sh", "-c", "mkdir /v && ln -s v /link"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := direct.ContainerExecStart(t.Context(), ex.ID, container.ExecStartOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	ex := must(direct.ContainerExecCreate(t.Context(), crafted, container.ExecOptions{Cmd: []string{"sh", "-c", "mkdir /v && ln -s v /link"}}))(t)
+	noError(t, direct.ContainerExecStart(t.Context(), ex.ID, container.ExecStartOptions{}))
 	eventually(t, func() bool {
 		in, err := direct.ContainerExecInspect(t.Context(), ex.ID)
 		return err == nil && !in.Running
 	})
-	linked, err := direct.ContainerCommit(t.Context(), crafted, container.CommitOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	linked := must(direct.ContainerCommit(t.Context(), crafted, container.CommitOptions{}))(t)
 	t.Cleanup(func() { _, _ = direct.ImageRemove(context.Background(), linked.ID, image.RemoveOptions{Force: true}) })
 
 	made(true, false, testImage, volume(names[0], "/v", false))
@@ -153,9 +135,7 @@ func TestArchivesOnOldEngine(t *testing.T) {
 	// A link that is in the volume already leads into the root.
 	inside, c := idle(true, volume(names[5], "/v", false)), clients["idle"]
 	link := written(t, tar.Header{Name: "x", Typeflag: tar.TypeSymlink, Linkname: "/etc"})
-	if err := c.CopyToContainer(t.Context(), inside, "/v", bytes.NewReader(link), container.CopyToContainerOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, c.CopyToContainer(t.Context(), inside, "/v", bytes.NewReader(link), container.CopyToContainerOptions{}))
 	for name, path := range map[string]string{"x/planted": "/v", "planted": "/v/x"} {
 		body := written(t, tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: 5})
 		if err := c.CopyToContainer(t.Context(), inside, path, bytes.NewReader(body), container.CopyToContainerOptions{}); err == nil {
@@ -169,18 +149,12 @@ func TestArchivesOnOldEngine(t *testing.T) {
 
 // TestStartWaitsForArchive has a container start while an archive call has its volume.
 func TestStartWaitsForArchive(t *testing.T) {
-	host, direct := testEngine(t)
-	l := startLiar(t, host)
-	d := doorTo(t, l.host, "")
-	sweepOwn(t, direct, d)
+	d, _, l := lyingDoor(t, "")
 	c := d.client("waits")
 	id := makeOne(t, c, nil, "")
 	u := useOf(id, nil, nil)
 	u.Archive = true
-	leave, err := d.opts.Claims.Use(t.Context(), u)
-	if err != nil {
-		t.Fatal(err)
-	}
+	leave := must(d.opts.Claims.Use(t.Context(), u))(t)
 	var over, early atomic.Bool
 	l.set(func(l *liar) {
 		l.refuse = func(_, p string) bool {
@@ -228,10 +202,7 @@ func TestArchiveWaitsForSandbox(t *testing.T) {
 			asked.Store(true)
 			return []policy.Mount{bind}
 		}
-		leave, err := d.opts.Claims.Start(t.Context(), "session", []policy.Mount{bind})
-		if err != nil {
-			t.Fatal(err)
-		}
+		leave := must(d.opts.Claims.Start(t.Context(), "session", []policy.Mount{bind}))(t)
 		ct := &container.InspectResponse{
 			ContainerJSONBase: &container.ContainerJSONBase{ID: standInID}, Config: &container.Config{},
 			Mounts: []container.MountPoint{{Type: mount.TypeBind, Source: bind.Source}},

@@ -9,17 +9,12 @@ import (
 
 	"github.com/distribution/reference"
 
-	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
-	"github.com/bermhq/berm/proxy/engineapi/body"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
 // pullImage has the engine bring an image that the policy allows from its registry.
 func pullImage(c *call) error {
-	if err := c.operation(policy.OpPull); err != nil {
-		return err
-	}
 	ref := c.query.Get("fromImage")
 	if tag := c.query.Get("tag"); tag != "" {
 		sep := ":"
@@ -35,7 +30,7 @@ func pullImage(c *call) error {
 	if run == "" {
 		run = ref // of mode audit
 	}
-	query, err := pullQuery(run, c.query.Get("platform"))
+	query, err := pullQuery(c, run)
 	if err != nil {
 		return err
 	}
@@ -48,7 +43,7 @@ func pullImage(c *call) error {
 }
 
 // pullQuery asks the engine for one image: without a tag it would bring all of the repository.
-func pullQuery(ref, of string) (url.Values, error) {
+func pullQuery(c *call, ref string) (url.Values, error) {
 	named, err := reference.ParseNormalizedNamed(ref)
 	if err != nil {
 		return nil, proxy.Malformed("invalid reference format")
@@ -60,13 +55,9 @@ func pullQuery(ref, of string) (url.Values, error) {
 	case reference.Tagged:
 		query.Set("tag", n.Tag())
 	}
-	if of == "" {
-		return query, nil
+	if of := c.passed.Get("platform"); of != "" {
+		query.Set("platform", of)
 	}
-	if !body.Platform.MatchString(of) {
-		return nil, proxy.Malformed("the platform is none")
-	}
-	query.Set("platform", of)
 	return query, nil
 }
 

@@ -9,11 +9,10 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/bermhq/berm/proxy/engineapi/body"
 
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
@@ -44,21 +43,14 @@ const (
 	turnTime   = 200 * time.Millisecond // for a container's turn to be started
 )
 
-func (d *Proxy) doorLabels() []string {
-	return []string{lifecycle.LabelOwner + "=" + d.opts.Owner, lifecycle.LabelDoor + "=" + lifecycle.DoorEngine}
-}
-
 // Watch is restart.Engine's.
 func (d restartEngine) Watch(ctx context.Context, ready func(life string), changed func(id string)) error {
-	resp, err := d.engine.Send(ctx, upstream.Ask{Method: http.MethodGet, Path: "/events", Query: url.Values{
+	resp, err := d.engine.Open(ctx, upstream.Ask{Method: http.MethodGet, Path: "/events", Query: url.Values{
 		"since":   {strconv.FormatInt(time.Now().Add(-eventSlack).Unix(), 10)},
-		"filters": {filters{"type": {"container"}, "event": {"die", "destroy"}, "label": d.doorLabels()}.String()},
+		"filters": {filters{"type": {"container"}, "event": {"die", "destroy"}, "label": d.proxyLabels()}.String()},
 	}})
 	if err != nil {
 		return err
-	}
-	if resp.StatusCode >= 300 {
-		return upstream.Failure(resp)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	ready(d.life(ctx))
@@ -127,7 +119,7 @@ func (d restartEngine) List(ctx context.Context) (ids []string, err error) {
 		case !sealed && !e.Audit && hasBinds(ct.Mounts):
 			unsealed = append(unsealed, ct.ID)
 		}
-	}, d.doorLabels()...)
+	}, d.proxyLabels()...)
 	for _, id := range unsealed {
 		ct, takeErr := d.inspected(ctx, id)
 		if takeErr == nil && !ct.HostConfig.RestartPolicy.IsNone() {
@@ -221,10 +213,10 @@ func (d *Proxy) restartedHere(id string, labels map[string]string) (restart.Poli
 }
 
 // restartPolicy returns the policy that is asked for. Only on-failure has a number of retries.
-func restartPolicy(b body.Restart) restart.Policy {
-	p := restart.Policy{Name: b.Name}
+func restartPolicy(b container.RestartPolicy) restart.Policy {
+	p := restart.Policy{Name: string(b.Name)}
 	if p.Name == restart.OnFailure {
-		p.MaxRetries = int(b.MaximumRetryCount)
+		p.MaxRetries = b.MaximumRetryCount
 	}
 	return p
 }
@@ -257,7 +249,7 @@ func endContainer(c *call, a upstream.Ask, id string, off bool) error {
 	}
 	if waited && (resp.StatusCode == http.StatusNotModified || resp.StatusCode == http.StatusConflict) {
 		_ = resp.Body.Close()
-		return c.done()
+		return c.status(http.StatusNoContent)
 	}
 	return c.relay(resp, false)
 }
@@ -320,20 +312,22 @@ func restarted(c *call, id string) replacing {
 // stands for values in the object there.
 type replacing map[string]any
 
-// in returns the object with the values.
+// in returns the object with the values, and the rest of it as the engine wrote it. It fails
+// unless the object has all of the fields.
 func (r replacing) in(raw json.RawMessage) (json.RawMessage, error) {
-	object := map[string]json.RawMessage{}
-	err := json.Unmarshal(raw, &object)
 	for name, value := range r {
-		if inner, ok := value.(replacing); ok && err == nil {
-			value, err = inner.in(object[name])
+		before, old, after := proxy.CutField(raw, name)
+		text, err := json.Marshal(value)
+		if inner, ok := value.(replacing); ok {
+			text, err = inner.in(old)
 		}
-		if err == nil {
-			object[name], err = json.Marshal(value)
+		if err == nil && old == nil {
+			err = fmt.Errorf("there is no %s", name)
 		}
+		if err != nil {
+			return nil, fmt.Errorf("rewrite the engine's answer: %w", err)
+		}
+		raw = slices.Concat(before, text, after)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("rewrite the engine's answer: %w", err)
-	}
-	return json.Marshal(object)
+	return raw, nil
 }

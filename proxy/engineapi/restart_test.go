@@ -61,19 +61,13 @@ func (s *rows) row(id string) (restart.Row, bool) {
 // store from the second time on.
 func (d *testDoor) running(s *rows) (stop func()) {
 	d.t.Helper()
-	var err error
-	d.restarts, err = restart.New(d.t.Context(), restart.Options{Engine: restartEngine{d.Proxy}, Store: s})
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	d.restarts = must(restart.New(d.t.Context(), restart.Options{Engine: restartEngine{d.Proxy}, Store: s}))(d.t)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- d.Run(ctx) }()
 	stop = sync.OnceFunc(func() {
 		cancel()
-		if err := <-done; err != nil {
-			d.t.Error(err)
-		}
+		report(d.t, <-done)
 	})
 	d.t.Cleanup(stop)
 	return stop
@@ -83,10 +77,7 @@ func (d *testDoor) running(s *rows) (stop func()) {
 func restartable(t *testing.T, c *client.Client, dir string, p container.RestartPolicy) string {
 	t.Helper()
 	cfg := &container.Config{Image: testImage, StopSignal: "KILL", Cmd: []string{"sh", "-c", "echo x >> /b/runs; until [ -e /b/end ]; do sleep 0.1; done; rm /b/end; exit 3"}}
-	ct, err := c.ContainerCreate(t.Context(), cfg, &container.HostConfig{Binds: []string{dir + ":/b"}, RestartPolicy: p}, nil, nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	ct := must(c.ContainerCreate(t.Context(), cfg, &container.HostConfig{Binds: []string{dir + ":/b"}, RestartPolicy: p}, nil, nil, ""))(t)
 	return ct.ID
 }
 
@@ -99,13 +90,9 @@ func TestRestartPolicies(t *testing.T) {
 		private.Lacking(t, "docker", err)
 	}
 	t.Cleanup(func() {
-		if err := own.Close(); err != nil {
-			t.Error(err)
-		}
+		report(t, own.Close())
 	})
-	if err := own.ImportBusybox(t.Context(), testImage); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, own.ImportBusybox(t.Context(), testImage))
 	direct := newClient(t, own.Host())
 	work := workDir(t)
 	d := doorTo(t, own.Host(), workRules(work))
@@ -116,9 +103,7 @@ func TestRestartPolicies(t *testing.T) {
 	dirs, ids := map[string]string{}, map[string]string{}
 	for name, p := range map[string]container.RestartPolicy{"always": {Name: "always"}, "stopped": {Name: "always"}, "unless": {Name: "unless-stopped"}, "failure": {Name: "on-failure", MaximumRetryCount: 1}} {
 		dirs[name] = filepath.Join(work, name)
-		if err := os.Mkdir(dirs[name], 0o700); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, os.Mkdir(dirs[name], 0o700))
 		id := restartable(t, c, dirs[name], p)
 		ids[name] = id
 		if got := inspect(t, direct, id).HostConfig.RestartPolicy; !got.IsNone() {
@@ -127,9 +112,7 @@ func TestRestartPolicies(t *testing.T) {
 		if got := inspect(t, c, id); got.HostConfig.RestartPolicy != p || got.RestartCount != 0 {
 			t.Errorf("%s: %+v, %d restarts", name, got.HostConfig.RestartPolicy, got.RestartCount)
 		}
-		if err := startIt(t, c, id); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, startIt(t, c, id))
 	}
 	runs := func(name string, n int) {
 		t.Helper()
@@ -143,9 +126,7 @@ func TestRestartPolicies(t *testing.T) {
 	}
 	end := func(name string) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(dirs[name], "end"), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, os.WriteFile(filepath.Join(dirs[name], "end"), nil, 0o600))
 	}
 	// asked waits until Berm has asked the policy about the last exit, and nothing waits.
 	asked := func(name string) {
@@ -167,12 +148,8 @@ func TestRestartPolicies(t *testing.T) {
 	}
 	end("failure")
 	asked("failure")
-	if err := c.ContainerStop(t.Context(), ids["stopped"], container.StopOptions{Timeout: &zero}); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.ContainerKill(t.Context(), ids["unless"], "KILL"); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, c.ContainerStop(t.Context(), ids["stopped"], container.StopOptions{Timeout: &zero}))
+	noError(t, c.ContainerKill(t.Context(), ids["unless"], "KILL"))
 	asked("stopped")
 	asked("unless")
 
@@ -185,14 +162,10 @@ func TestRestartPolicies(t *testing.T) {
 	asked("unless")
 	asked("failure")
 
-	if err := startIt(t, c, ids["failure"]); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, startIt(t, c, ids["failure"]))
 	runs("failure", 3)
 	own.Kill()
-	if err := own.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, own.Start(t.Context()))
 	runs("always", 4)
 	runs("failure", 4) // it was ended by the engine, and so failed
 	if inspect(t, direct, ids["unless"]).State.Running {
@@ -200,9 +173,7 @@ func TestRestartPolicies(t *testing.T) {
 	}
 
 	eventually(t, func() bool { row, _ := store.row(ids["always"]); return row.Next.IsZero() })
-	if _, err := c.ContainerUpdate(t.Context(), ids["always"], container.UpdateConfig{RestartPolicy: container.RestartPolicy{Name: "no"}}); err != nil {
-		t.Fatal(err)
-	}
+	must(c.ContainerUpdate(t.Context(), ids["always"], container.UpdateConfig{RestartPolicy: container.RestartPolicy{Name: "no"}}))(t)
 	if got := inspect(t, c, ids["always"]).HostConfig.RestartPolicy; !got.IsNone() {
 		t.Errorf("after the update: %+v", got)
 	}
@@ -210,9 +181,7 @@ func TestRestartPolicies(t *testing.T) {
 	asked("always")
 
 	for _, id := range ids {
-		if err := c.ContainerRemove(t.Context(), id, container.RemoveOptions{Force: true}); err != nil {
-			t.Error(err)
-		}
+		report(t, c.ContainerRemove(t.Context(), id, container.RemoveOptions{Force: true}))
 		eventually(t, func() bool { _, ok := store.row(id); return !ok })
 	}
 	for name, want := range map[string]int{"always": 4, "stopped": 4, "unless": 2, "failure": 4} {
@@ -297,19 +266,13 @@ func TestRestartByEngine(t *testing.T) {
 	}
 
 	made := inspect(t, direct, id)
-	older, err := direct.ContainerCreate(t.Context(), made.Config, &container.HostConfig{
+	older := must(direct.ContainerCreate(t.Context(), made.Config, &container.HostConfig{
 		NetworkMode: "none", RestartPolicy: container.RestartPolicy{Name: "on-failure", MaximumRetryCount: 7}, Binds: []string{work + ":/b"},
-	}, nil, nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, nil, nil, ""))(t)
 	unsealed := *made.Config // of an earlier version, and not sealed since, as its image has labels of Berm's
 	unsealed.Labels = maps.Clone(unsealed.Labels)
 	delete(unsealed.Labels, lifecycle.LabelSeal)
-	left, err := direct.ContainerCreate(t.Context(), &unsealed, &container.HostConfig{NetworkMode: "none", RestartPolicy: always, Binds: []string{work + ":/b"}}, nil, nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	left := must(direct.ContainerCreate(t.Context(), &unsealed, &container.HostConfig{NetworkMode: "none", RestartPolicy: always, Binds: []string{work + ":/b"}}, nil, nil, ""))(t)
 	loop := *made.Config // it waits for the engine to restart it
 	loop.Cmd = []string{"false"}
 	looping, err := direct.ContainerCreate(t.Context(), &loop, &container.HostConfig{NetworkMode: "none", RestartPolicy: always, Binds: []string{work + ":/b"}}, nil, nil, "")
@@ -354,9 +317,7 @@ func TestEngineLife(t *testing.T) {
 		private.Lacking(t, "docker", err)
 	}
 	t.Cleanup(func() {
-		if err := own.Close(); err != nil {
-			t.Error(err)
-		}
+		report(t, own.Close())
 	})
 	seen := restartEngine{doorTo(t, own.Host(), "").Proxy}
 	unseen := restartEngine{doorTo(t, own.Host(), "").Proxy}
@@ -374,9 +335,7 @@ func TestEngineLife(t *testing.T) {
 	if got := lives(); got != [2]string{} {
 		t.Errorf("without an engine: %q", got)
 	}
-	if err := own.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, own.Start(t.Context()))
 	if second := lives(); second[0] == first[0] || second[1] == first[1] || second[1] == "" {
 		t.Errorf("after a restart: %q, before: %q", second, first)
 	}

@@ -1,9 +1,18 @@
 package engineapi
 
 import (
+	"fmt"
+	"math"
+	"net/http"
+	"net/url"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/body"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
@@ -20,15 +29,18 @@ const (
 // route is one endpoint of the Engine API that callers may use.
 type route struct {
 	method   string
-	template string   // "/containers/{id}/json"
-	query    []string // parameters that it knows; one with a "*" may be there more than once
+	template string // "/containers/{id}/json"
+	query    params
 	body     bodyKind
+	op       string           // what the profile must allow; empty is nothing
+	filters  []string         // filters that its query may have
 	change   bool             // it changes something
 	since    upstream.Version // the API versions that have it, from and to; 0 is no bound
 	until    upstream.Version
 	serve    func(*call) error
 
 	segments []string // of the template
+	at       int      // which of them is the name; -1 is none
 	long     bool     // the name is an image's, and may have slashes
 }
 
@@ -36,26 +48,395 @@ type route struct {
 var unmatched = &route{template: "unmatched", serve: func(*call) error { return notFound("page not found") }}
 
 // routes are all endpoints that there are; whatever isn't among them is refused.
-var routes = compile(slices.Concat(
-	systemRoutes(),
-	containerRoutes(),
-	createRoutes(),
-	execRoutes(),
-	attachRoutes(),
-	networkRoutes(),
-	volumeRoutes(),
-	imageRoutes(),
-	buildRoutes(),
-	commitRoutes(),
-	pruneRoutes(),
-	eventRoutes(),
-))
+var routes = compile([]route{
+	{method: http.MethodGet, template: "/_ping", serve: pingEngine},
+	{method: http.MethodHead, template: "/_ping", serve: pingEngine},
+	{method: http.MethodGet, template: "/version", serve: engineVersions},
+	{method: http.MethodGet, template: "/info", serve: engineInfo},
+	{method: http.MethodGet, template: "/system/df", query: params{"type*": nil, "verbose": nil}, since: 25, serve: diskUsage},
+	{method: http.MethodGet, template: "/containers/json", query: params{
+		"all": boolean, "limit": limit, "size": boolean, "before": nil, "since": nil, "trunc_cmd": nil,
+	}, filters: []string{"ancestor", "before", "since", "exited", "expose", "health", "id", "label", "name", "network", "publish", "status", "volume"}, serve: listContainers},
+	{method: http.MethodGet, template: "/containers/{id}/json", query: params{"size": boolean}, serve: inspectContainer},
+	{method: http.MethodPost, template: "/containers/{id}/stop", query: params{"t": stopTime, "signal": signal}, change: true, serve: onContainer(stopContainer)},
+	{method: http.MethodPost, template: "/containers/{id}/kill", query: params{"signal": signal}, change: true, serve: onContainer(killContainer)},
+	{method: http.MethodPost, template: "/containers/{id}/pause", change: true, serve: forwardContainer},
+	{method: http.MethodPost, template: "/containers/{id}/unpause", change: true, serve: forwardContainer},
+	{method: http.MethodPost, template: "/containers/{id}/rename", query: params{"name": nil}, change: true, serve: onContainer(renameContainer)},
+	{method: http.MethodDelete, template: "/containers/{id}", query: params{"v": boolean, "force": boolean, "link": noLinks}, change: true, serve: onContainer(removeContainer)},
+	{method: http.MethodPost, template: "/containers/prune", filters: []string{"until", "label", "label!"}, change: true, since: 25, serve: pruneContainers},
+	{method: http.MethodGet, template: "/containers/{id}/export", op: policy.OpArchive, serve: inContainer(exportContainer)},
+	{method: http.MethodHead, template: "/containers/{id}/archive", query: params{"path": nil}, op: policy.OpArchive, serve: inContainer(statArchive)},
+	{method: http.MethodGet, template: "/containers/{id}/archive", query: params{"path": nil}, op: policy.OpArchive, serve: inContainer(getArchive)},
+	{method: http.MethodPut, template: "/containers/{id}/archive", query: params{"path": nil, "noOverwriteDirNonDir": boolean, "copyUIDGID": boolean}, body: tarBody, change: true, op: policy.OpArchive, serve: inContainer(putArchive)},
+	{method: http.MethodPost, template: "/containers/create", query: params{"name": nil, "platform": platform}, body: jsonBody, change: true, serve: decoded(createContainer)},
+	{method: http.MethodPost, template: "/containers/{id}/start", query: params{"detachKeys": detachKeys}, change: true, serve: onContainer(startContainer)},
+	{method: http.MethodPost, template: "/containers/{id}/restart", query: params{"t": stopTime, "signal": signal}, change: true, serve: onContainer(startContainer)},
+	{method: http.MethodPost, template: "/containers/{id}/update", body: jsonBody, change: true, serve: decoded(updateContainer)},
+	{method: http.MethodPost, template: "/containers/{id}/exec", body: jsonBody, op: policy.OpExec, change: true, serve: decoded(createExec)},
+	{method: http.MethodPost, template: "/exec/{id}/start", body: jsonBody, op: policy.OpExec, change: true, serve: decoded(startExec)},
+	{method: http.MethodPost, template: "/exec/{id}/resize", query: consoleSize, serve: forwardExec},
+	{method: http.MethodGet, template: "/exec/{id}/json", serve: forwardExec},
+	{method: http.MethodPost, template: "/containers/{id}/attach", query: attachParams, change: true, serve: inContainer(attachContainer)},
+	{method: http.MethodGet, template: "/containers/{id}/attach/ws", query: attachParams, change: true, serve: inContainer(attachWS)},
+	{method: http.MethodPost, template: "/containers/{id}/resize", query: consoleSize, serve: forwardContainer},
+	{method: http.MethodGet, template: "/containers/{id}/logs", query: params{
+		"follow": boolean, "stdout": boolean, "stderr": boolean, "timestamps": boolean, "since": moment, "until": moment, "tail": moment, "details": noDetails,
+	}, serve: onContainer(containerLogs)},
+	{method: http.MethodGet, template: "/containers/{id}/stats", query: params{"stream": boolean, "one-shot": boolean}, serve: onContainer(containerStats)},
+	{method: http.MethodGet, template: "/containers/{id}/top", query: params{"ps_args": psOptions}, serve: forwardContainer},
+	{method: http.MethodGet, template: "/containers/{id}/changes", serve: forwardContainer},
+	{method: http.MethodPost, template: "/containers/{id}/wait", query: params{"condition": like(waitCondition, "invalid condition")}, serve: onContainer(waitContainer)},
+	{method: http.MethodGet, template: "/networks", filters: []string{"dangling", "driver", "id", "label", "name", "scope", "type"}, serve: listNetworks},
+	{method: http.MethodPost, template: "/networks/create", body: jsonBody, change: true, serve: decoded(createNetwork)},
+	{method: http.MethodGet, template: "/networks/{id}", query: params{"verbose": nil, "scope": nil}, serve: inspectNetwork},
+	{method: http.MethodDelete, template: "/networks/{id}", change: true, serve: removeNetwork},
+	{method: http.MethodPost, template: "/networks/{id}/connect", body: jsonBody, change: true, serve: decoded(connectNetwork)},
+	{method: http.MethodPost, template: "/networks/{id}/disconnect", body: jsonBody, change: true, serve: decoded(disconnectNetwork)},
+	{method: http.MethodPost, template: "/networks/prune", change: true, since: 25, filters: []string{"until", "label", "label!"}, serve: pruneNetworks},
+	{method: http.MethodGet, template: "/volumes", filters: []string{"dangling", "driver", "label", "name"}, serve: listVolumes},
+	{method: http.MethodPost, template: "/volumes/create", body: jsonBody, change: true, serve: decoded(createVolume)},
+	{method: http.MethodGet, template: "/volumes/{name}", serve: inspectVolume},
+	{method: http.MethodDelete, template: "/volumes/{name}", query: params{"force": boolean}, change: true, serve: removeVolume},
+	{method: http.MethodPost, template: "/volumes/prune", change: true, since: 25, filters: []string{"label", "label!", "all"}, serve: pruneVolumes},
+	{method: http.MethodGet, template: "/images/json", query: params{"all": boolean, "digests": boolean, "shared-size": boolean}, filters: []string{"before", "dangling", "label", "reference", "since", "until"}, serve: listImages},
+	{method: http.MethodPost, template: "/images/create", query: params{"fromImage": nil, "tag": nil, "platform": platform}, op: policy.OpPull, change: true, serve: pullImage},
+	{method: http.MethodGet, template: "/images/{image}/json", serve: inspectImage},
+	{method: http.MethodGet, template: "/images/{image}/history", serve: imageHistory},
+	{method: http.MethodPost, template: "/images/{image}/tag", query: params{"repo": nil, "tag": nil}, change: true, serve: tagImage},
+	{method: http.MethodDelete, template: "/images/{image}", query: params{"force": boolean, "noprune": boolean}, change: true, serve: removeImage},
+	{method: http.MethodGet, template: "/images/{image}/get", op: policy.OpArchive, serve: saveImage},
+	{method: http.MethodGet, template: "/images/get", query: params{"names*": nil}, op: policy.OpArchive, serve: saveImages},
+	{
+		method: http.MethodPost, template: "/build", body: tarBody, op: policy.OpBuild, change: true, serve: buildImage,
+		query: params{
+			"dockerfile": nil, "t*": nil, "q": nil, "nocache": boolean, "pull": nil, "rm": nil, "forcerm": nil, "memory": nil, "memswap": nil, "cpushares": nil,
+			"cpuperiod": nil, "cpuquota": nil, "buildargs": nil, "shmsize": nil, "labels": nil, "networkmode": nil, "platform": platform,
+			"target": like(baseImage, "the target is no stage's name"), "version": builder, "buildid": nil,
+			"cpusetcpus": never, "cpusetmems": never, "cachefrom": never, "ulimits": never, "cgroupparent": never, "extrahosts": never, "remote": never,
+			"squash": never, "isolation": never, "session": never, "outputs": never, "securityopt": never,
+		},
+	},
+	{
+		method: http.MethodPost, template: "/commit", body: jsonBody, op: policy.OpCommit, change: true, serve: commit,
+		query: params{"container": nil, "repo": nil, "tag": nil, "comment": short, "author": short, "pause": nil, "changes*": nil},
+	},
+	{method: http.MethodPost, template: "/images/prune", change: true, since: 25, filters: []string{"dangling", "until", "label", "label!"}, serve: pruneImages},
+	{method: http.MethodPost, template: "/build/prune", change: true, since: 31, serve: pruneBuilds,
+		query: params{"filters": nil, "all": nil, "keep-storage": nil, "reserved-space": nil, "max-used-space": nil, "min-free-space": nil}},
+	{method: http.MethodGet, template: "/events", query: params{"since": moment, "until": moment}, filters: []string{"config", "container", "daemon", "event", "image", "label", "network", "plugin", "scope", "type", "volume"}, serve: streamEvents},
+})
+
+// attachParams are what attaches are told.
+var attachParams = params{"detachKeys": detachKeys, "logs": boolean, "stream": boolean, "stdin": boolean, "stdout": boolean, "stderr": boolean}
 
 func compile(list []route) []route {
 	for i := range list {
 		rt := &list[i]
 		rt.segments = strings.Split(rt.template[1:], "/")
+		rt.at = slices.IndexFunc(rt.segments, func(s string) bool { return s[0] == '{' })
 		rt.long = strings.Contains(rt.template, "{image}")
+		if rt.filters != nil && rt.query == nil {
+			rt.query = params{}
+		}
+		if rt.filters != nil {
+			rt.query["filters"] = nil
+		}
 	}
 	return list
 }
+
+// run serves a call of the route.
+func (rt *route) run(c *call) error {
+	if rt.op != "" {
+		if err := c.operation(rt.op); err != nil {
+			return err
+		}
+	}
+	return rt.serve(c)
+}
+
+// decoded serves a call with its body decoded, one strict JSON object in which null is what
+// is left out.
+func decoded[T any](serve func(c *call, asked *T) error) func(*call) error {
+	return func(c *call) error {
+		var asked T
+		if err := proxy.DecodeNulls(c.w, c.r, proxy.MaxBody, &asked); err != nil {
+			return err
+		}
+		return serve(c, &asked)
+	}
+}
+
+// onContainer serves a call on a container of the caller's. Serve gets the request that is
+// the same to the engine, and the container's ID.
+func onContainer(serve func(c *call, a upstream.Ask, id string) error) func(*call) error {
+	return func(c *call) error {
+		id, err := c.containerID(c.name)
+		if err != nil {
+			return err
+		}
+		return serve(c, c.askFor(id), id)
+	}
+}
+
+// inContainer is onContainer for what runs or reads in a container, which isn't for those
+// whom the policy binds if it was denied, and made in mode audit.
+func inContainer(serve func(c *call, a upstream.Ask, id string) error) func(*call) error {
+	return onContainer(func(c *call, a upstream.Ask, id string) error {
+		if err := refuseUnconfined(c); err != nil {
+			return err
+		}
+		return serve(c, a, id)
+	})
+}
+
+// askFor is the call's request of an object with an ID.
+func (c *call) askFor(id string) upstream.Ask {
+	path := slices.Clone(c.route.segments)
+	path[c.route.at] = id
+	return upstream.Ask{Path: "/" + strings.Join(path, "/"), Query: c.passed}
+}
+
+// forwardContainer asks the engine the same of a container of the caller's.
+var forwardContainer = onContainer(func(c *call, a upstream.Ask, _ string) error { return c.forward(a, false) })
+
+// maxName bounds each segment of a path, in bytes.
+const maxName = 512
+
+// segment is a part of a path between slashes, as it was sent and with its escapes
+// decoded once. Only names may have any.
+type segment struct{ raw, name string }
+
+// splitPath reads a request's path as it was sent: an optional version, and segments.
+// What the engine would redirect, clean, or read otherwise than it looks is refused.
+func splitPath(raw string) (v upstream.Version, segments []segment, err error) {
+	bad := func(why string) (upstream.Version, []segment, error) {
+		return 0, nil, proxy.Malformed("the path " + why)
+	}
+	if !strings.HasPrefix(raw, "/") || len(raw) > 4096 {
+		return bad("is not absolute, or too long")
+	}
+	for i, part := range strings.Split(raw[1:], "/") {
+		name, err := url.PathUnescape(part)
+		if err != nil {
+			return bad("has an escape that is none")
+		}
+		switch {
+		case name == "":
+			return bad("has an empty segment")
+		case name == "." || name == "..":
+			return bad("has a dot segment")
+		case strings.ContainsAny(name, "/\\%?#") || !printable(name) || len(name) > maxName:
+			return bad("has a segment with characters that no name has")
+		}
+		if n, ok := upstream.ParseVersion(part); i == 0 && ok {
+			v = n
+			continue
+		}
+		segments = append(segments, segment{part, name})
+	}
+	if len(segments) == 0 {
+		return bad("names no endpoint")
+	}
+	return v, segments, nil
+}
+
+func printable(s string) bool {
+	for _, c := range []byte(s) {
+		if c <= ' ' || c >= 0x7f {
+			return false
+		}
+	}
+	return true
+}
+
+// match finds the route of the request, and the name in its path.
+func (c *call) match() (*route, error) {
+	raw := c.r.URL.EscapedPath()
+	if c.r.URL.Host != "" || c.r.URL.Opaque != "" || c.r.URL.Fragment != "" || c.r.URL.RawFragment != "" {
+		return nil, proxy.Malformed("the request is for a proxy")
+	}
+	if target, _, _ := strings.Cut(c.r.RequestURI, "?"); target != raw {
+		return nil, proxy.Malformed("the path has an escape where none is needed")
+	}
+	v, segments, err := splitPath(raw)
+	if err != nil {
+		return nil, err
+	}
+	rt, name := lookup(c.r.Method, segments)
+	if rt == nil {
+		return nil, denied("endpoints.unknown", "", fmt.Sprintf("%s %s is not an endpoint that may be used", method(c.r), body.Shorten(raw)),
+			"the endpoints of docs/engine-proxy.md")
+	}
+	if c.version, err = c.engine.Negotiate(c.ctx, v); err != nil {
+		return nil, err
+	}
+	if c.version < rt.since || rt.until != 0 && c.version > rt.until {
+		return nil, denied("endpoints.version", "", fmt.Sprintf("%s %s is not in version %s of the API", method(c.r), rt.template, c.version), "another version")
+	}
+	c.name = name
+	return rt, nil
+}
+
+// lookup matches a method and a path with the table. A template has at most one name,
+// which may span several segments if it is an image's.
+func lookup(method string, segments []segment) (*route, string) {
+	for i := range routes {
+		if rt := &routes[i]; rt.method == method {
+			if name, ok := rt.fits(segments); ok {
+				return rt, name
+			}
+		}
+	}
+	return nil, ""
+}
+
+func (rt *route) fits(segments []segment) (name string, ok bool) {
+	at := rt.at
+	if at < 0 {
+		return "", literally(rt.segments, segments)
+	}
+	after := rt.segments[at+1:]
+	end := len(segments) - len(after)
+	if end <= at || !rt.long && end != at+1 {
+		return "", false
+	}
+	if !literally(rt.segments[:at], segments[:at]) || !literally(after, segments[end:]) {
+		return "", false
+	}
+	for _, s := range segments[at:end] {
+		name += "/" + s.name
+	}
+	return name[1:], true
+}
+
+// literally tells whether segments are those of a template, without escapes.
+func literally(template []string, segments []segment) bool {
+	return slices.EqualFunc(template, segments, func(want string, s segment) bool { return s.raw == want })
+}
+
+// parse reads the query, and looks at what the headers say of the body.
+func (c *call) parse() (err error) {
+	if c.query, c.passed, err = parseQuery(c.r.URL.RawQuery, c.route.query); err != nil {
+		return err
+	}
+	if c.route.filters != nil {
+		if c.filter, err = parseFilters(c.query.Get("filters"), c.route.filters); err != nil {
+			return err
+		}
+	}
+	h := c.r.Header
+	if h.Get("Content-Encoding") != "" || len(h.Values("Content-Type")) > 1 {
+		return proxy.Malformed("the body is encoded, or has several types")
+	}
+	if c.route.body == noBody && c.r.ContentLength != 0 {
+		return proxy.Malformed(c.route.method + " " + c.route.template + " takes no body")
+	}
+	return nil
+}
+
+// params are the query parameters that a route knows. Each has what checks its value, which
+// is not empty, and returns the value for the engine, empty for none. Nil leaves that to the
+// route. A name with a "*" may be there more than once.
+type params map[string]func(name, value string) (string, error)
+
+// parseQuery reads a query. It returns it as it came, and what of it was checked for the engine.
+func parseQuery(raw string, known params) (query, passed url.Values, err error) {
+	if len(raw) > 64<<10 || strings.Contains(raw, ";") {
+		return nil, nil, proxy.Malformed("the query is too long, or has a semicolon")
+	}
+	if query, err = url.ParseQuery(raw); err != nil {
+		return nil, nil, proxy.Malformed("the query is not well-formed")
+	}
+	passed = url.Values{}
+	for _, name := range sortedKeys(query) {
+		check, one := known[name]
+		_, many := known[name+"*"]
+		switch values := query[name]; {
+		case many:
+		case !one:
+			return nil, nil, denied("endpoints.query", name, fmt.Sprintf("the query parameter %q is not known", body.Shorten(name)),
+				"one of: "+strings.ReplaceAll(strings.Join(sortedKeys(known), ", "), "*", ""))
+		case len(values) > 1:
+			return nil, nil, proxy.Malformed(fmt.Sprintf("the query parameter %q is there %d times", name, len(values)))
+		case check != nil && values[0] != "":
+			value, err := check(name, values[0])
+			if err != nil {
+				return nil, nil, err
+			}
+			if value != "" {
+				passed.Set(name, value)
+			}
+		}
+	}
+	return query, passed, nil
+}
+
+// isTrue reads a boolean as the engine does.
+func isTrue(s string) bool {
+	s = strings.ToLower(strings.TrimSpace(s))
+	return !(s == "" || s == "0" || s == "no" || s == "false" || s == "none")
+}
+
+// flag reads a query parameter that is a boolean.
+func (c *call) flag(name string) bool { return isTrue(c.query.Get(name)) }
+
+// boolean passes a boolean on.
+func boolean(_, value string) (string, error) {
+	if isTrue(value) {
+		return "1", nil
+	}
+	return "", nil
+}
+
+// like passes a value on that matches a pattern.
+func like(pattern *regexp.Regexp, refusal string) func(name, value string) (string, error) {
+	return func(_, value string) (string, error) {
+		if !pattern.MatchString(value) {
+			return "", proxy.Malformed(refusal + ": " + body.Shorten(value))
+		}
+		return value, nil
+	}
+}
+
+// between passes a whole number on.
+func between(least, most int64) func(name, value string) (string, error) {
+	return func(name, value string) (string, error) {
+		n, err := strconv.ParseInt(value, 10, 64)
+		if err != nil || n < least || n > most {
+			return "", proxy.Malformed(fmt.Sprintf("the query parameter %q is not a whole number from %d to %d", name, least, most))
+		}
+		return strconv.FormatInt(n, 10), nil
+	}
+}
+
+var (
+	// instant is a time as the engine takes it: RFC 3339, or seconds with a fraction, or a
+	// duration before now.
+	instant  = regexp.MustCompile(`^[-+0-9A-Za-z:.]{1,64}$`)
+	moment   = like(instant, "a query parameter is neither a time nor a number")
+	signal   = like(regexp.MustCompile(`^(SIG)?[A-Z0-9+-]{1,12}$`), "Invalid signal")
+	platform = like(body.Platform, "the platform is none")
+	// consoleSize is a terminal's height and width.
+	consoleSize = params{"h": between(0, math.MaxUint16), "w": between(0, math.MaxUint16)}
+)
+
+// stopTime passes on how long a container may take to end. An end that is waited for as long
+// as it takes is bounded.
+func stopTime(name, value string) (string, error) {
+	if value, err := between(-1, body.MaxStopSeconds)(name, value); err != nil || value != "-1" {
+		return value, err
+	}
+	return strconv.Itoa(body.MaxStopSeconds), nil
+}
+
+// detachKeys passes on a key sequence such as "ctrl-p,ctrl-q".
+func detachKeys(_, keys string) (string, error) {
+	if len(keys) > 64 || !printable(keys) {
+		return "", proxy.Malformed("the detach keys are none")
+	}
+	return keys, nil
+}
+
+func method(r *http.Request) string { return body.Shorten(r.Method) }

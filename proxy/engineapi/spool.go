@@ -25,7 +25,7 @@ const (
 )
 
 // spool writes the build's files anew, into a file that has no name any more, with a
-// Dockerfile of the door's own under its usual name.
+// Dockerfile of Berm's own under its usual name.
 func spool(c *call, args map[string]string, lease *proxy.Lease) (*os.File, error) {
 	name := path.Clean("/" + c.query.Get("dockerfile"))[1:]
 	if c.query.Get("dockerfile") == "" {

@@ -3,39 +3,31 @@ package engineapi
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
-	"net/url"
-	"path"
-	"strconv"
+	"reflect"
+	"slices"
 	"time"
-
-	"github.com/bermhq/berm/proxy/engineapi/body"
-
-	"github.com/bermhq/berm/proxy"
-	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/docker/docker/api/types/container"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy/engineapi/body"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
-// acting reads what starts, restarts or stops a container, and counts it until leave is
-// called.
-func acting(c *call, what string, most int64) (id string, query url.Values, wait time.Duration, leave func(), err error) {
-	if query, wait, err = startQuery(c); err == nil {
-		id, err = c.containerID(c.name)
-	}
-	if err == nil {
-		leave, err = c.act(what+" "+id, most)
-	}
-	return id, query, wait, leave, err
-}
+// acts are what is counted until it is over: the engine goes on with it also when the caller
+// has left.
+const acts = "starts, restarts and stops"
+
+// endTime is how long a container may take to end.
+const endTime = body.MaxStopSeconds * time.Second
 
 // startContainer starts a container, or stops and starts it, if it is still as it was
 // allowed and still would be.
-func startContainer(c *call) error {
-	id, query, wait, leave, err := acting(c, "starts", maxActs)
+func startContainer(c *call, a upstream.Ask, id string) error {
+	leave, err := c.enter(acts, maxActs)
 	if err != nil {
 		return err
 	}
@@ -45,14 +37,14 @@ func startContainer(c *call) error {
 		return err
 	}
 	defer over()
-	resp, err := startOne(c, upstream.Ask{Path: "/containers/" + id + "/" + path.Base(c.route.template), Query: query}, id, wait) //nolint:bodyclose // relay closes it
+	resp, err := startOne(c, a, id) //nolint:bodyclose // relay closes it
 	if err != nil {
 		return err
 	}
 	return c.relay(resp, false)
 }
 
-// StartContainer starts a container that this door made, without a request of a client's.
+// StartContainer starts a container that this proxy made, without a request of a client's.
 // The container is judged and verified as for its own caller. One that runs already stays
 // as it is. The error is a *policy.DeniedError if the container may not be started.
 func (d *Proxy) StartContainer(ctx context.Context, id string) error {
@@ -61,7 +53,7 @@ func (d *Proxy) StartContainer(ctx context.Context, id string) error {
 		return err
 	}
 	c := &call{Proxy: d, ctx: ctx, rules: d.opts.Policy(), version: v}
-	resp, err := startOne(c, upstream.Ask{Method: http.MethodPost, Path: "/containers/" + id + "/start"}, id, 0)
+	resp, err := startOne(c, upstream.Ask{Method: http.MethodPost, Path: "/containers/" + id + "/start"}, id)
 	r := Record{
 		Time: time.Now().UTC(), Peer: "berm", Method: http.MethodPost, Route: "/containers/{id}/start", Version: v.String(),
 		Caller: c.caller.Name, Tenant: c.caller.Tenant, Profile: c.caller.Profile, Verdict: VerdictAllowed, Objects: []string{id},
@@ -76,14 +68,14 @@ func (d *Proxy) StartContainer(ctx context.Context, id string) error {
 
 // startOne starts the container, or stops and starts it, once no other start of it goes on.
 // It returns the engine's answer, which has no body. An answer that is an error is one.
-func startOne(c *call, a upstream.Ask, id string, wait time.Duration) (*http.Response, error) {
+func startOne(c *call, a upstream.Ask, id string) (*http.Response, error) {
 	over, err := c.startLocks.Lock(c.ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	defer over()
 	waiting := c.ctx
-	defer c.detach(makeTimeout + wait)() // verify what was started even if the client leaves
+	defer c.detach(makeTimeout + endTime)() // verify what was started even if the client leaves
 	v, err := c.engine.Max(c.ctx)
 	if err != nil {
 		return nil, err
@@ -144,14 +136,19 @@ func (c *call) detach(most time.Duration) (back func()) {
 
 // stopContainer stops a container. The engine goes on with it when the caller has left,
 // so the call does too: it counts for as long.
-func stopContainer(c *call) error {
-	id, query, wait, leave, err := acting(c, "stops", maxStops)
+func stopContainer(c *call, a upstream.Ask, id string) error {
+	leave, err := c.enter(acts, maxActs)
 	if err != nil {
 		return err
 	}
 	defer leave()
-	defer c.detach(makeTimeout + wait)()
-	return endContainer(c, upstream.Ask{Path: "/containers/" + id + "/stop", Query: query}, id, true)
+	leaveOne, err := c.enter("stops of container "+id, maxStops)
+	if err != nil {
+		return err
+	}
+	defer leaveOne()
+	defer c.detach(makeTimeout + endTime)()
+	return endContainer(c, a, id, true)
 }
 
 // startHeld starts a container as it was allowed, with the sources of its binds held
@@ -201,34 +198,163 @@ func verifyStarted(c *call, e effective, before *container.InspectResponse, v up
 	return verifyHeld(c, e, before, now, v)
 }
 
-// startQuery reads what a start, a restart or a stop may be told, and how long the container
-// may take to end. An end that is waited for as long as it takes is bounded.
-func startQuery(c *call) (url.Values, time.Duration, error) {
-	query, wait := url.Values{}, time.Duration(0)
-	if keys := c.query.Get("detachKeys"); keys != "" {
-		if err := detachKeys(keys); err != nil {
-			return nil, 0, err
-		}
-		query.Set("detachKeys", keys)
+// updateContainer changes a container's resources and restart policy, within what its
+// profile allows a new one.
+func updateContainer(c *call, b *body.Update) error {
+	if err := body.CheckChangeable(&b.Resources, b.RestartPolicy); err != nil {
+		return err
 	}
-	if signal := c.query.Get("signal"); signal != "" {
-		if !signalName.MatchString(signal) {
-			return nil, 0, proxy.Malformed("Invalid signal: " + body.Shorten(signal))
-		}
-		query.Set("signal", signal)
+	req := policy.ContainerRequest{
+		Profile: c.caller.Profile, Restart: string(b.RestartPolicy.Name), Devices: body.DeviceList(&b.Resources), Other: body.Refused("", &b.Resources, b.DiskQuota),
 	}
-	if c.query.Get("t") != "" {
-		n, err := c.number("t")
-		if err != nil || n < -1 || n > body.MaxStopSeconds {
-			return nil, 0, proxy.Malformed("the time to end is not a number of seconds")
-		}
-		if n < 0 {
-			n = body.MaxStopSeconds
-		}
-		query.Set("t", strconv.FormatInt(n, 10))
+	body.Limits(&b.Resources, &req)
+	if len(req.Ulimits) > 0 {
+		req.Other = append(req.Other, policy.OtherField{Field: "Ulimits", Value: req.Ulimits[0].Name})
+		req.Ulimits = nil
 	}
-	if path.Base(c.route.template) != "start" {
-		wait = body.MaxStopSeconds * time.Second
+	verdict := c.rules.ContainerUpdate(c.caller.Profile, req)
+	if err := c.allow(verdict.Denials); err != nil {
+		return err
 	}
-	return query, wait, nil
+	ct, _, err := c.container(c.name)
+	if err != nil {
+		return err
+	}
+	host, err := c.engine.HostInfo(c.ctx, c.version)
+	if err != nil {
+		return err
+	}
+	verdict.Spec.CPUs = min(verdict.Spec.CPUs, float64(host.CPUs))
+	asked := restartPolicy(b.RestartPolicy)
+	_, ours := c.restartedHere(ct.ID, ct.Config.Labels)
+	if ours {
+		if ct.HostConfig.AutoRemove && !asked.None() {
+			return conflict("Cannot update container " + ct.ID + ": Conflicting options: Restart policy cannot be updated because AutoRemove is enabled for the container")
+		}
+		b.RestartPolicy, verdict.Spec.Restart = container.RestartPolicy{}, "" // the engine keeps none
+	}
+	var change any = b // of mode audit
+	if verdict.Allowed() {
+		change = b.Encode(verdict.Spec)
+	}
+	defer c.detach(upstream.AskTimeout)()
+	v, err := c.engine.Max(c.ctx)
+	if err != nil {
+		return err
+	}
+	answer := struct{ Warnings []string }{[]string{}}
+	err = c.engine.Post(c.ctx, v, "/containers/"+ct.ID+"/update", nil, change, &answer)
+	if verdict.Allowed() {
+		if verr := verifyUpdate(c, ct.ID, v); verr != nil {
+			return verr
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if ours && asked.Name != "" {
+		if err := c.restarts.Set(c.ctx, ct.ID, asked, ct.State != nil && !ct.State.Running); err != nil {
+			return err
+		}
+	}
+	return c.answer(http.StatusOK, answer)
+}
+
+// verifyUpdate looks at what became of the container, also after an update that failed
+// half-way. One that is out of bounds goes.
+func verifyUpdate(c *call, id string, v upstream.Version) error {
+	ct, err := c.inspect(id, v)
+	if upstream.StatusOf(err) == http.StatusNotFound {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	e, err := effectiveOf(ct)
+	if err == nil && (e.Audit || withinLimits(c, e, ct.HostConfig)) {
+		return nil
+	}
+	if err == nil {
+		err = denied("verify.update", "HostConfig.Resources", "the container is not as it was allowed after the update", "limits of the profile")
+	}
+	if err := c.judged(err); err != nil {
+		removeUnfit(c, id, v)
+		return err
+	}
+	return nil
+}
+
+// stillAllowed judges a container once more that was allowed before, by the policy in
+// force now and the profile that it was made with: its image, its user, its mounts,
+// networks and ports, its privileges and its limits. Its variables and its life aren't
+// judged again. What an update changed has been judged by withinLimits.
+func stillAllowed(c *call, e effective, h *container.HostConfig) error {
+	req := e.request()
+	same := body.SameResources(e.ContainerSpec, h) && body.RestartIs(h, e.ContainerSpec)
+	if !same {
+		req.CPUs, req.MemoryBytes, req.PidsLimit = 0, 0, nil
+		if len(e.Binds) == 0 { // else Berm carries it out, and the update of it isn't the engine's
+			req.Restart = ""
+		}
+	}
+	verdict := c.rules.Container(req)
+	if !verdict.Allowed() { // an image that the caller built itself needn't be on the list
+		img, err := lookUpImage(c, e.ImageID)
+		if err != nil {
+			return err
+		}
+		if req.Trusted = img != nil && ownImage(c, img.Config.Labels); req.Trusted {
+			verdict = c.rules.Container(req)
+		}
+	}
+	if err := verdict.Err(); err != nil {
+		return err
+	}
+	return differ(narrowed(e.ContainerSpec, verdict.Spec, same), "verify.policy")
+}
+
+// request asks for what was allowed, in so many words.
+func (e *effective) request() policy.ContainerRequest {
+	req := policy.ContainerRequest{
+		Profile: e.Profile, Image: e.Image, User: e.User, Groups: e.Groups,
+		Networks: e.Networks, Ports: e.Ports, CapAdd: e.Capabilities, CapDrop: []string{"ALL"},
+		Sysctls: e.Sysctls, Ulimits: e.Ulimits, Runtime: e.Runtime, LogDriver: e.LogDriver, LogOptions: e.LogOptions,
+		Restart: e.Restart, DNS: e.DNS, DNSOptions: e.DNSOptions, DNSSearch: e.DNSSearch, ExtraHosts: e.ExtraHosts,
+		CPUs: e.CPUs, MemoryBytes: e.MemoryBytes, PidsLimit: &e.PidsLimit,
+		ShmBytes: e.ShmBytes, OOMScoreAdj: e.OOMScoreAdj, ReadOnlyRootfs: e.ReadOnlyRootfs,
+	}
+	if e.Network == policy.SpecNetworkNone {
+		req.Networks = []policy.ContainerNetwork{{Field: "HostConfig.NetworkMode", Mode: policy.NetNone}}
+	}
+	for _, m := range e.Binds {
+		req.Mounts = append(req.Mounts, policy.ContainerMount{
+			Field: "HostConfig.Mounts", Type: "bind", Source: m.HostPath, Target: m.MountPath, ReadOnly: m.Mode == "ro",
+		})
+	}
+	req.Mounts = append(append(req.Mounts, e.Volumes...), e.Tmpfs...)
+	return req
+}
+
+// narrowed tells what the policy would make less of now. Limits that are as they were
+// made are compared too.
+func narrowed(was, now policy.ContainerSpec, limits bool) body.Differences {
+	var d body.Differences
+	d.Add(now.Image == was.Image, "Image")
+	d.Add(now.User == was.User, "Config.User")
+	d.Add(was.ReadOnlyRootfs || !now.ReadOnlyRootfs, "HostConfig.ReadonlyRootfs")
+	d.Add(now.Runtime == was.Runtime, "HostConfig.Runtime")
+	d.Add(slices.Equal(now.Binds, was.Binds), "HostConfig.Mounts")
+	d.Add(now.Network == was.Network && len(now.Networks) == len(was.Networks), "HostConfig.NetworkMode")
+	for _, n := range was.Networks {
+		d.Add(slices.ContainsFunc(now.Networks, func(o policy.ContainerNetwork) bool { return o.Name == n.Name }), "NetworkSettings.Networks")
+	}
+	d.Add(slices.Equal(now.Ports, was.Ports), "HostConfig.PortBindings")
+	d.Add(slices.Equal(now.Ulimits, was.Ulimits), "HostConfig.Ulimits")
+	d.Add(maps.Equal(now.LogOptions, was.LogOptions), "HostConfig.LogConfig")
+	d.Add(now.ShmBytes >= was.ShmBytes, "HostConfig.ShmSize")
+	d.Add(len(now.Tmpfs) == len(was.Tmpfs) && (len(was.Tmpfs) == 0 || reflect.DeepEqual(now.Tmpfs, was.Tmpfs)), "HostConfig.Tmpfs")
+	if limits {
+		d.Add(now.CPUs >= was.CPUs && now.MemoryBytes >= was.MemoryBytes && now.PidsLimit >= was.PidsLimit, "HostConfig.Resources")
+	}
+	return d
 }

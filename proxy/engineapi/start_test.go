@@ -1,18 +1,23 @@
 package engineapi
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
+	"path"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/network"
 	"github.com/docker/docker/client"
+	"github.com/docker/go-connections/nat"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
@@ -22,10 +27,7 @@ var sleeper = &container.Config{Image: testImage, Cmd: []string{"sleep", "600"}}
 
 func makeOne(t *testing.T, c *client.Client, h *container.HostConfig, name string) string {
 	t.Helper()
-	ct, err := c.ContainerCreate(t.Context(), sleeper, h, nil, nil, name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ct := must(c.ContainerCreate(t.Context(), sleeper, h, nil, nil, name))(t)
 	return ct.ID
 }
 
@@ -49,10 +51,7 @@ func restartIt(t *testing.T, c *client.Client, id string) error {
 }
 
 func TestStartLooksAgain(t *testing.T) {
-	host, direct := testEngine(t)
-	l := startLiar(t, host)
-	d := doorTo(t, l.host, "")
-	sweepOwn(t, direct, d)
+	d, direct, l := lyingDoor(t, "")
 	c := d.client("again")
 	id := makeOne(t, c, &container.HostConfig{ReadonlyRootfs: true}, "")
 	for _, name := range []string{"privileged", "capability", "host network", "bind", "mount", "memory", "pids gone", "unmasked", "image", "user"} {
@@ -65,15 +64,11 @@ func TestStartLooksAgain(t *testing.T) {
 	if inspect(t, direct, id).State.Running {
 		t.Error("it runs")
 	}
-	if err := startIt(t, c, id); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, startIt(t, c, id))
 	if err := startIt(t, c, id); err != nil { // 304
 		t.Errorf("start of one that runs: %v", err)
 	}
-	if err := restartIt(t, c, id); err != nil {
-		t.Error(err)
-	}
+	report(t, restartIt(t, c, id))
 	// What is seen only once it runs is ended.
 	looks := 0
 	l.set(func(l *liar) {
@@ -92,16 +87,11 @@ func TestStartLooksAgain(t *testing.T) {
 
 // TestStartContainer starts containers without a client's request.
 func TestStartContainer(t *testing.T) {
-	host, direct := testEngine(t)
-	l := startLiar(t, host)
-	d := doorTo(t, l.host, "")
-	sweepOwn(t, direct, d)
+	d, direct, l := lyingDoor(t, "")
 	c := d.client("itself")
 	id := makeOne(t, c, nil, "")
 	for range 2 { // the second finds it running
-		if err := d.StartContainer(t.Context(), id); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, d.StartContainer(t.Context(), id))
 	}
 	if !inspect(t, direct, id).State.Running {
 		t.Error("it does not run")
@@ -116,16 +106,13 @@ func TestStartContainer(t *testing.T) {
 	}
 	l.set(func(*liar) {})
 	foreign := d.made(direct, "", "itself-foreign", container.Config{})
-	if err := d.StartContainer(t.Context(), foreign); !errors.Is(err, errNotFound) {
+	if err := d.StartContainer(t.Context(), foreign); !isMissing(err) {
 		t.Errorf("one of no tenant's: %v", err)
 	}
 }
 
 func TestStartAnswerLost(t *testing.T) {
-	host, direct := testEngine(t)
-	l := startLiar(t, host)
-	d := doorTo(t, l.host, "")
-	sweepOwn(t, direct, d)
+	d, direct, l := lyingDoor(t, "")
 	c := d.client("lost")
 	id := makeOne(t, c, nil, "")
 	looks := 0
@@ -149,10 +136,7 @@ func TestStartAnswerLost(t *testing.T) {
 // TestStartUnseen starts a container that can't be looked at afterwards: it is killed, but
 // stays, as nothing says that it isn't as it was allowed.
 func TestStartUnseen(t *testing.T) {
-	host, direct := testEngine(t)
-	l := startLiar(t, host)
-	d := doorTo(t, l.host, "")
-	sweepOwn(t, direct, d)
+	d, direct, l := lyingDoor(t, "")
 	c := d.client("unseen")
 	for name, lost := range map[string]bool{"answered": false, "answer lost": true} {
 		t.Run(name, func(t *testing.T) {
@@ -188,12 +172,9 @@ func TestContentType(t *testing.T) {
 		"text/plain": "must be application/json", "": "must be application/json", "application/json; charset=latin1": "must be application/json",
 		"application/json": "Image", "application/json; charset=UTF-8": "Image",
 	} {
-		resp, err := raw(address).Post("http://docker/v1.41/containers/create", contentType, strings.NewReader(`{"Image":1}`))
-		if err != nil {
-			t.Fatal(err)
-		}
+		resp := must(raw(address).Post("http://docker/v1.41/containers/create", contentType, strings.NewReader(`{"Image":1}`)))(t)
 		var told struct{ Message string }
-		err = json.NewDecoder(resp.Body).Decode(&told)
+		err := json.NewDecoder(resp.Body).Decode(&told)
 		_ = resp.Body.Close()
 		status := http.StatusBadRequest
 		if want != "Image" {
@@ -206,32 +187,21 @@ func TestContentType(t *testing.T) {
 }
 
 func TestStartBody(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, "")
 	address := d.listen(Caller{Name: "body", Tenant: "body"})
 	c := newClient(t, address)
 	id := makeOne(t, c, nil, "")
 	for _, path := range []string{"/v1.24/containers/" + id + "/start", "/containers/" + id + "/start", "/containers/" + id + "/restart"} {
 		for _, body := range []string{`{"Privileged":true}`, `{}`} {
-			resp, err := raw(address).Post("http://docker"+path, "application/json", strings.NewReader(body))
-			if err != nil {
-				t.Fatal(err)
-			}
-			_ = resp.Body.Close()
-			if resp.StatusCode != http.StatusBadRequest {
-				t.Errorf("%s with %s: %d", path, body, resp.StatusCode)
+			if status, _ := say(t, address, http.MethodPost, path, body); status != http.StatusBadRequest {
+				t.Errorf("%s with %s: %d", path, body, status)
 			}
 		}
 	}
 	for _, query := range []string{"?checkpoint=x", "?checkpoint-dir=/etc", "?detachKeys=a&detachKeys=b"} {
-		resp, err := raw(address).Post("http://docker/containers/"+id+"/start"+query, "", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = resp.Body.Close()
-		if resp.StatusCode != http.StatusForbidden && resp.StatusCode != http.StatusBadRequest {
-			t.Errorf("%s: %d", query, resp.StatusCode)
+		status, _ := say(t, address, http.MethodPost, "/containers/"+id+"/start"+query, "")
+		if status != http.StatusForbidden && status != http.StatusBadRequest {
+			t.Errorf("%s: %d", query, status)
 		}
 	}
 	if inspect(t, direct, id).State.Running {
@@ -246,16 +216,11 @@ func TestStartBody(t *testing.T) {
 }
 
 func TestExpiredIsNotStarted(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
-	sweepOwn(t, direct, d)
+	d, _ := engineDoor(t, "")
 	c := d.client("expired")
 	cfg := *sleeper
 	cfg.Labels = map[string]string{"berm.ttl": "1s"}
-	ct, err := c.ContainerCreate(t.Context(), &cfg, nil, nil, nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	ct := must(c.ContainerCreate(t.Context(), &cfg, nil, nil, nil, ""))(t)
 	eventually(t, func() bool {
 		err := startIt(t, c, ct.ID)
 		if err == nil { // it was quicker than its time
@@ -268,27 +233,15 @@ func TestExpiredIsNotStarted(t *testing.T) {
 
 // TestNetworkOfTheSameName has a container's network removed, and another caller take its name.
 func TestNetworkOfTheSameName(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, "")
 	c, other := d.client("name"), d.client("name2")
-	n, err := c.NetworkCreate(t.Context(), "same-name", network.CreateOptions{Internal: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must(c.NetworkCreate(t.Context(), "same-name", network.CreateOptions{Internal: true}))(t)
 	id := makeOne(t, c, &container.HostConfig{NetworkMode: "same-name"}, "")
-	if err := c.NetworkRemove(t.Context(), n.ID); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := other.NetworkCreate(t.Context(), "same-name", network.CreateOptions{Internal: true}); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, c.NetworkRemove(t.Context(), n.ID))
+	must(other.NetworkCreate(t.Context(), "same-name", network.CreateOptions{Internal: true}))(t)
 	deniedBy(t, startIt(t, c, id), "verify.start")
 	// A network of another caller's can't be named, by whatever of its names.
-	theirs, err := direct.NetworkInspect(t.Context(), "same-name", network.InspectOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	theirs := must(direct.NetworkInspect(t.Context(), "same-name", network.InspectOptions{}))(t)
 	for _, ref := range []string{"same-name", theirs.ID, theirs.ID[:12], theirs.ID[:4]} {
 		_, err := c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{NetworkMode: container.NetworkMode(ref)}, nil, nil, "")
 		deniedBy(t, err, "networks.foreign")
@@ -298,10 +251,7 @@ func TestNetworkOfTheSameName(t *testing.T) {
 }
 
 func TestUpdate(t *testing.T) {
-	host, direct := testEngine(t)
-	l := startLiar(t, host)
-	d := doorTo(t, l.host, basePolicy+"profiles: {default: {memory_mb: 64, max_memory_mb: 128, pids_limit: 50, max_pids_limit: 60, engine_api: {restart: [\"no\", on-failure]}}}\nresources: {over_max: refuse}\n")
-	sweepOwn(t, direct, d)
+	d, direct, l := lyingDoor(t, basePolicy+"profiles: {default: {memory_mb: 64, max_memory_mb: 128, pids_limit: 50, max_pids_limit: 60, engine_api: {restart: [\"no\", on-failure]}}}\nresources: {over_max: refuse}\n")
 	c := d.client("update")
 	id := makeOne(t, c, nil, "")
 	update := func(u container.UpdateConfig) error {
@@ -311,9 +261,7 @@ func TestUpdate(t *testing.T) {
 	pids, unlimited := int64(55), int64(-1)
 	good := container.UpdateConfig{RestartPolicy: container.RestartPolicy{Name: "on-failure", MaximumRetryCount: 2}}
 	good.Memory, good.PidsLimit, good.NanoCPUs = 100<<20, &pids, 5e8
-	if err := update(good); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, update(good))
 	h := inspect(t, direct, id).HostConfig
 	if h.Memory != 100<<20 || h.MemorySwap != 100<<20 || *h.PidsLimit != 55 || h.NanoCPUs != 5e8 || h.RestartPolicy.Name != "on-failure" || h.RestartPolicy.MaximumRetryCount != 2 {
 		t.Errorf("after the update: %+v", h)
@@ -379,5 +327,185 @@ func TestUpdate(t *testing.T) {
 		if _, err := direct.ContainerInspect(context.Background(), id); !errdefs.IsNotFound(err) {
 			t.Errorf("%s: it is there: %v", rule, err)
 		}
+	}
+}
+
+// under has a door's policy be another from now on.
+func (d *testDoor) under(rules, image string) {
+	d.t.Helper()
+	p := must(policy.Parse([]byte(rules), policy.Options{DefaultImage: image}))(d.t)
+	d.opts.Policy = func() *policy.Policy { return p }
+}
+
+// TestTightenedPolicy makes a container under one policy and starts it under others.
+func TestTightenedPolicy(t *testing.T) {
+	host, direct := testEngine(t)
+	dir := workDir(t)
+	wide := "mounts: {allowed_roots: [" + dir + "], hold: auto}\nprofiles: {default: {memory_mb: 64, cap_add: [NET_ADMIN], engine_api: {ports: any, dns: \"on\", restart: [\"no\", always], sysctls: [net.ipv4.ip_forward], %}}}\n"
+	with := func(key string) string { return basePolicy + strings.Replace(wide, "%", key, 1) }
+	d := doorTo(t, host, with(""))
+	sweepOwn(t, direct, d)
+	c := d.client("tight")
+	n := must(c.NetworkCreate(context.Background(), "tight-net", network.CreateOptions{Internal: true}))(t)
+	ct := must(c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{"sleep", "600"}, ExposedPorts: nat.PortSet{"80/tcp": {}}}, &container.HostConfig{
+		Binds: []string{dir + ":/a", "tight-vol:/v"}, Tmpfs: map[string]string{"/t": "size=32m"}, CapAdd: []string{"NET_ADMIN"}, NetworkMode: container.NetworkMode(n.ID),
+		PortBindings: nat.PortMap{"80/tcp": {{}}}, DNS: []string{"192.0.2.53"}, Sysctls: map[string]string{"net.ipv4.ip_forward": "1"},
+		RestartPolicy: container.RestartPolicy{Name: "always"},
+	}, nil, nil, ""))(t)
+	base := func(text string) string { return basePolicy + text }
+	for name, tt := range map[string]struct{ rules, rule string }{
+		"image":        {strings.Replace(with(""), "berm.local/*", "other/*", 1), "(rule images.allow)"},
+		"no binds":     {base("profiles: {default: {host_path_mode: none, memory_mb: 64, cap_add: [NET_ADMIN]}}\n"), "(rule "},
+		"elsewhere":    {strings.Replace(with(""), dir, "/srv", 1), "(rule mounts."},
+		"capabilities": {strings.Replace(with(""), "cap_add: [NET_ADMIN], ", "", 1), "(rule containers.capabilities)"},
+		"user":         {with("users: non_root"), "(rule containers.user)"},
+		"a user":       {strings.Replace(with(""), "memory_mb: 64", "memory_mb: 64, user: \"1000\"", 1), "(rule verify.policy)"},
+		"root":         {strings.Replace(with(""), "memory_mb: 64", "memory_mb: 64, read_only_rootfs: true, locked: [read_only_rootfs]", 1), "(rule verify.policy)"},
+		"memory":       {strings.Replace(with(""), "memory_mb: 64", "memory_mb: 32, max_memory_mb: 32", 1), "(rule "},
+		"ports":        {strings.Replace(with(""), "ports: any", "ports: loopback", 1), "(rule verify.policy)"},
+		"volumes":      {with("volumes: \"off\""), "(rule mounts.volumes)"},
+		"networks":     {with("networks: \"off\""), "(rule networks"},
+		"tmpfs":        {with("tmpfs_mb: 16"), "(rule "},
+		"restart":      {strings.Replace(with(""), "restart: [\"no\", always]", "restart: [\"no\"]", 1), "(rule containers.restart)"},
+		"sysctls":      {strings.Replace(with(""), "sysctls: [net.ipv4.ip_forward], ", "", 1), "(rule "},
+		"dns":          {strings.Replace(with(""), "dns: \"on\"", "dns: \"off\"", 1), "(rule "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			image := testImage
+			if name == "image" { // the profile's own would be allowed
+				image = "other/image:1"
+			}
+			d.under(tt.rules, image)
+			if err := startIt(t, c, ct.ID); err == nil || !strings.Contains(err.Error(), tt.rule) || !strings.Contains(err.Error(), "denied by policy") {
+				t.Errorf("got %v, want a denial with %q", err, tt.rule)
+			}
+		})
+	}
+	if inspect(t, direct, ct.ID).State.Running {
+		t.Error("it runs")
+	}
+	// One that is as wide or wider doesn't stand in the way.
+	for _, rules := range []string{with(""), strings.Replace(with("tmpfs_mb: 4096"), "memory_mb: 64", "memory_mb: 128", 1)} {
+		d.under(rules, testImage)
+		report(t, restartIt(t, c, ct.ID))
+	}
+}
+
+// deaf is a container that doesn't end when it is told to.
+func deaf(t *testing.T, c, direct *client.Client) string {
+	t.Helper()
+	cfg := *sleeper
+	cfg.Cmd = []string{"sh", "-c", "trap '' TERM; touch /tmp/deaf; while true; do sleep 1; done"}
+	ct := must(c.ContainerCreate(t.Context(), &cfg, nil, nil, nil, ""))(t)
+	noError(t, startIt(t, c, ct.ID))
+	eventually(t, func() bool {
+		_, err := direct.ContainerStatPath(t.Context(), ct.ID, "/tmp/deaf")
+		return err == nil
+	})
+	return ct.ID
+}
+
+// counted counts the engine's requests whose path ends so.
+func counted(l *liar, end string) *atomic.Int64 {
+	var n atomic.Int64
+	l.set(func(l *liar) {
+		l.refuse = func(_, p string) bool {
+			if path.Base(p) == end {
+				n.Add(1)
+			}
+			return false
+		}
+	})
+	return &n
+}
+
+func (d *testDoor) making(key string) int64 {
+	d.limits.mu.Lock()
+	defer d.limits.mu.Unlock()
+	return d.limits.making[key]
+}
+
+// TestRestartsPileUp has callers ask for restarts that take an hour, and leave.
+func TestRestartsPileUp(t *testing.T) {
+	host, direct := testEngine(t)
+	for what, most := range map[string]int64{"restart": 1, "stop": maxStops} {
+		t.Run(what, func(t *testing.T) {
+			l := startLiar(t, host)
+			d := doorTo(t, l.host, "")
+			sweepOwn(t, direct, d)
+			address := d.listen(Caller{Name: "pile", Tenant: "pile"})
+			c := newClient(t, address)
+			id := deaf(t, c, direct)
+			n := counted(l, what)
+			for range 20 {
+				conn := hold(t, address, fmt.Sprintf("POST /containers/%s/%s?t=3600 HTTP/1.1\r\nHost: docker\r\n\r\n", id, what))
+				eventually(t, func() bool { return n.Load() > 0 })
+				_ = conn.Close()
+			}
+			eventually(t, func() bool { return n.Load() == most && d.making(acts+" pile") == most })
+			if what == "stop" {
+				if status, _ := say(t, address, http.MethodPost, "/containers/"+id+"/stop?t=3600", ""); status != http.StatusTooManyRequests {
+					t.Errorf("one more: %d", status)
+				}
+			}
+			noError(t, c.ContainerRemove(t.Context(), id, container.RemoveOptions{Force: true}))
+			eventually(t, func() bool { return d.making(acts+" pile") == 0 && d.making("stops of container "+id+" pile") == 0 })
+			if n.Load() > most {
+				t.Errorf("%d reached the engine", n.Load())
+			}
+			if _, ok := d.startLocks.TryLock(id); !ok {
+				t.Error("the start lock is kept")
+			}
+		})
+	}
+}
+
+func TestStopIsBounded(t *testing.T) {
+	d, _, l := lyingDoor(t, "")
+	address := d.listen(Caller{Name: "bound", Tenant: "bound"})
+	id := makeOne(t, newClient(t, address), nil, "")
+	for query, told := range map[string]string{ // what the engine is told, if it is
+		"t=3601": "", "t=-2": "", "t=x": "", "signal=a%20b": "", "t=-1": "t=3600", "t=3600": "t=3600", "t=0&signal=INT": "signal=INT&t=0",
+	} {
+		want := http.StatusNotModified // it isn't running
+		if told == "" {
+			want = http.StatusBadRequest
+		}
+		l.mu.Lock()
+		l.stop = nil
+		l.mu.Unlock()
+		if status, _ := say(t, address, http.MethodPost, "/containers/"+id+"/stop?"+query, ""); status != want {
+			t.Errorf("%s: %d, want %d", query, status, want)
+		}
+		l.mu.Lock()
+		if got := l.stop.Encode(); got != told {
+			t.Errorf("%s: the engine was told %q, want %q", query, got, told)
+		}
+		l.mu.Unlock()
+	}
+}
+
+// TestStreamIsWrittenDown looks for the record of an answer that goes on.
+func TestStreamIsWrittenDown(t *testing.T) {
+	d, direct := engineDoor(t, "")
+	address := d.listen(Caller{Name: "record", Tenant: "record"})
+	id := d.made(direct, "record", "", container.Config{})
+	for template, request := range map[string]string{
+		"/containers/{id}/logs":    "GET /containers/" + id + "/logs?follow=1&stdout=1 HTTP/1.1\r\nHost: docker\r\n\r\n",
+		"/containers/{id}/stats":   "GET /containers/" + id + "/stats HTTP/1.1\r\nHost: docker\r\n\r\n",
+		"/containers/{id}/wait":    "POST /containers/" + id + "/wait HTTP/1.1\r\nHost: docker\r\nContent-Length: 0\r\n\r\n",
+		"/containers/{id}/attach":  "POST /containers/" + id + "/attach?stream=1&stdout=1 HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n",
+		"/containers/{id}/archive": fmt.Sprintf(stalled(t)["upload"], id),
+		"/events":                  "GET /events HTTP/1.1\r\nHost: docker\r\n\r\n",
+	} {
+		t.Run(template, func(t *testing.T) {
+			conn := hold(t, address, request)
+			defer func() { _ = conn.Close() }()
+			begun := time.Now()
+			eventually(t, func() bool { return bytes.Contains(readFile(t, d.audit), []byte(`"route":"`+template+`"`)) })
+			if time.Since(begun) > transferStall/2 {
+				t.Error("only at its end")
+			}
+		})
 	}
 }

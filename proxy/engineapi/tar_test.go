@@ -24,18 +24,12 @@ func written(t testing.TB, entries ...tar.Header) []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, h := range entries {
-		if err := w.WriteHeader(&h); err != nil {
-			t.Fatal(err)
-		}
+		noError(t, w.WriteHeader(&h))
 		if h.Typeflag == tar.TypeReg {
-			if _, err := w.Write(bytes.Repeat([]byte("x"), int(h.Size))); err != nil {
-				t.Fatal(err)
-			}
+			must(w.Write(bytes.Repeat([]byte("x"), int(h.Size))))(t)
 		}
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, w.Close())
 	return b.Bytes()
 }
 
@@ -230,18 +224,15 @@ const capability = "\x01\x00\x00\x02\x00\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00
 // TestArchiveUpload has a real engine unpack what Berm writes, and nothing of what Berm
 // refuses, all of which the engine itself would unpack.
 func TestArchiveUpload(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	id := d.made(direct, "mine", "", container.Config{})
 	c := d.client("mine")
 	put := func(entries ...tar.Header) error {
 		return c.CopyToContainer(t.Context(), id, "/tmp", bytes.NewReader(written(t, entries...)), container.CopyToContainerOptions{})
 	}
 	big := tar.Header{Name: "big/file", Typeflag: tar.TypeReg, Mode: 0o640, Size: 3 << 20, Uid: 1000}
-	if err := put(tar.Header{Name: "big/", Typeflag: tar.TypeDir, Mode: 0o2755}, big, tar.Header{Name: "h", Typeflag: tar.TypeLink, Linkname: "big/file", Mode: 0o640},
-		tar.Header{Name: "BZhl", Typeflag: tar.TypeSymlink, Linkname: "/etc"}); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, put(tar.Header{Name: "big/", Typeflag: tar.TypeDir, Mode: 0o2755}, big, tar.Header{Name: "h", Typeflag: tar.TypeLink, Linkname: "big/file", Mode: 0o640},
+		tar.Header{Name: "BZhl", Typeflag: tar.TypeSymlink, Linkname: "/etc"}))
 	for name, want := range map[string]fs.FileMode{"big": fs.ModeDir | 0o755, "big/file": 0o640, "h": 0o640, "BZhl": fs.ModeSymlink | 0o777} {
 		if stat, err := direct.ContainerStatPath(t.Context(), id, "/tmp/"+name); err != nil || stat.Mode != want {
 			t.Errorf("%s: %+v, %v", name, stat, err)
@@ -249,9 +240,7 @@ func TestArchiveUpload(t *testing.T) {
 	}
 	other := d.made(direct, "mine", "", container.Config{}) // into which the engine itself unpacks
 	there := tar.Header{Name: "there", Typeflag: tar.TypeReg}
-	if err := errors.Join(put(there), direct.CopyToContainer(t.Context(), other, "/tmp", bytes.NewReader(written(t, there)), container.CopyToContainerOptions{})); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, errors.Join(put(there), direct.CopyToContainer(t.Context(), other, "/tmp", bytes.NewReader(written(t, there)), container.CopyToContainerOptions{})))
 	for name, tt := range map[string]struct {
 		refused []tar.Header // the last is
 		rule    string
@@ -286,22 +275,15 @@ func TestArchiveUpload(t *testing.T) {
 // TestArchiveReadOnlyRoot has a link in a volume lead an archive's entry into a root that is
 // read-only, which the engine itself would follow.
 func TestArchiveReadOnlyRoot(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, "")
 	c := d.client("mine")
-	made, err := c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{
+	made := must(c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{
 		ReadonlyRootfs: true, Mounts: []mount.Mount{{Type: mount.TypeVolume, Target: "/v"}},
-	}, nil, nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, nil, nil, ""))(t)
 	put := func(c *client.Client, entries ...tar.Header) error {
 		return c.CopyToContainer(t.Context(), made.ID, "/v", bytes.NewReader(written(t, entries...)), container.CopyToContainerOptions{})
 	}
-	if err := put(c, tar.Header{Name: "there", Typeflag: tar.TypeSymlink, Linkname: "/etc"}); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, put(c, tar.Header{Name: "there", Typeflag: tar.TypeSymlink, Linkname: "/etc"}))
 	evil := tar.Header{Name: "there/evil", Typeflag: tar.TypeReg, Mode: 0o644}
 	deniedBy(t, put(c, evil), "archive.parent")
 	if _, err := direct.ContainerStatPath(t.Context(), made.ID, "/etc/evil"); err == nil {

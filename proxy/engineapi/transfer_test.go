@@ -20,14 +20,9 @@ import (
 // hold sends the beginning of a request and nothing more, and takes nothing either.
 func hold(t *testing.T, address, text string) net.Conn {
 	t.Helper()
-	conn, err := net.Dial("unix", strings.TrimPrefix(address, "unix://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must(net.Dial("unix", strings.TrimPrefix(address, "unix://")))(t)
 	t.Cleanup(func() { _ = conn.Close() })
-	if _, err := io.WriteString(conn, text); err != nil {
-		t.Fatal(err)
-	}
+	must(io.WriteString(conn, text))(t)
 	return conn
 }
 
@@ -80,16 +75,12 @@ func TestStalledArchive(t *testing.T) {
 
 // TestPruneBesideArchive has another tenant prune while an archive stands still.
 func TestPruneBesideArchive(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, "")
 	address := d.listen(Caller{Name: "beside", Tenant: "beside"})
 	id := bigFile(t, d, direct, "beside")
 	other := d.client("beside2")
 	made, kept := makeOne(t, other, nil, ""), makeOne(t, other, nil, "")
-	if err := startIt(t, other, kept); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, startIt(t, other, kept))
 	conn := hold(t, address, fmt.Sprintf(getBig, id))
 	eventually(t, func() bool { return !free(t, direct, id) })
 	ctx, cancel := context.WithTimeout(t.Context(), transferStall/2)
@@ -108,8 +99,7 @@ func TestPruneBesideArchive(t *testing.T) {
 
 // TestTrickledArchive gives a byte now and then.
 func TestTrickledArchive(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	d.transfers.stall = 2 * time.Second
 	address := d.listen(Caller{Name: "trickle", Tenant: "trickle"})
 	id := bigFile(t, d, direct, "trickle")
@@ -136,9 +126,7 @@ func TestArchiveOfWhatIsRemoved(t *testing.T) {
 			eventually(t, func() bool { return !free(t, direct, id) })
 			ctx, cancel := context.WithTimeout(t.Context(), transferStall/2)
 			defer cancel()
-			if err := newClient(t, address).ContainerRemove(ctx, id, container.RemoveOptions{Force: true}); err != nil {
-				t.Error(err)
-			}
+			report(t, newClient(t, address).ContainerRemove(ctx, id, container.RemoveOptions{Force: true}))
 		})
 	}
 }
@@ -169,9 +157,7 @@ func TestArchiveEndsWithItsContainer(t *testing.T) {
 	sweepOwn(t, direct, d)
 	c := d.client("label")
 	made := makeOne(t, c, nil, "")
-	if _, err := c.ContainerStatPath(t.Context(), made, "/etc"); err != nil {
-		t.Fatal(err)
-	}
+	must(c.ContainerStatPath(t.Context(), made, "/etc"))(t)
 	r, _, err := c.CopyFromContainer(t.Context(), made, "/bin/busybox")
 	if err != nil {
 		t.Fatal(err)
@@ -184,13 +170,10 @@ func TestArchiveEndsWithItsContainer(t *testing.T) {
 }
 
 func TestArchivesOfATenant(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
+	d, direct := engineDoor(t, "")
 	address := d.listen(Caller{Name: "many", Tenant: "many"})
 	id := bigFile(t, d, direct, "many")
-	if _, err := newClient(t, address).ContainerStatPath(t.Context(), id, "/big"); err != nil {
-		t.Fatal(err)
-	}
+	must(newClient(t, address).ContainerStatPath(t.Context(), id, "/big"))(t)
 	for range maxTransfers {
 		hold(t, address, fmt.Sprintf(getBig, id))
 	}
@@ -199,25 +182,14 @@ func TestArchivesOfATenant(t *testing.T) {
 		defer d.limits.mu.Unlock()
 		return d.limits.making["transfers many"] == maxTransfers
 	})
-	resp, err := raw(address).Get("http://docker/containers/" + id + "/export")
-	if err != nil {
-		t.Fatal(err)
+	if status, _ := say(t, address, http.MethodGet, "/containers/"+id+"/export", ""); status != http.StatusTooManyRequests {
+		t.Errorf("one more: %d", status)
 	}
-	_ = resp.Body.Close()
-	if resp.StatusCode != http.StatusTooManyRequests {
-		t.Errorf("one more: %d", resp.StatusCode)
-	}
-	if err := newClient(t, address).ContainerRemove(t.Context(), id, container.RemoveOptions{Force: true}); err != nil {
-		t.Error(err)
-	}
+	report(t, newClient(t, address).ContainerRemove(t.Context(), id, container.RemoveOptions{Force: true}))
 	eventually(t, func() bool {
 		d.limits.mu.Lock()
 		defer d.limits.mu.Unlock()
 		return len(d.limits.making) == 0
 	})
-	d.transfers.mu.Lock()
-	defer d.transfers.mu.Unlock()
-	if len(d.transfers.ends) != 0 {
-		t.Errorf("%d are kept", len(d.transfers.ends))
-	}
+	d.transfers.ends.Range(func(call, _ any) bool { t.Errorf("%v is kept", call); return true })
 }

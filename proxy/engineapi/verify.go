@@ -22,6 +22,17 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
+// refuseOther is differ for a container that was looked at, and writes a log.
+func refuseOther(c *call, id string, d body.Differences, rule string) error {
+	slices.Sort(d)
+	d = slices.Compact(d)
+	err := differ(d, rule)
+	if err != nil {
+		c.log.WarnContext(c.ctx, "engine_api_not_as_allowed", "container", id, "fields", []string(d))
+	}
+	return err
+}
+
 // differ says what differs, as a denial.
 func differ(d body.Differences, rule string) error {
 	if len(d) == 0 {
@@ -62,13 +73,7 @@ func verifyMade(c *call, p *plan, id string, v upstream.Version) error {
 	if err := verifyVolumes(c, &d, p.audited, ct); err != nil {
 		return err
 	}
-	slices.Sort(d)
-	d = slices.Compact(d)
-	if err := differ(d, "verify.create"); err != nil {
-		c.log.WarnContext(c.ctx, "engine_api_not_as_allowed", "container", id, "fields", []string(d))
-		return err
-	}
-	return nil
+	return refuseOther(c, id, d, "verify.create")
 }
 
 // verifyVolumes looks again whose the volumes are: until the container was there, which
@@ -80,7 +85,7 @@ func verifyVolumes(c *call, d *body.Differences, audited bool, ct *container.Ins
 		}
 		v, _, err := anyVolume(c, m.Name)
 		switch {
-		case errors.Is(err, errNotFound):
+		case isMissing(err):
 			d.Add(false, "Mounts")
 		case err != nil:
 			return err
@@ -149,7 +154,7 @@ func networkDifferences(c *call, d *body.Differences, s policy.ContainerSpec, ct
 func effectiveOf(ct *container.InspectResponse) (effective, error) {
 	var e effective
 	if err := json.Unmarshal([]byte(ct.Config.Labels[lifecycle.LabelEffective]), &e); err != nil {
-		return e, denied("verify.start", "Config.Labels", "the container doesn't say what it was allowed", "containers that this door made")
+		return e, denied("verify.start", "Config.Labels", "the container doesn't say what it was allowed", "containers that this proxy made")
 	}
 	return e, nil
 }
@@ -170,13 +175,7 @@ func verifyStart(c *call, e effective, ct *container.InspectResponse, v upstream
 		return err
 	}
 	d.Add(withinLimits(c, e, ct.HostConfig), "HostConfig.Resources")
-	slices.Sort(d)
-	d = slices.Compact(d)
-	if err := differ(d, "verify.start"); err != nil {
-		c.log.WarnContext(c.ctx, "engine_api_not_as_allowed", "container", ct.ID, "fields", []string(d))
-		return err
-	}
-	return nil
+	return refuseOther(c, ct.ID, d, "verify.start")
 }
 
 // withinLimits tells whether what updates can change is as it was made, or as the policy

@@ -92,10 +92,7 @@ func startLiar(t *testing.T, host string) *liar {
 		}
 		rp.ServeHTTP(w, r)
 	})}
-	ln, err := net.Listen("unix", strings.TrimPrefix(l.host, "unix://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	ln := must(net.Listen("unix", strings.TrimPrefix(l.host, "unix://")))(t)
 	go func() { _ = srv.Serve(ln) }()
 	t.Cleanup(func() { _ = srv.Close() })
 	return l
@@ -178,18 +175,13 @@ var lies = map[string]func(map[string]any){
 }
 
 func TestVerifyCreate(t *testing.T) {
-	host, direct := testEngine(t)
-	l := startLiar(t, host)
-	d := doorTo(t, l.host, "")
-	left := sweepOwn(t, direct, d)
+	d, _, l := lyingDoor(t, "")
 	c := d.client("verify")
 	create := func(name string) error {
 		_, err := c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Env: []string{"A=1"}, User: "1000"}, &container.HostConfig{ReadonlyRootfs: true}, nil, nil, name)
 		return err
 	}
-	if err := create("verify-honest"); err != nil {
-		t.Fatal(err)
-	}
+	noError(t, create("verify-honest"))
 	for name, lie := range lies {
 		t.Run(name, func(t *testing.T) {
 			l.set(func(l *liar) {
@@ -207,7 +199,7 @@ func TestVerifyCreate(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), "verify.create") {
 				t.Errorf("create: %v", err)
 			}
-			if all := left(); len(all) != 1 {
+			if all := d.left(); len(all) != 1 {
 				t.Errorf("left: %v", all)
 			}
 		})
@@ -215,10 +207,7 @@ func TestVerifyCreate(t *testing.T) {
 }
 
 func TestCreateUndone(t *testing.T) {
-	host, direct := testEngine(t)
-	l := startLiar(t, host)
-	d := doorTo(t, l.host, "")
-	left := sweepOwn(t, direct, d)
+	d, direct, l := lyingDoor(t, "")
 	c := d.client("undone")
 	is := func(method, path string) func(string, string) bool {
 		re := regexp.MustCompile(path)
@@ -247,7 +236,7 @@ func TestCreateUndone(t *testing.T) {
 				&container.HostConfig{Binds: []string{"undone-vol:/v"}}, nil, nil, "undone"); err == nil {
 				t.Error("no error")
 			}
-			if all := left(); len(all) != 0 {
+			if all := d.left(); len(all) != 0 {
 				t.Errorf("left: %v", all)
 			}
 		})
@@ -267,7 +256,7 @@ func TestCreateUndone(t *testing.T) {
 		t.Error("the client wasn't told that it had left")
 	}
 	l.set(func(*liar) {})
-	eventually(t, func() bool { return len(left()) == 0 })
+	eventually(t, func() bool { return len(d.left()) == 0 })
 	if _, err := direct.ContainerInspect(t.Context(), "undone"); !errdefs.IsNotFound(err) {
 		t.Errorf("it is there: %v", err)
 	}

@@ -3,7 +3,6 @@ package engineapi
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -19,16 +18,6 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
 )
-
-func volumeRoutes() []route {
-	return []route{
-		{method: http.MethodGet, template: "/volumes", query: []string{"filters"}, serve: listVolumes},
-		{method: http.MethodPost, template: "/volumes/create", body: jsonBody, change: true, serve: createVolume},
-		{method: http.MethodGet, template: "/volumes/{name}", serve: inspectVolume},
-		{method: http.MethodDelete, template: "/volumes/{name}", query: []string{"force"}, change: true, serve: removeVolume},
-		{method: http.MethodPost, template: "/volumes/prune", query: []string{"filters"}, change: true, since: 25, serve: pruneVolumes},
-	}
-}
 
 var volumeName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}$`)
 
@@ -68,11 +57,7 @@ func anyVolume(c *call, name string) (*volume.Volume, json.RawMessage, error) {
 }
 
 func listVolumes(c *call) error {
-	f, err := c.filters("dangling", "driver", "label", "name")
-	if err != nil {
-		return err
-	}
-	return listOwn(c, lifecycle.ObjectVolume, "/volumes", url.Values{"filters": {c.onlyOwn(f).String()}})
+	return listOwn(c, lifecycle.ObjectVolume, "/volumes", url.Values{"filters": {c.onlyOwn(c.filter).String()}})
 }
 
 func inspectVolume(c *call) error {
@@ -83,18 +68,14 @@ func inspectVolume(c *call) error {
 	return c.answer(http.StatusOK, raw)
 }
 
+// volumeBody is the body of a volume's creation.
+type volumeBody struct {
+	ClusterVolumeSpec json.RawMessage // before the one that is embedded
+	volume.CreateOptions
+}
+
 // createVolume makes a volume, or answers the caller's own of this name, as the engine does.
-func createVolume(c *call) error {
-	var body struct {
-		Name              string            `json:"Name"`
-		Driver            string            `json:"Driver"`
-		DriverOpts        map[string]string `json:"DriverOpts"`
-		Labels            map[string]string `json:"Labels"`
-		ClusterVolumeSpec *json.RawMessage  `json:"ClusterVolumeSpec,omitempty"`
-	}
-	if err := c.decode(&body); err != nil {
-		return err
-	}
+func createVolume(c *call, body *volumeBody) error {
 	req := policy.VolumeCreateRequest{Name: body.Name, Driver: body.Driver, Options: body.DriverOpts}
 	if body.ClusterVolumeSpec != nil {
 		req.Other = append(req.Other, policy.OtherField{Field: "ClusterVolumeSpec", Value: "{…}"})
@@ -108,7 +89,7 @@ func createVolume(c *call) error {
 			return c.answer(http.StatusCreated, raw)
 		case err == nil:
 			return volumeTaken(body.Name)
-		case errors.Is(err, errNotFound):
+		case isMissing(err):
 		default:
 			return err
 		}
@@ -127,12 +108,8 @@ func volumeTaken(name string) error {
 // makeVolume makes a volume of the caller's. A driver other than the local one and options
 // are only ever those of a caller in mode audit.
 func makeVolume(c *call, name, driver string, options, own map[string]string) (json.RawMessage, error) {
-	ttl, err := c.callersLabels(own)
+	labels, err := stampLabels(c, lifecycle.ObjectVolume, own)
 	if err != nil {
-		return nil, err
-	}
-	life, most, err := c.rules.ObjectTTL(c.caller.Profile, ttl)
-	if err := c.judged(err); err != nil {
 		return nil, err
 	}
 	leave, err := c.room("volumes", 1)
@@ -140,7 +117,6 @@ func makeVolume(c *call, name, driver string, options, own map[string]string) (j
 		return nil, err
 	}
 	defer leave()
-	labels := stampLabels(c, lifecycle.ObjectVolume, own, life, most)
 	var raw json.RawMessage
 	create := volume.CreateOptions{Name: name, Driver: cmp.Or(driver, "local"), DriverOpts: options, Labels: labels}
 	if err := c.engine.Post(c.ctx, c.version, "/volumes/create", nil, create, &raw); err != nil {
@@ -164,28 +140,20 @@ func makeVolume(c *call, name, driver string, options, own map[string]string) (j
 
 func removeVolume(c *call) error {
 	v, _, err := ownVolumeOf(c, c.name)
-	if errors.Is(err, errNotFound) && c.flag("force") {
-		return c.done() // as the engine says of what isn't there
+	if isMissing(err) && c.flag("force") {
+		return c.status(http.StatusNoContent) // as the engine says of what isn't there
 	}
 	if err != nil {
 		return err
 	}
-	query := url.Values{}
-	if c.flag("force") {
-		query.Set("force", "1")
-	}
-	return c.forward(upstream.Ask{Path: "/volumes/" + v.Name, Query: query}, false)
+	return c.forward(c.askFor(v.Name), false)
 }
 
 func pruneVolumes(c *call) error {
-	f, err := c.filters("label", "label!", "all")
-	if err != nil {
-		return err
-	}
 	if c.version < 42 {
-		delete(f, "all") // it is what older engines do
+		delete(c.filter, "all") // it is what older engines do
 	}
-	return c.forward(upstream.Ask{Path: "/volumes/prune", Query: url.Values{"filters": {c.onlyOwn(f).String()}}}, false)
+	return c.forward(upstream.Ask{Path: "/volumes/prune", Query: url.Values{"filters": {c.onlyOwn(c.filter).String()}}}, false)
 }
 
 // lookUpVolumes finds out whose the volumes are, and which aren't there.
@@ -197,7 +165,7 @@ func lookUpVolumes(c *call, list []body.Mounted) (missing []string, err error) {
 		}
 		v, _, err := anyVolume(c, m.Source)
 		switch {
-		case errors.Is(err, errNotFound):
+		case isMissing(err):
 			if !slices.Contains(missing, m.Source) {
 				missing = append(missing, m.Source)
 			}

@@ -3,16 +3,20 @@
 package body
 
 import (
+	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
 	"path"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/network"
 
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/runtime"
@@ -24,227 +28,31 @@ import (
 type Create struct {
 	Config
 	HostConfig       *Host                      `json:"HostConfig,omitempty"`
-	NetworkingConfig map[string]json.RawMessage `json:"NetworkingConfig,omitempty"` // see endpoints
+	NetworkingConfig map[string]json.RawMessage `json:"NetworkingConfig,omitempty"` // see Endpoints
 }
 
 // Config is what a container is, apart from what confines it.
 type Config struct {
-	Hostname        string              `json:"Hostname"`
-	Domainname      string              `json:"Domainname"`
-	User            string              `json:"User"`
-	AttachStdin     bool                `json:"AttachStdin"`
-	AttachStdout    bool                `json:"AttachStdout"`
-	AttachStderr    bool                `json:"AttachStderr"`
-	ExposedPorts    map[string]struct{} `json:"ExposedPorts,omitempty"`
-	Tty             bool                `json:"Tty"`
-	OpenStdin       bool                `json:"OpenStdin"`
-	StdinOnce       bool                `json:"StdinOnce"`
-	Env             []string            `json:"Env"`
-	Cmd             Words               `json:"Cmd"`
-	Healthcheck     *Health             `json:"Healthcheck,omitempty"`
-	ArgsEscaped     bool                `json:"ArgsEscaped,omitempty"`
-	Image           string              `json:"Image"`
-	Volumes         map[string]struct{} `json:"Volumes"`
-	WorkingDir      string              `json:"WorkingDir"`
-	Entrypoint      Words               `json:"Entrypoint"`
-	NetworkDisabled bool                `json:"NetworkDisabled,omitempty"`
-	MacAddress      string              `json:"MacAddress,omitempty"`
-	OnBuild         []string            `json:"OnBuild"`
-	Labels          map[string]string   `json:"Labels"`
-	StopSignal      string              `json:"StopSignal,omitempty"`
-	StopTimeout     *int64              `json:"StopTimeout,omitempty"`
-	Shell           Words               `json:"Shell,omitempty"`
-	Runtime         string              `json:"Runtime,omitempty"` // where some clients put it, and no engine reads it
-}
-
-// Health is a health check.
-type Health struct {
-	Test          []string `json:"Test,omitempty"`
-	Interval      int64    `json:"Interval,omitempty"`
-	Timeout       int64    `json:"Timeout,omitempty"`
-	StartPeriod   int64    `json:"StartPeriod,omitempty"`
-	StartInterval int64    `json:"StartInterval,omitempty"`
-	Retries       int64    `json:"Retries,omitempty"`
+	container.Config
+	Runtime string `json:"Runtime,omitempty"` // where some clients put it, and no engine reads it
 }
 
 // Host is what confines a container.
 type Host struct {
-	resourcesBody
-	Binds           []string              `json:"Binds"`
-	ContainerIDFile string                `json:"ContainerIDFile"`
-	LogConfig       logBody               `json:"LogConfig"`
-	NetworkMode     string                `json:"NetworkMode"`
-	PortBindings    map[string][]portBody `json:"PortBindings"`
-	RestartPolicy   Restart               `json:"RestartPolicy"`
-	AutoRemove      bool                  `json:"AutoRemove"`
-	VolumeDriver    string                `json:"VolumeDriver"`
-	VolumesFrom     []string              `json:"VolumesFrom"`
-	ConsoleSize     [2]uint               `json:"ConsoleSize"`
-	Annotations     map[string]string     `json:"Annotations,omitempty"`
-	CapAdd          Words                 `json:"CapAdd"`
-	CapDrop         Words                 `json:"CapDrop"`
-	Capabilities    []string              `json:"Capabilities,omitempty"` // of one version that was taken back
-	CgroupnsMode    string                `json:"CgroupnsMode,omitempty"`
-	DNS             []string              `json:"Dns"`
-	DNSOptions      []string              `json:"DnsOptions"`
-	DNSSearch       []string              `json:"DnsSearch"`
-	ExtraHosts      []string              `json:"ExtraHosts"`
-	GroupAdd        []string              `json:"GroupAdd"`
-	IpcMode         string                `json:"IpcMode"`
-	Cgroup          string                `json:"Cgroup"`
-	Links           []string              `json:"Links"`
-	OomScoreAdj     int                   `json:"OomScoreAdj"`
-	PidMode         string                `json:"PidMode"`
-	Privileged      bool                  `json:"Privileged"`
-	PublishAllPorts bool                  `json:"PublishAllPorts"`
-	ReadonlyRootfs  bool                  `json:"ReadonlyRootfs"`
-	SecurityOpt     []string              `json:"SecurityOpt"`
-	StorageOpt      map[string]string     `json:"StorageOpt,omitempty"`
-	Tmpfs           map[string]string     `json:"Tmpfs,omitempty"`
-	UTSMode         string                `json:"UTSMode"`
-	UsernsMode      string                `json:"UsernsMode"`
-	ShmSize         int64                 `json:"ShmSize"`
-	Sysctls         map[string]string     `json:"Sysctls,omitempty"`
-	Runtime         string                `json:"Runtime,omitempty"`
-	Isolation       string                `json:"Isolation"`
-	Mounts          []MountBody           `json:"Mounts,omitempty"`
-	MaskedPaths     []string              `json:"MaskedPaths"`
-	ReadonlyPaths   []string              `json:"ReadonlyPaths"`
-	Init            *bool                 `json:"Init,omitempty"`
-}
-
-// resourcesBody are the fields that can be changed later as well.
-type resourcesBody struct {
-	CPUShares            int64           `json:"CpuShares"`
-	Memory               int64           `json:"Memory"`
-	NanoCPUs             int64           `json:"NanoCpus"`
-	CgroupParent         string          `json:"CgroupParent"`
-	BlkioWeight          int64           `json:"BlkioWeight"`
-	BlkioWeightDevice    []blkioBody     `json:"BlkioWeightDevice"`
-	BlkioDeviceReadBps   []blkioBody     `json:"BlkioDeviceReadBps"`
-	BlkioDeviceWriteBps  []blkioBody     `json:"BlkioDeviceWriteBps"`
-	BlkioDeviceReadIOps  []blkioBody     `json:"BlkioDeviceReadIOps"`
-	BlkioDeviceWriteIOps []blkioBody     `json:"BlkioDeviceWriteIOps"`
-	CPUPeriod            int64           `json:"CpuPeriod"`
-	CPUQuota             int64           `json:"CpuQuota"`
-	CPURealtimePeriod    int64           `json:"CpuRealtimePeriod"`
-	CPURealtimeRuntime   int64           `json:"CpuRealtimeRuntime"`
-	CpusetCpus           string          `json:"CpusetCpus"`
-	CpusetMems           string          `json:"CpusetMems"`
-	Devices              []deviceBody    `json:"Devices"`
-	DeviceCgroupRules    []string        `json:"DeviceCgroupRules"`
-	DeviceRequests       []deviceRequest `json:"DeviceRequests"`
-	DiskQuota            int64           `json:"DiskQuota,omitempty"`
-	KernelMemory         int64           `json:"KernelMemory,omitempty"`
-	KernelMemoryTCP      int64           `json:"KernelMemoryTCP,omitempty"`
-	MemoryReservation    int64           `json:"MemoryReservation"`
-	MemorySwap           int64           `json:"MemorySwap"`
-	MemorySwappiness     *int64          `json:"MemorySwappiness"`
-	OomKillDisable       *bool           `json:"OomKillDisable"`
-	PidsLimit            *int64          `json:"PidsLimit"`
-	Ulimits              []ulimitBody    `json:"Ulimits"`
-	CPUCount             int64           `json:"CpuCount"`
-	CPUPercent           int64           `json:"CpuPercent"`
-	IOMaximumIOps        int64           `json:"IOMaximumIOps"`
-	IOMaximumBandwidth   int64           `json:"IOMaximumBandwidth"`
+	container.HostConfig
+	Capabilities []string `json:"Capabilities,omitempty"` // of one version that was taken back
+	DiskQuota    int64    `json:"DiskQuota,omitempty"`    // of old versions
 }
 
 // Update is the body of a container's update.
 type Update struct {
-	resourcesBody
-	RestartPolicy Restart `json:"RestartPolicy"`
-}
-
-type logBody struct {
-	Type   string            `json:"Type"`
-	Config map[string]string `json:"Config"`
-}
-
-type portBody struct {
-	HostIP   string `json:"HostIp"`
-	HostPort string `json:"HostPort"`
-}
-
-// Restart is a restart policy.
-type Restart struct {
-	Name              string `json:"Name"`
-	MaximumRetryCount int64  `json:"MaximumRetryCount"`
-}
-
-type blkioBody struct {
-	Path   string `json:"Path"`
-	Weight int64  `json:"Weight,omitempty"`
-	Rate   int64  `json:"Rate,omitempty"`
-}
-
-type deviceBody struct {
-	PathOnHost        string `json:"PathOnHost"`
-	PathInContainer   string `json:"PathInContainer"`
-	CgroupPermissions string `json:"CgroupPermissions"`
-}
-
-type deviceRequest struct {
-	Driver       string            `json:"Driver"`
-	Count        int64             `json:"Count"`
-	DeviceIDs    []string          `json:"DeviceIDs"`
-	Capabilities [][]string        `json:"Capabilities"`
-	Options      map[string]string `json:"Options"`
-}
-
-type ulimitBody struct {
-	Name string `json:"Name"`
-	Soft int64  `json:"Soft"`
-	Hard int64  `json:"Hard"`
-}
-
-// MountBody is a mount of the form that has a field for everything.
-type MountBody struct {
-	Type           string         `json:"Type,omitempty"`
-	Source         string         `json:"Source,omitempty"`
-	Target         string         `json:"Target,omitempty"`
-	ReadOnly       bool           `json:"ReadOnly,omitempty"`
-	Consistency    string         `json:"Consistency,omitempty"`
-	BindOptions    *bindBody      `json:"BindOptions,omitempty"`
-	VolumeOptions  *VolumeOptions `json:"VolumeOptions,omitempty"`
-	ImageOptions   *subpathBody   `json:"ImageOptions,omitempty"`
-	TmpfsOptions   *tmpfsBody     `json:"TmpfsOptions,omitempty"`
-	ClusterOptions *struct{}      `json:"ClusterOptions,omitempty"`
-}
-
-type bindBody struct {
-	Propagation            string `json:"Propagation,omitempty"`
-	NonRecursive           bool   `json:"NonRecursive,omitempty"`
-	CreateMountpoint       bool   `json:"CreateMountpoint,omitempty"`
-	ReadOnlyNonRecursive   bool   `json:"ReadOnlyNonRecursive,omitempty"`
-	ReadOnlyForceRecursive bool   `json:"ReadOnlyForceRecursive,omitempty"`
-}
-
-// VolumeOptions are a mount's options of a volume.
-type VolumeOptions struct {
-	NoCopy       bool              `json:"NoCopy,omitempty"`
-	Labels       map[string]string `json:"Labels,omitempty"`
-	Subpath      string            `json:"Subpath,omitempty"`
-	DriverConfig *driverBody       `json:"DriverConfig,omitempty"`
-}
-
-type driverBody struct {
-	Name    string            `json:"Name,omitempty"`
-	Options map[string]string `json:"Options,omitempty"`
-}
-
-type subpathBody struct {
-	Subpath string `json:"Subpath,omitempty"`
-}
-
-type tmpfsBody struct {
-	SizeBytes int64      `json:"SizeBytes,omitempty"`
-	Mode      int64      `json:"Mode,omitempty"`
-	Options   [][]string `json:"Options,omitempty"`
+	container.UpdateConfig
+	DiskQuota int64 `json:"DiskQuota,omitempty"` // of old versions
 }
 
 // Endpoints reads NetworkingConfig, of which EndpointsConfig is the only field. The Python
 // client has null beside it, by the network's name.
-func (b *Create) Endpoints() (map[string]*Endpoint, error) {
+func (b *Create) Endpoints() (map[string]*network.EndpointSettings, error) {
 	const field = "EndpointsConfig"
 	for name, raw := range b.NetworkingConfig {
 		if name != field && raw != nil {
@@ -254,56 +62,9 @@ func (b *Create) Endpoints() (map[string]*Endpoint, error) {
 	if b.NetworkingConfig[field] == nil {
 		return nil, nil
 	}
-	var list map[string]*Endpoint
+	var list map[string]*network.EndpointSettings
 	err := proxy.DecodeJSONNulls(b.NetworkingConfig[field], &list)
 	return list, err
-}
-
-// Endpoint is how a container joins a network. From NetworkID on it is what the
-// engine reports; clients send it back, and nobody reads it.
-type Endpoint struct {
-	IPAMConfig          *addressBody      `json:"IPAMConfig"`
-	Links               []string          `json:"Links"`
-	Aliases             []string          `json:"Aliases"`
-	MacAddress          string            `json:"MacAddress"`
-	DriverOpts          map[string]string `json:"DriverOpts"`
-	GwPriority          int64             `json:"GwPriority,omitempty"`
-	NetworkID           string            `json:"NetworkID"`
-	EndpointID          string            `json:"EndpointID"`
-	Gateway             string            `json:"Gateway"`
-	IPAddress           string            `json:"IPAddress"`
-	IPPrefixLen         int64             `json:"IPPrefixLen"`
-	IPv6Gateway         string            `json:"IPv6Gateway"`
-	GlobalIPv6Address   string            `json:"GlobalIPv6Address"`
-	GlobalIPv6PrefixLen int64             `json:"GlobalIPv6PrefixLen"`
-	DNSNames            []string          `json:"DNSNames"`
-}
-
-type addressBody struct {
-	IPv4Address  string   `json:"IPv4Address,omitempty"`
-	IPv6Address  string   `json:"IPv6Address,omitempty"`
-	LinkLocalIPs []string `json:"LinkLocalIPs,omitempty"`
-}
-
-// Words is a command: a list of its words, or one of them by itself.
-type Words []string
-
-// UnmarshalJSON reads either form.
-func (w *Words) UnmarshalJSON(data []byte) error {
-	if len(data) > 0 && data[0] == '"' {
-		var word string
-		if err := json.Unmarshal(data, &word); err != nil {
-			return err
-		}
-		*w = Words{word}
-		return nil
-	}
-	var list []string
-	if json.Unmarshal(data, &list) != nil {
-		return errors.New("must be a string, or an array of strings")
-	}
-	*w = list
-	return nil
 }
 
 // Bounds of what a body may have.
@@ -341,25 +102,14 @@ func (b *Create) Check() error {
 		return proxy.Malformed(fmt.Sprintf("StopTimeout is not from 0 to %d seconds", MaxStopSeconds))
 	case len(b.Cmd)+len(b.Entrypoint)+len(b.Shell) > maxWords:
 		return proxy.Malformed(fmt.Sprintf("the command has more than %d words", maxWords))
-	case b.HostConfig.RestartPolicy.MaximumRetryCount < 0 || b.HostConfig.RestartPolicy.MaximumRetryCount > math.MaxInt32:
-		return proxy.Malformed("maximum retry count cannot be negative, or that large")
 	case b.HostConfig.ConsoleSize[0] > 1<<16 || b.HostConfig.ConsoleSize[1] > 1<<16:
 		return proxy.Malformed("a terminal's size is not a number of characters")
 	}
-	for _, w := range [][]string{b.Cmd, b.Entrypoint, b.Shell} {
-		for _, s := range w {
-			if strings.ContainsRune(s, 0) {
-				return proxy.Malformed("the command has a NUL in it")
-			}
-		}
+	nul := func(s string) bool { return strings.ContainsRune(s, 0) }
+	if slices.ContainsFunc(slices.Concat(b.Cmd, b.Entrypoint, b.Shell), nul) {
+		return proxy.Malformed("the command has a NUL in it")
 	}
-	if err := b.checkLengths(); err != nil {
-		return err
-	}
-	if err := b.Healthcheck.Check(); err != nil {
-		return err
-	}
-	return b.HostConfig.Check()
+	return cmp.Or(b.checkLengths(), checkHealth(b.Healthcheck), CheckChangeable(&b.HostConfig.Resources, b.HostConfig.RestartPolicy))
 }
 
 // checkLengths bounds what the policy would have to go through, and the engine be asked of.
@@ -381,20 +131,19 @@ func (b *Create) checkLengths() error {
 	return nil
 }
 
-// Check refuses a health check that would keep the engine busy.
-func (h *Health) Check() error {
+// checkHealth refuses a health check that would keep the engine busy.
+func checkHealth(h *container.HealthConfig) error {
 	if h == nil {
 		return nil
 	}
 	for _, f := range []struct {
-		name  string
-		ns    int64
-		least time.Duration
+		name        string
+		time, least time.Duration
 	}{
 		{"Interval", h.Interval, minHealthPause}, {"StartInterval", h.StartInterval, minHealthPause},
 		{"Timeout", h.Timeout, minHealthTime}, {"StartPeriod", h.StartPeriod, minHealthTime},
 	} {
-		if f.ns != 0 && (f.ns < int64(f.least) || f.ns > int64(24*time.Hour)) {
+		if f.time != 0 && (f.time < f.least || f.time > 24*time.Hour) {
 			return proxy.Malformed(fmt.Sprintf("Healthcheck.%s is not 0 or from %v to 24h, in nanoseconds", f.name, f.least))
 		}
 	}
@@ -404,9 +153,11 @@ func (h *Health) Check() error {
 	return nil
 }
 
-// Check bounds the resources that the policy isn't asked of.
-func (r *resourcesBody) Check() error {
+// CheckChangeable bounds what the policy isn't asked of and an update can change.
+func CheckChangeable(r *container.Resources, restart container.RestartPolicy) error {
 	switch {
+	case restart.MaximumRetryCount < 0 || restart.MaximumRetryCount > math.MaxInt32:
+		return proxy.Malformed("maximum retry count cannot be negative, or that large")
 	case !cpuset.MatchString(r.CpusetCpus) || !cpuset.MatchString(r.CpusetMems):
 		return proxy.Malformed("Invalid value for cpuset cpus or mems")
 	case r.MemorySwappiness != nil && (*r.MemorySwappiness < -1 || *r.MemorySwappiness > 100):

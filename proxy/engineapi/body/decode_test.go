@@ -1,6 +1,7 @@
 package body
 
 import (
+	cmpor "cmp"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
@@ -12,6 +13,7 @@ import (
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/mount"
 	"github.com/docker/docker/api/types/network"
+	"github.com/docker/go-connections/nat"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/bermhq/berm/policy"
@@ -79,8 +81,9 @@ func TestEveryField(t *testing.T) {
 	for name, names := range map[string][]string{
 		"the engine's": slices.Concat(jsonNames(reflect.TypeFor[container.Config](), ""), jsonNames(reflect.TypeFor[container.HostConfig](), "HostConfig."),
 			jsonNames(reflect.TypeFor[network.NetworkingConfig](), "NetworkingConfig.")),
-		"the door's": slices.Concat(jsonNames(reflect.TypeFor[Config](), ""), jsonNames(reflect.TypeFor[Host](), "HostConfig."),
+		"the proxy's": slices.Concat(jsonNames(reflect.TypeFor[Config](), ""), jsonNames(reflect.TypeFor[Host](), "HostConfig."),
 			[]string{"NetworkingConfig.EndpointsConfig"}),
+		"an update's": jsonNames(reflect.TypeFor[Update](), "HostConfig."),
 	} {
 		for _, field := range names {
 			if n := len(slices.DeleteFunc(slices.Clone(known), func(s string) bool { return s != field })); n != 1 {
@@ -88,33 +91,31 @@ func TestEveryField(t *testing.T) {
 			}
 		}
 	}
-	// What is inside of them.
-	for _, pair := range []struct{ theirs, ours reflect.Type }{
-		{reflect.TypeFor[container.Config](), reflect.TypeFor[Config]()},
-		{reflect.TypeFor[container.HostConfig](), reflect.TypeFor[Host]()},
-		{reflect.TypeFor[container.Resources](), reflect.TypeFor[resourcesBody]()},
-		{reflect.TypeFor[container.UpdateConfig](), reflect.TypeFor[Update]()},
-		{reflect.TypeFor[container.HealthConfig](), reflect.TypeFor[Health]()},
-		{reflect.TypeFor[network.EndpointSettings](), reflect.TypeFor[Endpoint]()},
-		{reflect.TypeFor[network.EndpointIPAMConfig](), reflect.TypeFor[addressBody]()},
-		{reflect.TypeFor[mount.Mount](), reflect.TypeFor[MountBody]()},
-		{reflect.TypeFor[mount.BindOptions](), reflect.TypeFor[bindBody]()},
-		{reflect.TypeFor[mount.VolumeOptions](), reflect.TypeFor[VolumeOptions]()},
-		{reflect.TypeFor[mount.TmpfsOptions](), reflect.TypeFor[tmpfsBody]()},
-		{reflect.TypeFor[mount.ImageOptions](), reflect.TypeFor[subpathBody]()},
-		{reflect.TypeFor[mount.ClusterOptions](), reflect.TypeFor[struct{}]()},
-		{reflect.TypeFor[mount.Driver](), reflect.TypeFor[driverBody]()},
-		{reflect.TypeFor[container.DeviceRequest](), reflect.TypeFor[deviceRequest]()},
-		{reflect.TypeFor[container.DeviceMapping](), reflect.TypeFor[deviceBody]()},
-		{reflect.TypeFor[container.LogConfig](), reflect.TypeFor[logBody]()},
-		{reflect.TypeFor[container.RestartPolicy](), reflect.TypeFor[Restart]()},
-		{reflect.TypeFor[container.Ulimit](), reflect.TypeFor[ulimitBody]()},
+	// What is inside of them, all of which is looked at or refused.
+	for _, tt := range []struct {
+		of    any
+		names string
+	}{
+		{container.HealthConfig{}, "Test Interval Timeout StartPeriod StartInterval Retries"},
+		{container.LogConfig{}, "Type Config"},
+		{container.RestartPolicy{}, "Name MaximumRetryCount"},
+		{container.Ulimit{}, "Name Hard Soft"},
+		{container.DeviceMapping{}, "PathOnHost PathInContainer CgroupPermissions"},
+		{container.DeviceRequest{}, "Driver Count DeviceIDs Capabilities Options"},
+		{nat.PortBinding{}, "HostIp HostPort"},
+		{mount.Mount{}, "Type Source Target ReadOnly Consistency BindOptions VolumeOptions ImageOptions TmpfsOptions ClusterOptions"},
+		{mount.BindOptions{}, "Propagation NonRecursive CreateMountpoint ReadOnlyNonRecursive ReadOnlyForceRecursive"},
+		{mount.VolumeOptions{}, "NoCopy Labels Subpath DriverConfig"},
+		{mount.Driver{}, "Name Options"},
+		{mount.TmpfsOptions{}, "SizeBytes Mode Options"},
+		{mount.ImageOptions{}, "Subpath"},
+		{mount.ClusterOptions{}, ""},
+		{network.EndpointSettings{}, "IPAMConfig Links Aliases MacAddress DriverOpts GwPriority NetworkID EndpointID Gateway IPAddress IPPrefixLen IPv6Gateway GlobalIPv6Address GlobalIPv6PrefixLen DNSNames"},
+		{network.EndpointIPAMConfig{}, "IPv4Address IPv6Address LinkLocalIPs"},
 	} {
-		ours := jsonNames(pair.ours, "")
-		for _, name := range jsonNames(pair.theirs, "") {
-			if !slices.Contains(ours, name) {
-				t.Errorf("%s has no %s", pair.ours, name)
-			}
+		got := jsonNames(reflect.TypeOf(tt.of), "")
+		if strings.Join(got, " ") != tt.names {
+			t.Errorf("%T has %q, want %q", tt.of, got, tt.names)
 		}
 	}
 }
@@ -128,6 +129,10 @@ func fill(v reflect.Value) {
 		v.SetBool(true)
 	case reflect.Int, reflect.Int64:
 		v.SetInt(7777)
+	case reflect.Uint16, reflect.Uint64:
+		v.SetUint(7777)
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
 	case reflect.Slice:
 		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
 		fill(v.Index(0))
@@ -166,7 +171,7 @@ func fieldByJSON(v reflect.Value, name string) reflect.Value {
 			if in := fieldByJSON(v.Field(i), name); in.IsValid() {
 				return in
 			}
-		} else if tag == name {
+		} else if cmpor.Or(tag, f.Name) == name {
 			return v.Field(i)
 		}
 	}
@@ -231,6 +236,10 @@ func TestBodiesOfClients(t *testing.T) {
 		"array":               `[{"Image":"x"}]`,
 		"null":                `null`,
 		"number for text":     `{"Image":7}`,
+		"number for a list":   `{"Image":"x","Cmd":7}`,
+		"embedded type":       `{"Image":"x","Config":{"User":"0"}}`,
+		"no ulimit":           `{"Image":"x","HostConfig":{"Ulimits":[null]}}`,
+		"embedded resources":  `{"Image":"x","HostConfig":{"Resources":{"Memory":1}}}`,
 	} {
 		var b Create
 		if decodeNulls(body, &b) == nil {
@@ -373,4 +382,17 @@ func FuzzCreateBody(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestGrantedKeepsSources checks that the label, which callers see, names no path of a pin,
+// and that none comes from it.
+func TestGrantedKeepsSources(t *testing.T) {
+	label, err := json.Marshal(Granted{Sources: []string{"/pins/1"}})
+	if err != nil || strings.Contains(string(label), "ources") {
+		t.Errorf("label %s, error %v; want no sources", label, err)
+	}
+	var g Granted
+	if err := json.Unmarshal([]byte(`{"Sources":["/pins/1"]}`), &g); err != nil || g.Sources != nil {
+		t.Errorf("sources %v, error %v; want none", g.Sources, err)
+	}
 }

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/mount"
@@ -27,10 +26,10 @@ var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,254}$`)
 type Judged struct {
 	Body      *Create
 	Spec      policy.ContainerSpec
-	ImageRef  string               // as the engine is told
-	Mounts    []Mounted            // all that were asked for
-	Sources   []string             // what the engine mounts for each bind
-	Endpoints map[string]*Endpoint // by the network's ID
+	ImageRef  string                               // as the engine is told
+	Mounts    []Mounted                            // all that were asked for
+	Sources   []string                             // what the engine mounts for each bind
+	Endpoints map[string]*network.EndpointSettings // by the network's ID
 	Labels    map[string]string
 	Seccomp   string            // the SecurityOpt with Berm's profile; empty for the engine's own
 	Unset     []string          // variables of the image that the policy denies
@@ -45,13 +44,9 @@ func (p *Judged) Encode(injected []string, v int) container.CreateRequest {
 		Hostname: b.Hostname, Domainname: b.Domainname, User: s.User,
 		AttachStdin: b.AttachStdin, AttachStdout: b.AttachStdout, AttachStderr: b.AttachStderr,
 		ExposedPorts: b.exposed(), Tty: b.Tty, OpenStdin: b.OpenStdin, StdinOnce: b.StdinOnce,
-		Env: p.Env(injected), Cmd: []string(b.Cmd), Entrypoint: []string(b.Entrypoint), Shell: []string(b.Shell),
+		Env: p.Env(injected), Cmd: b.Cmd, Entrypoint: b.Entrypoint, Shell: b.Shell,
 		Image: p.ImageRef, WorkingDir: b.WorkingDir, Labels: p.Labels, StopSignal: b.StopSignal,
-		Healthcheck: b.Healthcheck.encode(),
-	}
-	if b.StopTimeout != nil {
-		seconds := int(*b.StopTimeout)
-		cfg.StopTimeout = &seconds
+		Healthcheck: b.Healthcheck, StopTimeout: b.StopTimeout,
 	}
 	req := container.CreateRequest{Config: cfg, HostConfig: p.host(v)}
 	req.NetworkingConfig = p.networking(req.HostConfig)
@@ -100,7 +95,7 @@ func (b *Create) exposed() nat.PortSet {
 	}
 	set := nat.PortSet{}
 	for key := range b.ExposedPorts {
-		if port, protocol, err := parsePort(key); err == nil {
+		if port, protocol, err := parsePort(string(key)); err == nil {
 			set[natPort(port, protocol)] = struct{}{}
 		}
 	}
@@ -109,16 +104,6 @@ func (b *Create) exposed() nat.PortSet {
 
 func natPort(port int, protocol string) nat.Port {
 	return nat.Port(strconv.Itoa(port) + "/" + protocol)
-}
-
-func (h *Health) encode() *container.HealthConfig {
-	if h == nil {
-		return nil
-	}
-	return &container.HealthConfig{
-		Test: h.Test, Interval: time.Duration(h.Interval), Timeout: time.Duration(h.Timeout),
-		StartPeriod: time.Duration(h.StartPeriod), StartInterval: time.Duration(h.StartInterval), Retries: int(h.Retries),
-	}
 }
 
 // host is what confines the container. What isn't in the judged spec is the engine's
@@ -138,12 +123,12 @@ func (p *Judged) host(v int) *container.HostConfig {
 			Memory: s.MemoryBytes, MemorySwap: s.SwapBytes, NanoCPUs: nanoCPUs(s.CPUs), PidsLimit: &s.PidsLimit,
 		},
 	}
-	b.harmless(&h.Resources)
+	harmless(&b.Resources, &h.Resources)
 	for _, u := range s.Ulimits {
 		h.Ulimits = append(h.Ulimits, &container.Ulimit{Name: u.Name, Soft: u.Soft, Hard: u.Hard})
 	}
 	if engineRestart(s) == string(container.RestartPolicyOnFailure) {
-		h.RestartPolicy.MaximumRetryCount = int(b.RestartPolicy.MaximumRetryCount)
+		h.RestartPolicy.MaximumRetryCount = b.RestartPolicy.MaximumRetryCount
 	}
 	if v >= 41 {
 		h.CgroupnsMode = container.CgroupnsModePrivate
@@ -161,7 +146,7 @@ func (p *Judged) security() []string {
 }
 
 // harmless passes on what only makes the container's own life harder.
-func (r *resourcesBody) harmless(to *container.Resources) {
+func harmless(r, to *container.Resources) {
 	to.CPUShares, to.CpusetCpus, to.CpusetMems = r.CPUShares, r.CpusetCpus, r.CpusetMems
 	to.MemoryReservation = r.MemoryReservation
 	if to.Memory > 0 {
@@ -262,21 +247,21 @@ func (p *Judged) networking(h *container.HostConfig) *network.NetworkingConfig {
 	h.NetworkMode = container.NetworkMode(s.Networks[0].ID)
 	cfg := &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{}}
 	for _, n := range s.Networks {
-		e := p.Endpoints[n.ID].Encode(n.Own)
+		e := EncodeEndpoint(p.Endpoints[n.ID], n.Own)
 		e.NetworkID = n.ID // or the engine would take whatever has the name at a start of its own
 		cfg.EndpointsConfig[n.ID] = e
 	}
 	return cfg
 }
 
-// Encode writes the endpoint for the engine. On a network that is not the caller's own it has
-// no names or address.
-func (e *Endpoint) Encode(own bool) *network.EndpointSettings {
+// EncodeEndpoint writes the endpoint for the engine. On a network that is not the caller's
+// own it has no names or address.
+func EncodeEndpoint(e *network.EndpointSettings, own bool) *network.EndpointSettings {
 	out := &network.EndpointSettings{}
 	if e == nil {
 		return out
 	}
-	out.GwPriority = int(e.GwPriority)
+	out.GwPriority = e.GwPriority
 	if !own {
 		return out
 	}
@@ -292,12 +277,12 @@ func (e *Endpoint) Encode(own bool) *network.EndpointSettings {
 func (b *Update) Encode(s policy.ContainerSpec) container.UpdateConfig {
 	u := container.UpdateConfig{RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyMode(s.Restart)}}
 	if s.Restart == string(container.RestartPolicyOnFailure) {
-		u.RestartPolicy.MaximumRetryCount = int(b.RestartPolicy.MaximumRetryCount)
+		u.RestartPolicy.MaximumRetryCount = b.RestartPolicy.MaximumRetryCount
 	}
 	u.Memory, u.MemorySwap, u.NanoCPUs = s.MemoryBytes, s.SwapBytes, nanoCPUs(s.CPUs)
 	if s.PidsLimit != 0 {
 		u.PidsLimit = &s.PidsLimit
 	}
-	b.harmless(&u.Resources)
+	harmless(&b.Resources, &u.Resources)
 	return u
 }

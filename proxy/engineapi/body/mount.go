@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/docker/docker/api/types/mount"
+
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 )
@@ -33,7 +35,7 @@ func (b *Create) Mounts() ([]Mounted, error) {
 		list = append(list, m)
 	}
 	for i, m := range h.Mounts {
-		got, err := m.parse()
+		got, err := parseMount(&m)
 		if err != nil {
 			return nil, err
 		}
@@ -125,23 +127,23 @@ func (m *Mounted) propagation(p string) {
 	}
 }
 
-// parse reads a mount of the form that has a field for everything.
-func (b *MountBody) parse() (Mounted, error) {
-	m := Mounted{ContainerMount: policy.ContainerMount{Type: b.Type, Source: b.Source, Target: path.Clean(b.Target), ReadOnly: b.ReadOnly}}
+// parseMount reads a mount of the form that has a field for everything.
+func parseMount(b *mount.Mount) (Mounted, error) {
+	m := Mounted{ContainerMount: policy.ContainerMount{Type: string(b.Type), Source: b.Source, Target: path.Clean(b.Target), ReadOnly: b.ReadOnly}}
 	option := func(given bool, name, value string) {
 		if given {
 			m.Options = append(m.Options, name+"="+value)
 		}
 	}
-	if !slices.Contains(consistency, b.Consistency) {
+	if !slices.Contains(consistency, string(b.Consistency)) {
 		return m, proxy.Malformed("a mount's consistency is none that there is")
 	}
 	option(b.ImageOptions != nil, "ImageOptions", "…")
 	option(b.ClusterOptions != nil, "ClusterOptions", "…")
 	if o := b.BindOptions; o != nil {
 		// That a missing source be made isn't done, and mounts below it are left out anyway.
-		m.propagation(o.Propagation)
-		option(b.Type != "bind" && *o != bindBody{}, "BindOptions", "…")
+		m.propagation(string(o.Propagation))
+		option(b.Type != "bind" && *o != mount.BindOptions{}, "BindOptions", "…")
 	}
 	if o := b.VolumeOptions; o != nil {
 		m.noCopy = o.NoCopy
@@ -160,7 +162,7 @@ func (b *MountBody) parse() (Mounted, error) {
 			flags = append(flags, strings.Join(words, "="))
 		}
 		if o.Mode != 0 {
-			flags = append(flags, "mode="+strconv.FormatInt(o.Mode, 8))
+			flags = append(flags, "mode="+strconv.FormatUint(uint64(o.Mode), 8))
 		}
 		if err := m.tmpfsFlags(flags); err != nil {
 			return m, err

@@ -7,6 +7,9 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/go-connections/nat"
+
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 )
@@ -18,8 +21,8 @@ func (b *Create) Request() (policy.ContainerRequest, error) {
 	req := policy.ContainerRequest{
 		Env: map[string]string{}, User: b.User, Groups: h.GroupAdd,
 		CapAdd: h.CapAdd, CapDrop: h.CapDrop, SecurityOpt: h.SecurityOpt, Privileged: h.Privileged,
-		Namespaces: h.namespaces(), Devices: h.DeviceList(), Sysctls: h.Sysctls, Runtime: h.Runtime,
-		LogDriver: h.LogConfig.Type, LogOptions: h.LogConfig.Config, Restart: h.RestartPolicy.Name,
+		Namespaces: h.namespaces(), Devices: DeviceList(&h.Resources), Sysctls: h.Sysctls, Runtime: h.Runtime,
+		LogDriver: h.LogConfig.Type, LogOptions: h.LogConfig.Config, Restart: string(h.RestartPolicy.Name),
 		DNS: h.DNS, DNSOptions: h.DNSOptions, DNSSearch: h.DNSSearch, ExtraHosts: h.ExtraHosts,
 		ShmBytes: h.ShmSize, OOMScoreAdj: h.OomScoreAdj, ReadOnlyRootfs: h.ReadonlyRootfs,
 		Other: b.refused(),
@@ -31,16 +34,16 @@ func (b *Create) Request() (policy.ContainerRequest, error) {
 			delete(req.Env, name)
 		}
 	}
-	h.Resources(&req)
+	Limits(&h.Resources, &req)
 	var err error
 	req.Ports, err = h.ports()
 	return req, err
 }
 
-// Resources fills in what can be changed later as well.
-func (r *resourcesBody) Resources(req *policy.ContainerRequest) {
+// Limits fills in what can be changed later as well.
+func Limits(r *container.Resources, req *policy.ContainerRequest) {
 	req.MemoryBytes, req.SwapBytes, req.PidsLimit = r.Memory, r.MemorySwap, r.PidsLimit
-	req.CPUs = r.cpus()
+	req.CPUs = cpus(r)
 	req.OOMKillDisable = r.OomKillDisable != nil && *r.OomKillDisable
 	for _, u := range r.Ulimits {
 		req.Ulimits = append(req.Ulimits, policy.ContainerUlimit{Name: u.Name, Soft: u.Soft, Hard: u.Hard})
@@ -51,7 +54,7 @@ func (r *resourcesBody) Resources(req *policy.ContainerRequest) {
 }
 
 // cpus is the limit in CPUs; 0 is none.
-func (r *resourcesBody) cpus() float64 {
+func cpus(r *container.Resources) float64 {
 	if r.NanoCPUs != 0 {
 		return float64(r.NanoCPUs) / 1e9
 	}
@@ -68,11 +71,11 @@ func (r *resourcesBody) cpus() float64 {
 func (h *Host) namespaces() []policy.ContainerNamespace {
 	var list []policy.ContainerNamespace
 	for _, n := range []policy.ContainerNamespace{
-		{Field: "HostConfig.PidMode", Kind: "pid", Mode: h.PidMode},
-		{Field: "HostConfig.IpcMode", Kind: "ipc", Mode: h.IpcMode},
-		{Field: "HostConfig.UTSMode", Kind: "uts", Mode: h.UTSMode},
-		{Field: "HostConfig.CgroupnsMode", Kind: "cgroup", Mode: h.CgroupnsMode},
-		{Field: "HostConfig.UsernsMode", Kind: "userns", Mode: h.UsernsMode},
+		{Field: "HostConfig.PidMode", Kind: "pid", Mode: string(h.PidMode)},
+		{Field: "HostConfig.IpcMode", Kind: "ipc", Mode: string(h.IpcMode)},
+		{Field: "HostConfig.UTSMode", Kind: "uts", Mode: string(h.UTSMode)},
+		{Field: "HostConfig.CgroupnsMode", Kind: "cgroup", Mode: string(h.CgroupnsMode)},
+		{Field: "HostConfig.UsernsMode", Kind: "userns", Mode: string(h.UsernsMode)},
 	} {
 		if n.Mode != "" {
 			list = append(list, n)
@@ -81,7 +84,8 @@ func (h *Host) namespaces() []policy.ContainerNamespace {
 	return list
 }
 
-func (r *resourcesBody) DeviceList() []string {
+// DeviceList describes the devices that are asked for, in all of the ways to do so.
+func DeviceList(r *container.Resources) []string {
 	var list []string
 	for _, d := range r.Devices {
 		list = append(list, d.PathOnHost+":"+d.PathInContainer+":"+d.CgroupPermissions)
@@ -118,31 +122,35 @@ func (b *Create) refused() []policy.OtherField {
 	o.add(h.Cgroup != "", "HostConfig.Cgroup", h.Cgroup)
 	o.add(len(h.Links) > 0, "HostConfig.Links", h.Links)
 	o.add(len(h.StorageOpt) > 0, "HostConfig.StorageOpt", slices.Sorted(maps.Keys(h.StorageOpt)))
-	o.add(h.Isolation != "" && h.Isolation != "default", "HostConfig.Isolation", h.Isolation)
+	o.add(h.Isolation != "" && h.Isolation != container.IsolationDefault, "HostConfig.Isolation", h.Isolation)
 	o.add(h.MaskedPaths != nil, "HostConfig.MaskedPaths", h.MaskedPaths)
 	o.add(h.ReadonlyPaths != nil, "HostConfig.ReadonlyPaths", h.ReadonlyPaths)
-	return append(o, h.Refused("HostConfig.")...)
+	return append(o, Refused("HostConfig.", &h.Resources, h.DiskQuota)...)
 }
 
 // defaultShares is the weight of a container that asks for none.
 const defaultShares = 1024
 
-func (r *resourcesBody) Refused(at string) []policy.OtherField {
+// Refused are the resources that no policy allows, as far as they are given.
+func Refused(at string, r *container.Resources, diskQuota int64) []policy.OtherField {
 	var o others
 	o.add(r.CPUShares > defaultShares, at+"CpuShares", r.CPUShares)
 	o.add(r.CgroupParent != "", at+"CgroupParent", r.CgroupParent)
 	for name, n := range map[string]int64{
-		"BlkioWeight": r.BlkioWeight, "CpuRealtimePeriod": r.CPURealtimePeriod, "CpuRealtimeRuntime": r.CPURealtimeRuntime,
-		"DiskQuota": r.DiskQuota, "KernelMemory": r.KernelMemory, "KernelMemoryTCP": r.KernelMemoryTCP, "CpuCount": r.CPUCount,
-		"CpuPercent": r.CPUPercent, "IOMaximumIOps": r.IOMaximumIOps, "IOMaximumBandwidth": r.IOMaximumBandwidth,
+		"BlkioWeight": int64(r.BlkioWeight), "CpuRealtimePeriod": r.CPURealtimePeriod, "CpuRealtimeRuntime": r.CPURealtimeRuntime,
+		"DiskQuota": diskQuota, "KernelMemory": r.KernelMemory, "KernelMemoryTCP": r.KernelMemoryTCP, "CpuCount": r.CPUCount,
+		"CpuPercent": r.CPUPercent,
 	} {
 		o.add(n != 0, at+name, n)
 	}
-	for name, list := range map[string][]blkioBody{
-		"BlkioWeightDevice": r.BlkioWeightDevice, "BlkioDeviceReadBps": r.BlkioDeviceReadBps, "BlkioDeviceWriteBps": r.BlkioDeviceWriteBps,
-		"BlkioDeviceReadIOps": r.BlkioDeviceReadIOps, "BlkioDeviceWriteIOps": r.BlkioDeviceWriteIOps,
+	for name, n := range map[string]uint64{"IOMaximumIOps": r.IOMaximumIOps, "IOMaximumBandwidth": r.IOMaximumBandwidth} {
+		o.add(n != 0, at+name, n)
+	}
+	for name, n := range map[string]int{
+		"BlkioWeightDevice": len(r.BlkioWeightDevice), "BlkioDeviceReadBps": len(r.BlkioDeviceReadBps), "BlkioDeviceWriteBps": len(r.BlkioDeviceWriteBps),
+		"BlkioDeviceReadIOps": len(r.BlkioDeviceReadIOps), "BlkioDeviceWriteIOps": len(r.BlkioDeviceWriteIOps),
 	} {
-		o.add(len(list) > 0, at+name, len(list))
+		o.add(n != 0, at+name, n)
 	}
 	slices.SortFunc(o, func(a, b policy.OtherField) int { return strings.Compare(a.Field, b.Field) })
 	return o
@@ -152,14 +160,14 @@ func (r *resourcesBody) Refused(at string) []policy.OtherField {
 func (h *Host) ports() ([]policy.ContainerPort, error) {
 	var list []policy.ContainerPort
 	for _, key := range slices.Sorted(maps.Keys(h.PortBindings)) {
-		port, protocol, err := parsePort(key)
+		port, protocol, err := parsePort(string(key))
 		if err != nil {
 			return nil, err
 		}
 		field := fmt.Sprintf("HostConfig.PortBindings[%q]", key)
 		bindings := h.PortBindings[key]
 		if len(bindings) == 0 {
-			bindings = []portBody{{}}
+			bindings = []nat.PortBinding{{}}
 		}
 		for _, b := range bindings {
 			p := policy.ContainerPort{Field: field, HostIP: b.HostIP, Port: port, Protocol: protocol}
@@ -181,17 +189,17 @@ func (h *Host) ports() ([]policy.ContainerPort, error) {
 
 // Published adds the ports that PublishAllPorts stands for: the exposed ones, which the
 // image's are among, that have no place of their own.
-func (b *Create) Published(have []policy.ContainerPort, image map[string]struct{}) ([]policy.ContainerPort, error) {
+func (b *Create) Published(have []policy.ContainerPort, image nat.PortSet) ([]policy.ContainerPort, error) {
 	if !b.HostConfig.PublishAllPorts {
 		return have, nil
 	}
 	all := maps.Clone(b.ExposedPorts)
 	if all == nil {
-		all = map[string]struct{}{}
+		all = nat.PortSet{}
 	}
 	maps.Copy(all, image)
 	for _, key := range slices.Sorted(maps.Keys(all)) {
-		port, protocol, err := parsePort(key)
+		port, protocol, err := parsePort(string(key))
 		if err != nil {
 			return nil, err
 		}

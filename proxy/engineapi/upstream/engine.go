@@ -12,9 +12,9 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,11 +27,10 @@ import (
 // Sizes and times of talking to the engine.
 const (
 	BufferSize  = 64 << 10         // of connections and copies, in bytes
+	answerSize  = 32 << 10         // of what most answers are read into, in bytes
 	MaxAnswer   = 64 << 20         // of an engine's answer that is read whole, in bytes
 	AskTimeout  = 30 * time.Second // of the proxy's own requests
 	UndoTimeout = 30 * time.Second // of removing what must not be
-
-	versionTTL = 30 * time.Second // how long the engine's version is cached
 )
 
 // Version is a version 1.N of the Engine API, as N.
@@ -60,12 +59,32 @@ type Engine struct {
 	Transport *http.Transport // makes all requests but upgrades
 	dial      func(context.Context) (net.Conn, error)
 
-	mu      sync.Mutex
-	version atomic.Pointer[engineVersion]
-	host    atomic.Pointer[Host] // nil is not known yet
+	version fact[Version]
+	host    fact[*Host]
+	release fact[string]
+	ended   atomic.Uint64 // connections that have ended
+}
 
-	known atomic.Pointer[engineRelease]
-	ended atomic.Uint64 // connections that have ended
+// fact is what the engine said of itself. It is asked again once a connection has ended, as
+// all do when the engine restarts.
+type fact[T any] struct{ known atomic.Pointer[knownFact[T]] }
+
+type knownFact[T any] struct {
+	value T
+	ended uint64 // connections that had ended before
+}
+
+// of returns the fact. It asks unless it is known.
+func (f *fact[T]) of(e *Engine, ask func() (T, error)) (T, error) {
+	ended := e.ended.Load()
+	if known := f.known.Load(); known != nil && known.ended == ended {
+		return known.value, nil
+	}
+	value, err := ask()
+	if err == nil {
+		f.known.Store(&knownFact[T]{value, ended})
+	}
+	return value, err
 }
 
 // countedConn counts its end.
@@ -77,11 +96,6 @@ type countedConn struct {
 func (c countedConn) Close() error {
 	c.ended.Add(1)
 	return c.Conn.Close()
-}
-
-type engineVersion struct {
-	max  Version
-	when time.Time
 }
 
 // New returns an engine, which needn't be up.
@@ -121,11 +135,11 @@ func (e *Engine) request(ctx context.Context, a Ask) (*http.Request, error) {
 	if a.Version != 0 {
 		path = "/v" + a.Version.String() + path
 	}
-	u := &url.URL{Scheme: "http", Host: "docker", Path: path, RawQuery: a.Query.Encode()}
-	req, err := http.NewRequestWithContext(ctx, a.Method, u.String(), a.Body)
+	req, err := http.NewRequestWithContext(ctx, a.Method, "http://docker", a.Body)
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", a.Method, a.Path, err)
 	}
+	req.URL.Path, req.URL.RawQuery = path, a.Query.Encode()
 	for name, values := range a.Header {
 		req.Header[name] = values
 	}
@@ -149,6 +163,15 @@ func (e *Engine) Send(ctx context.Context, a Ask) (*http.Response, error) {
 		return nil, Unavailable(ctx, err)
 	}
 	return resp, nil
+}
+
+// Open is Send for an answer that is no error. One of 300 or more is an error.
+func (e *Engine) Open(ctx context.Context, a Ask) (*http.Response, error) {
+	resp, err := e.Send(ctx, a)
+	if err == nil && resp.StatusCode >= 300 {
+		return nil, Failure(resp)
+	}
+	return resp, err
 }
 
 // Unavailable is the fault of an engine that can't be reached, or the end of ctx.
@@ -198,7 +221,7 @@ func StatusOf(err error) int {
 	return 0
 }
 
-// Get asks for JSON, within the door's own time.
+// Get asks for JSON, within the proxy's own time.
 func (e *Engine) Get(ctx context.Context, v Version, path string, query url.Values, into any) error {
 	return e.Do(ctx, Ask{Method: http.MethodGet, Version: v, Path: path, Query: query}, into)
 }
@@ -232,15 +255,14 @@ func (e *Engine) Do(ctx context.Context, a Ask, into any) error {
 
 // DoLong is do for as long as ctx lasts.
 func (e *Engine) DoLong(ctx context.Context, a Ask, into any) error {
-	resp, err := e.Send(ctx, a)
+	resp, err := e.Open(ctx, a)
 	if err != nil {
 		return err
 	}
-	if resp.StatusCode >= 300 {
-		return Failure(resp)
-	}
 	defer func() { _ = resp.Body.Close() }()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, MaxAnswer+1))
+	answer := bytes.NewBuffer(make([]byte, 0, answerSize))
+	_, err = answer.ReadFrom(io.LimitReader(resp.Body, MaxAnswer+1))
+	body := answer.Bytes()
 	switch {
 	case err != nil:
 		return Unavailable(ctx, err)
@@ -273,12 +295,9 @@ func (e *Engine) Each(ctx context.Context, v Version, path string, query url.Val
 
 // EachLong is each for as long as ctx lasts.
 func (e *Engine) EachLong(ctx context.Context, v Version, path string, query url.Values, f func(list string, entry json.RawMessage) error) error {
-	resp, err := e.Send(ctx, Ask{Method: http.MethodGet, Version: v, Path: path, Query: query})
+	resp, err := e.Open(ctx, Ask{Method: http.MethodGet, Version: v, Path: path, Query: query})
 	if err != nil {
 		return err
-	}
-	if resp.StatusCode >= 300 {
-		return Failure(resp)
 	}
 	defer func() { _ = resp.Body.Close() }()
 	err = EachEntry(resp.Body, f)
@@ -379,77 +398,81 @@ func (e *Engine) Negotiate(ctx context.Context, asked Version) (Version, error) 
 	return asked, nil
 }
 
-// Max is the newest version that both the engine and the door know.
+// Max is the newest version that both the engine and the proxy know.
 func (e *Engine) Max(ctx context.Context) (Version, error) {
-	if known := e.version.Load(); known != nil && time.Since(known.when) < versionTTL {
-		return known.max, nil
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if known := e.version.Load(); known != nil && time.Since(known.when) < versionTTL {
-		return known.max, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
-	defer cancel()
-	resp, err := e.Send(ctx, Ask{Method: http.MethodGet, Path: "/_ping"})
-	if err != nil {
-		return 0, err
-	}
-	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, BufferSize))
-	_ = resp.Body.Close()
-	v, ok := ParseVersion("v" + resp.Header.Get("Api-Version"))
-	if !ok || v < Oldest {
-		return 0, Unavailable(ctx, fmt.Errorf("the engine's API version is %q", resp.Header.Get("Api-Version")))
-	}
-	e.version.Store(&engineVersion{max: min(v, Newest), when: time.Now()})
-	return min(v, Newest), nil
+	return e.version.of(e, func() (Version, error) {
+		ctx, cancel := context.WithTimeout(ctx, AskTimeout)
+		defer cancel()
+		resp, err := e.Send(ctx, Ask{Method: http.MethodGet, Path: "/_ping"})
+		if err != nil {
+			return 0, err
+		}
+		_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, BufferSize))
+		_ = resp.Body.Close()
+		v, ok := ParseVersion("v" + resp.Header.Get("Api-Version"))
+		if !ok || v < Oldest {
+			return 0, Unavailable(ctx, fmt.Errorf("the engine's API version is %q", resp.Header.Get("Api-Version")))
+		}
+		return min(v, Newest), nil
+	})
 }
 
 // Host is the engine's host.
 type Host struct {
 	CPUs    int64
-	Seccomp string // the SecurityOpt of the containers that the door makes; empty for the engine's own profile
-	shown   []byte // seccomp as inspect shows it, with the comma before it
+	Seccomp string // the SecurityOpt of the containers that the proxy makes; empty for the engine's own profile
+	shown   []byte // Seccomp as inspect shows it, with the comma before it
 }
 
-// HostInfo asks the engine for its host once.
+// HostInfo asks the engine for its host.
 func (e *Engine) HostInfo(ctx context.Context, v Version) (*Host, error) {
-	if h := e.host.Load(); h != nil {
-		return h, nil
-	}
-	var info struct {
-		NCPU            int64
-		Architecture    string
-		SecurityOptions []string
-	}
-	if err := e.Get(ctx, v, "/info", nil, &info); err != nil {
-		return nil, err
-	}
-	if info.NCPU < 1 {
-		return nil, errors.New("info: the engine's answer has no CPUs")
-	}
-	h := &Host{CPUs: info.NCPU}
-	if ownSeccomp(info.SecurityOptions) {
+	return e.host.of(e, func() (*Host, error) {
+		var info struct {
+			NCPU            int64
+			Architecture    string
+			SecurityOptions []string
+		}
+		if err := e.Get(ctx, v, "/info", nil, &info); err != nil {
+			return nil, err
+		}
+		if info.NCPU < 1 {
+			return nil, errors.New("info: the engine's answer has no CPUs")
+		}
+		h := &Host{CPUs: info.NCPU}
+		if !ownSeccomp(info.SecurityOptions) {
+			return h, nil
+		}
 		var err error
 		if h.Seccomp, err = runtime.SeccompOption(runtime.GoArch(info.Architecture)); err != nil {
 			return nil, fmt.Errorf("info: %w", err)
 		}
 		text, err := json.Marshal(h.Seccomp)
-		if err != nil {
-			return nil, fmt.Errorf("info: %w", err)
-		}
 		h.shown = append([]byte(","), text...)
-	}
-	e.host.Store(h)
-	return h, nil
+		return h, err
+	})
 }
 
-// WithoutProfile removes Berm's seccomp profile from an inspected container.
-func (e *Engine) WithoutProfile(raw json.RawMessage) json.RawMessage {
-	if h := e.host.Load(); h != nil && len(h.shown) > 0 {
-		return bytes.Replace(raw, h.shown, nil, 1)
+// KnowsHost reports whether HostInfo was answered before.
+func (e *Engine) KnowsHost() bool { return e.host.known.Load() != nil }
+
+// WithoutProfile removes Berm's seccomp profile from an inspected container, once the host is
+// known. How it was known last will do, as all engines of an architecture have one profile.
+func (e *Engine) WithoutProfile(inspected []byte) []byte {
+	known := e.host.known.Load()
+	if known == nil || len(known.value.shown) == 0 {
+		return inspected
 	}
-	return raw
+	at := bytes.Index(inspected, known.value.shown)
+	if at < 0 {
+		return inspected
+	}
+	short := slices.Concat(inspected[:at], inspected[at+len(known.value.shown):])
+	before, host, _ := proxy.CutField(short, "HostConfig")
+	ahead, options, _ := proxy.CutField(host, "SecurityOpt")
+	if begin := len(before) + len(ahead); at <= begin || at >= begin+len(options) { // it is in another field
+		return inspected
+	}
+	return short
 }
 
 // ownSeccomp reports whether containers get Berm's seccomp profile: the engine has seccomp,
@@ -467,24 +490,11 @@ func ownSeccomp(options []string) bool {
 	return false
 }
 
-// Release gives the engine's own version, "20.10.24". It is asked again once a connection
-// has ended, as all do when the engine restarts.
+// Release gives the engine's own version, "20.10.24".
 func (e *Engine) Release(ctx context.Context) (string, error) {
-	ended := e.ended.Load()
-	if known := e.known.Load(); known != nil && known.ended == ended {
-		return known.release, nil
-	}
-	var told struct{ Version string }
-	if err := e.Get(ctx, 0, "/version", nil, &told); err != nil {
-		return "", err
-	}
-	told.Version = cmp.Or(told.Version, "unknown")
-	e.known.Store(&engineRelease{release: told.Version, ended: ended})
-	return told.Version, nil
-}
-
-// engineRelease is the engine's version as it was when so many connections had ended.
-type engineRelease struct {
-	release string
-	ended   uint64
+	return e.release.of(e, func() (string, error) {
+		var told struct{ Version string }
+		err := e.Get(ctx, 0, "/version", nil, &told)
+		return cmp.Or(told.Version, "unknown"), err
+	})
 }

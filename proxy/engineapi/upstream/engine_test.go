@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -11,37 +12,64 @@ import (
 	"testing"
 )
 
-// TestEngineRelease has an engine come back as another release.
-func TestEngineRelease(t *testing.T) {
+// TestFacts has an engine come back as another one.
+func TestFacts(t *testing.T) {
 	var asked atomic.Int64
-	serve := func(release string) *httptest.Server {
+	serve := func(release, version, options string) *httptest.Server {
 		return httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			asked.Add(1)
-			_, _ = fmt.Fprintf(w, `{"Version":%q}`, release)
+			w.Header().Set("Api-Version", version)
+			_, _ = fmt.Fprintf(w, `{"Version":%q,"NCPU":4,"Architecture":"x86_64","SecurityOptions":[%q]}`, release, options)
 		}))
 	}
-	old := serve("29.5.1")
+	old := serve("29.5.1", "1.44", "name=seccomp,profile=/operator.json")
 	var address atomic.Value
 	address.Store(old.Listener.Addr().String())
 	e := New(func(ctx context.Context) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", address.Load().(string))
 	})
 	defer e.Transport.CloseIdleConnections()
+	facts := func() string {
+		release, err := e.Release(t.Context())
+		most, maxErr := e.Max(t.Context())
+		host, hostErr := e.HostInfo(t.Context(), 0)
+		if err = errors.Join(err, maxErr, hostErr); err != nil {
+			return err.Error()
+		}
+		return fmt.Sprint(release, " ", most, " ", host.Seccomp != "")
+	}
 	for range 3 {
-		if got, err := e.Release(t.Context()); err != nil || got != "29.5.1" {
-			t.Fatalf("%q, %v", got, err)
+		if got := facts(); got != "29.5.1 1.44 false" {
+			t.Fatal(got)
 		}
 	}
-	if asked.Load() != 1 {
+	if asked.Load() != 3 {
 		t.Errorf("it was asked %d times", asked.Load())
 	}
-	older := serve("20.10.24")
+	older := serve("20.10.24", "1.41", "name=seccomp,profile=default")
 	defer older.Close()
 	address.Store(older.Listener.Addr().String())
 	old.Close()
-	for got := ""; got != "20.10.24"; got, _ = e.Release(t.Context()) { // until the connection's end is seen
+	for got := ""; got != "20.10.24 1.41 true"; got = facts() { // until the connection's end is seen
 		if t.Context().Err() != nil {
 			t.Fatal("the engine is still the old one")
+		}
+	}
+}
+
+func TestWithoutProfile(t *testing.T) {
+	e := New(nil)
+	e.host.known.Store(&knownFact[*Host]{value: &Host{shown: []byte(`,"seccomp={}"`)}})
+	const options = `"HostConfig":{"A":"\\\"","SecurityOpt":["no-new-privileges"],"B":{}}`
+	for inspected, want := range map[string]string{
+		`{"Id":"x","HostConfig":{"A":"\\\"","SecurityOpt":["no-new-privileges","seccomp={}"],"B":{}},"C":1}`: `{"Id":"x",` + options + `,"C":1}`,
+		`{` + options + `,"Config":{"Env":["A=1","seccomp={}"]}}`:                                            `{` + options + `,"Config":{"Env":["A=1","seccomp={}"]}}`,
+		`{"HostConfig":{"Binds":["a","seccomp={}"],"SecurityOpt":[]}}`:                                       `{"HostConfig":{"Binds":["a","seccomp={}"],"SecurityOpt":[]}}`,
+		`{"HostConfig":{"SecurityOpt":["a","seccomp={}"`:                                                     `{"HostConfig":{"SecurityOpt":["a","seccomp={}"`,
+		`[,"seccomp={}"`: `[,"seccomp={}"`,
+	} {
+		if got := string(e.WithoutProfile([]byte(inspected))); got != want {
+			t.Errorf("%s became %s", inspected, got)
 		}
 	}
 }

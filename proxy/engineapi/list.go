@@ -1,29 +1,171 @@
 package engineapi
 
 import (
+	"cmp"
 	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/bermhq/berm/proxy"
-	"github.com/bermhq/berm/proxy/engineapi/upstream"
-
 	timetypes "github.com/docker/docker/api/types/time"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/body"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
-func pruneRoutes() []route {
-	return []route{
-		{method: http.MethodPost, template: "/images/prune", query: []string{"filters"}, change: true, since: 25, serve: pruneImages},
-		{method: http.MethodPost, template: "/build/prune", change: true, since: 31, serve: pruneBuilds,
-			query: []string{"filters", "all", "keep-storage", "reserved-space", "max-used-space", "min-free-space"}},
+// filters are the values of a list's filters, by name.
+type filters map[string][]string
+
+// maxFilters bounds the values of all filters together.
+const maxFilters = 256
+
+// parseFilters reads filters, of which every name has to be known. Both forms are taken that
+// clients write: a list of values, and a map of them to true.
+func parseFilters(text string, known []string) (filters, error) {
+	out := filters{}
+	if text == "" {
+		return out, nil
 	}
+	var names map[string]json.RawMessage
+	if err := strictJSON([]byte(text), &names); err != nil {
+		return nil, proxy.Malformed("the filters are not one JSON object")
+	}
+	total := 0
+	for name, raw := range names {
+		if !slices.Contains(known, name) {
+			return nil, denied("endpoints.filter", name, fmt.Sprintf("the filter %q is not known", body.Shorten(name)), "one of: "+strings.Join(known, ", "))
+		}
+		values, err := filterValues(raw)
+		if err != nil {
+			return nil, proxy.Malformed(fmt.Sprintf("the filter %q is neither a list of texts nor a map of them to true", name))
+		}
+		if total += len(values); total > maxFilters {
+			return nil, proxy.Malformed(fmt.Sprintf("there are more than %d filters", maxFilters))
+		}
+		out[name] = values
+	}
+	return out, nil
+}
+
+func filterValues(raw json.RawMessage) ([]string, error) {
+	var list []string
+	if len(raw) > 0 && raw[0] == '[' {
+		return list, strictJSON(raw, &list)
+	}
+	var set map[string]bool
+	if err := strictJSON(raw, &set); err != nil {
+		return nil, err
+	}
+	for value, on := range set {
+		if !on {
+			return nil, fmt.Errorf("%q is false", value)
+		}
+	}
+	return slices.Sorted(maps.Keys(set)), nil
+}
+
+// String is the filters as the engine reads them in a query.
+func (f filters) String() string {
+	sets := make(map[string]map[string]bool, len(f))
+	for name, values := range f {
+		sets[name] = make(map[string]bool, len(values))
+		for _, v := range values {
+			sets[name][v] = true
+		}
+	}
+	text, err := json.Marshal(sets)
+	if err != nil {
+		return "" // maps of texts can be encoded
+	}
+	return string(text)
+}
+
+// listOwn relays a list of what the caller owns. The engine selects by the labels, whoever put
+// them there, so that each entry's seal is checked.
+func listOwn(c *call, kind lifecycle.ObjectKind, path string, query url.Values) error {
+	resp, err := c.open(upstream.Ask{Path: path, Query: query})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	c.close(nil)
+	resp.Header.Del("Content-Length")
+	c.head(resp)
+	defer c.hurry()()
+	write := func(text string) {
+		if _, err := io.WriteString(c.w, text); err != nil {
+			panic(http.ErrAbortHandler)
+		}
+	}
+	next, last := "[", "]\n"
+	if kind == lifecycle.ObjectVolume {
+		next, last = `{"Volumes":[`, "],\"Warnings\":null}\n"
+	}
+	write(next)
+	next = ""
+	restarting := c.restarts.Waiting() > 0
+	err = upstream.EachEntry(resp.Body, func(list string, entry json.RawMessage) error {
+		own, err := ownEntry(c, kind, list, entry)
+		if own && kind == lifecycle.ObjectContainer {
+			entry = shown(entry)
+			if restarting {
+				entry, err = showRestarts(c, entry)
+			}
+		}
+		if own && err == nil {
+			write(next + string(entry))
+			next = ","
+		}
+		return err
+	})
+	if err != nil {
+		panic(http.ErrAbortHandler) // or a part would be taken for the whole
+	}
+	write(last)
+	return nil
+}
+
+// labelled is what tells whose an entry of a list is.
+type labelled struct {
+	ID     string `json:"Id"`
+	Name   string // of a volume
+	Labels map[string]string
+}
+
+// ownEntry reports whether an entry of a list is the caller's.
+func ownEntry(c *call, kind lifecycle.ObjectKind, list string, entry json.RawMessage) (bool, error) {
+	var is labelled
+	if list == "Warnings" {
+		return false, nil
+	}
+	if err := json.Unmarshal(entry, &is); err != nil {
+		return false, err
+	}
+	switch kind {
+	case lifecycle.ObjectContainer:
+		return c.ownContainer(is.ID, is.Labels)
+	case lifecycle.ObjectImage:
+		return ownImage(c, is.Labels), nil
+	}
+	return c.own(kind, cmp.Or(is.ID, is.Name), is.Labels), nil
+}
+
+// onlyOwn adds what keeps a list to the caller's own. Labels that are asked for go on
+// top, as all of them have to match.
+func (c *call) onlyOwn(f filters) filters {
+	f["label"] = append(f["label"], c.ownLabels()...)
+	return f
 }
 
 // pruneBuilds does nothing: what builds leave in the engine's cache is nobody's to see,
-// and the builder of that cache is not behind this door.
+// and the builder of that cache is not behind this proxy.
 func pruneBuilds(c *call) error {
 	return c.answer(http.StatusOK, struct {
 		CachesDeleted  []string
@@ -34,16 +176,12 @@ func pruneBuilds(c *call) error {
 // pruneContainers removes the caller's containers that don't run, one by one: the engine's
 // own way waits for every container's lock, another tenant's too.
 func pruneContainers(c *call) error {
-	f, err := c.filters("until", "label", "label!")
-	if err != nil {
-		return err
-	}
-	before, err := f.before()
+	before, err := c.filter.before()
 	if err != nil {
 		return err
 	}
 	query := url.Values{"all": {"1"}, "size": {"1"}}
-	query.Set("filters", c.onlyOwn(filters{"label": slices.Clone(f["label"]), "status": {"created", "exited", "dead"}}).String())
+	query.Set("filters", c.onlyOwn(filters{"label": slices.Clone(c.filter["label"]), "status": {"created", "exited", "dead"}}).String())
 	var list []struct {
 		ID      string `json:"Id"`
 		Labels  map[string]string
@@ -66,7 +204,7 @@ func pruneContainers(c *call) error {
 		} else if !own {
 			continue
 		}
-		if !fullID.MatchString(ct.ID) || ct.Created > before || hasLabel(ct.Labels, f["label!"]) {
+		if !fullID.MatchString(ct.ID) || ct.Created > before || hasLabel(ct.Labels, c.filter["label!"]) {
 			continue
 		}
 		err := c.engine.Do(c.ctx, upstream.Ask{Method: http.MethodDelete, Version: c.version, Path: "/containers/" + ct.ID}, nil)
@@ -118,11 +256,7 @@ func (p *prunable) named() bool {
 // pruneImages removes the images that the caller built and nobody uses: one by one, as
 // the engine's own way takes every image that was made without a configuration.
 func pruneImages(c *call) error {
-	f, err := c.filters("dangling", "until", "label", "label!")
-	if err != nil {
-		return err
-	}
-	list, err := prunableImages(c, f)
+	list, err := prunableImages(c, c.filter)
 	if err != nil {
 		return err
 	}

@@ -2,10 +2,12 @@ package engineapi
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -16,30 +18,28 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/events"
+	dockerfilters "github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/api/types/mount"
 	"github.com/docker/docker/api/types/network"
 	"github.com/docker/docker/api/types/volume"
 	"github.com/docker/docker/client"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
 )
 
 // TestVolumeExchanged has a volume's name change hands after it was judged, while the
 // engine is asked for the container.
 func TestVolumeExchanged(t *testing.T) {
-	host, direct := testEngine(t)
-	l := startLiar(t, host)
-	d := doorTo(t, l.host, "")
-	left := sweepOwn(t, direct, d)
+	d, direct, l := lyingDoor(t, "")
 	attacker, victim := d.client("exchanger"), d.client("exchanged")
 	whose := func(name string) string {
 		t.Helper()
-		v, err := direct.VolumeInspect(t.Context(), name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		v := must(direct.VolumeInspect(t.Context(), name))(t)
 		return v.Labels[lifecycle.LabelTenant]
 	}
 	for _, tt := range []struct {
@@ -55,18 +55,14 @@ func TestVolumeExchanged(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.there {
-				if _, err := attacker.VolumeCreate(t.Context(), volume.CreateOptions{Name: tt.name}); err != nil {
-					t.Fatal(err)
-				}
+				must(attacker.VolumeCreate(t.Context(), volume.CreateOptions{Name: tt.name}))(t)
 			}
 			l.set(func(l *liar) {
 				l.refuse = func(method, path string) bool {
 					if method != http.MethodPost || !strings.HasSuffix(path, "/containers/create") {
 						return false
 					}
-					if err := direct.VolumeRemove(t.Context(), tt.name, false); err != nil {
-						t.Error(err)
-					}
+					report(t, direct.VolumeRemove(t.Context(), tt.name, false))
 					if tt.taken {
 						labels := d.labels(lifecycle.ObjectVolume, "exchanged")
 						if _, err := direct.VolumeCreate(t.Context(), volume.CreateOptions{Name: tt.name, Labels: labels}); err != nil {
@@ -88,8 +84,8 @@ func TestVolumeExchanged(t *testing.T) {
 				if _, err := victim.VolumeInspect(t.Context(), tt.name); err != nil {
 					t.Error(err)
 				}
-				if slices.ContainsFunc(left(), func(s string) bool { return strings.HasPrefix(s, "container ") }) {
-					t.Errorf("left: %v", left())
+				if slices.ContainsFunc(d.left(), func(s string) bool { return strings.HasPrefix(s, "container ") }) {
+					t.Errorf("left: %v", d.left())
 				}
 				return
 			}
@@ -99,29 +95,20 @@ func TestVolumeExchanged(t *testing.T) {
 			if got := whose(tt.name); got != "exchanger" {
 				t.Errorf("the volume that the engine made is %q's", got)
 			}
-			if err := direct.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{Force: true}); err != nil {
-				t.Error(err)
-			}
+			report(t, direct.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{Force: true}))
 		})
 	}
 }
 
 // TestAuditKeepsApart has a caller in mode audit ask for what is another tenant's.
 func TestAuditKeepsApart(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, basePolicy+"profiles: {default: {engine_api: {networks: own}}}\n")
-	left := sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, basePolicy+"profiles: {default: {engine_api: {networks: own}}}\n")
 	victim := d.client("apart-victim")
 	c := newClient(t, d.listen(Caller{Name: "apart-audit", Tenant: "apart", Audit: true}))
-	if _, err := victim.VolumeCreate(t.Context(), volume.CreateOptions{Name: "apart-vol"}); err != nil {
-		t.Fatal(err)
-	}
-	made, err := victim.NetworkCreate(t.Context(), "apart-net", network.CreateOptions{Internal: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(victim.VolumeCreate(t.Context(), volume.CreateOptions{Name: "apart-vol"}))(t)
+	made := must(victim.NetworkCreate(t.Context(), "apart-net", network.CreateOptions{Internal: true}))(t)
 	id := d.made(direct, "apart-victim", "apart-ct", container.Config{})
-	before := len(left())
+	before := len(d.left())
 	for name, h := range map[string]*container.HostConfig{
 		"bind":             {Binds: []string{"apart-vol:/v"}},
 		"mount":            {Mounts: []mount.Mount{{Type: mount.TypeVolume, Source: "apart-vol", Target: "/v"}}},
@@ -147,32 +134,20 @@ func TestAuditKeepsApart(t *testing.T) {
 	if _, err := c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{Privileged: true}, config, nil, ""); !errdefs.IsNotFound(err) {
 		t.Errorf("endpoint: %v", err)
 	}
-	if got := left(); len(got) != before {
+	if got := d.left(); len(got) != before {
 		t.Errorf("left: %v", got)
 	}
 
 	// One's own goes through, by ID.
-	own, err := c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, "apart-own")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.ContainerStart(t.Context(), own.ID, container.StartOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.NetworkCreate(t.Context(), "apart-own-net", network.CreateOptions{Internal: true}); err != nil {
-		t.Fatal(err)
-	}
+	own := must(c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, "apart-own"))(t)
+	noError(t, c.ContainerStart(t.Context(), own.ID, container.StartOptions{}))
+	must(c.NetworkCreate(t.Context(), "apart-own-net", network.CreateOptions{Internal: true}))(t)
 	config = &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{"apart-own-net": {Aliases: []string{"a"}}}}
-	ct, err := c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{
+	ct := must(c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{
 		PidMode: "container:apart-own", NetworkMode: "apart-own-net",
 		Mounts: []mount.Mount{{Type: mount.TypeVolume, Target: "/v", VolumeOptions: &mount.VolumeOptions{Labels: map[string]string{"mine": "1"}}}},
-	}, config, nil, "apart-made")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.ContainerStart(t.Context(), ct.ID, container.StartOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	}, config, nil, "apart-made"))(t)
+	noError(t, c.ContainerStart(t.Context(), ct.ID, container.StartOptions{}))
 	got := inspect(t, direct, ct.ID)
 	if string(got.HostConfig.PidMode) != "container:"+own.ID || !fullID.MatchString(string(got.HostConfig.NetworkMode)) || len(got.Mounts) != 1 {
 		t.Fatalf("%+v", got.HostConfig)
@@ -191,9 +166,7 @@ func TestAuditKeepsApart(t *testing.T) {
 	for range 2 {
 		deniedBy(t, in(bound), "verify.start")
 	}
-	if err := in(c); err != nil {
-		t.Error(err)
-	}
+	report(t, in(c))
 	deniedBy(t, in(bound), "verify.start")
 	_, err = bound.ContainerAttach(t.Context(), ct.ID, container.AttachOptions{Stream: true, Stdout: true})
 	if err == nil {
@@ -207,16 +180,12 @@ func TestAuditKeepsApart(t *testing.T) {
 	if err == nil {
 		t.Error("network: no error")
 	}
-	if err := bound.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{Force: true, RemoveVolumes: true}); err != nil {
-		t.Error(err)
-	}
+	report(t, bound.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{Force: true, RemoveVolumes: true}))
 }
 
 // TestLabelBounds has labels be as large in lists as they are there, and not as they come.
 func TestLabelBounds(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
-	sweepOwn(t, direct, d)
+	d, _ := engineDoor(t, "")
 	c := d.client("labels")
 	for text, ok := range map[string]bool{strings.Repeat("a", 30<<10): true, strings.Repeat("<", 30<<10): false, strings.Repeat("\x01", 6<<10): false} {
 		_, err := c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Labels: map[string]string{"l": text}}, nil, nil, nil, "")
@@ -308,27 +277,14 @@ func TestNextEvent(t *testing.T) {
 // TestEventsOfOthersLast has an event of somebody else's be longer than any may be, and a
 // volume's name be another's before.
 func TestEventsOfOthersLast(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, "")
 	begin := time.Now().Add(-time.Second)
 	former, c := d.client("events-former"), d.client("events-now")
-	if _, err := former.VolumeCreate(t.Context(), volume.CreateOptions{Name: "events-reused"}); err != nil {
-		t.Fatal(err)
-	}
-	if err := former.VolumeRemove(t.Context(), "events-reused", false); err != nil {
-		t.Fatal(err)
-	}
-	big, err := direct.ContainerCreate(t.Context(), &container.Config{Image: testImage, Labels: map[string]string{"l": strings.Repeat("<", maxEvent/4)}}, nil, nil, nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := direct.ContainerRemove(t.Context(), big.ID, container.RemoveOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.VolumeCreate(t.Context(), volume.CreateOptions{Name: "events-reused"}); err != nil {
-		t.Fatal(err)
-	}
+	must(former.VolumeCreate(t.Context(), volume.CreateOptions{Name: "events-reused"}))(t)
+	noError(t, former.VolumeRemove(t.Context(), "events-reused", false))
+	big := must(direct.ContainerCreate(t.Context(), &container.Config{Image: testImage, Labels: map[string]string{"l": strings.Repeat("<", maxEvent/4)}}, nil, nil, nil, ""))(t)
+	noError(t, direct.ContainerRemove(t.Context(), big.ID, container.RemoveOptions{}))
+	must(c.VolumeCreate(t.Context(), volume.CreateOptions{Name: "events-reused"}))(t)
 	seen, failed := c.Events(t.Context(), events.ListOptions{Since: begin.Format(time.RFC3339Nano), Until: time.Now().Add(time.Second).Format(time.RFC3339Nano)})
 	var got []string
 	for done := false; !done; {
@@ -350,18 +306,11 @@ func TestEventsOfOthersLast(t *testing.T) {
 
 // TestShadowedID has another's container be named as the start of one's own ID.
 func TestShadowedID(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, "")
-	sweepOwn(t, direct, d)
+	d, _ := engineDoor(t, "")
 	c, other := d.client("shadowed"), d.client("shadowing")
-	ct, err := c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	ct := must(c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, ""))(t)
 	start := ct.ID[:11]
-	if _, err := other.ContainerCreate(t.Context(), sleeper, nil, nil, nil, start); err != nil {
-		t.Fatal(err)
-	}
+	must(other.ContainerCreate(t.Context(), sleeper, nil, nil, nil, start))(t)
 	if got, err := c.ContainerInspect(t.Context(), start); err != nil || got.ID != ct.ID {
 		t.Errorf("%s: %v, %v", start, got.ContainerJSONBase, err)
 	}
@@ -376,15 +325,143 @@ func TestShadowedID(t *testing.T) {
 }
 
 // serveEngine stands in for an engine.
-func serveEngine(t *testing.T, f http.HandlerFunc) (host string) {
+func serveEngine(t testing.TB, f http.HandlerFunc) (host string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "e.sock")
-	ln, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ln := must(net.Listen("unix", path))(t)
 	srv := &http.Server{Handler: f, ReadHeaderTimeout: time.Minute}
 	go func() { _ = srv.Serve(ln) }()
 	t.Cleanup(func() { _ = srv.Close() })
 	return "unix://" + path
+}
+
+// again is the door after a restart: of the same instance, and without what it remembers.
+func (d *testDoor) again() *testDoor {
+	d.t.Helper()
+	opts := d.opts
+	opts.Registry = nil
+	next := must(New(opts))(d.t)
+	d.t.Cleanup(func() { _ = next.Close() })
+	return &testDoor{Proxy: next, t: d.t, dir: d.t.TempDir(), audit: d.audit}
+}
+
+// Containers that got their labels from an image, as a build step's do, are nobody's: they
+// aren't shown, entered, started or pruned, and are in nobody's way.
+func TestForgedContainers(t *testing.T) {
+	host, direct := testEngine(t)
+	ctx := t.Context()
+	d := doorTo(t, host, basePolicy+"profiles: {default: {engine_api: {max_objects: 2}}}\n")
+	sweepOwn(t, direct, d)
+	victim := d.client("victim")
+	mine := must(victim.ContainerCreate(ctx, sleeper, nil, nil, nil, "forged-mine"))(t)
+	noError(t, startIt(t, victim, mine.ID))
+	original := inspect(t, direct, mine.ID)
+	labels := original.Config.Labels
+	eventually(t, func() bool { // lists tell seconds only
+		created, err := time.Parse(time.RFC3339Nano, original.Created)
+		return err == nil && time.Now().Unix() > created.Unix()
+	})
+	changed := func(name, value string) map[string]string {
+		l := maps.Clone(labels)
+		if l[name] = value; value == "" {
+			delete(l, name)
+		}
+		return l
+	}
+	session := maps.Clone(changed(lifecycle.LabelSessionID, "00000000-0000-4000-8000-000000000000"))
+	var forged []string
+	for name, labels := range map[string]map[string]string{
+		"copy": labels, "session": session, "unsealed": changed(lifecycle.LabelSeal, ""), "further": changed("Berm.x", "y"),
+		"volume": d.labels(lifecycle.ObjectVolume, "victim"), "image": d.labels(lifecycle.ObjectImage, "victim", lifecycle.LabelDoor, lifecycle.DoorEngine),
+	} {
+		made := must(direct.ContainerCommit(ctx, mine.ID, container.CommitOptions{Reference: "forged.local/" + name + ":1", Config: &container.Config{Labels: labels, Cmd: []string{"sleep", "1000"}}}))(t)
+		ct := must(direct.ContainerCreate(ctx, &container.Config{Image: made.ID}, &container.HostConfig{NetworkMode: "none"}, nil, nil, "forged-"+name))(t)
+		t.Cleanup(func() {
+			_ = direct.ContainerRemove(context.Background(), ct.ID, container.RemoveOptions{Force: true})
+			_, _ = direct.ImageRemove(context.Background(), made.ID, image.RemoveOptions{Force: true})
+		})
+		forged = append(forged, ct.ID)
+	}
+	for name, c := range map[string]*client.Client{"remembered": victim, "after a restart": d.again().client("victim")} {
+		t.Run(name, func(t *testing.T) {
+			wantForgedRefused(t, c, forged)
+			list, err := c.ContainerList(ctx, container.ListOptions{All: true})
+			if err != nil || len(list) != 1 || list[0].ID != mine.ID {
+				t.Errorf("list: %+v, %v", list, err)
+			}
+			if info, err := c.Info(ctx); err != nil || info.ContainersRunning != 1 {
+				t.Errorf("info: %+v, %v", info, err)
+			}
+			if df, err := c.DiskUsage(ctx, types.DiskUsageOptions{}); err != nil || len(df.Containers) != 1 {
+				t.Errorf("df: %+v, %v", df.Containers, err)
+			}
+			if pruned, err := c.ContainersPrune(ctx, dockerfilters.Args{}); err != nil || len(pruned.ContainersDeleted) != 0 {
+				t.Errorf("prune: %+v, %v", pruned, err)
+			}
+			if _, err := c.ContainerExecCreate(ctx, mine.ID, container.ExecOptions{Cmd: []string{"true"}}); err != nil {
+				t.Errorf("the original: %v", err)
+			}
+			second, err := c.ContainerCreate(ctx, sleeper, nil, nil, nil, "")
+			if err != nil {
+				t.Fatalf("the forged ones take the victim's room: %v", err)
+			}
+			report(t, c.ContainerRemove(ctx, second.ID, container.RemoveOptions{}))
+		})
+	}
+}
+
+func wantForgedRefused(t *testing.T, c *client.Client, forged []string) {
+	t.Helper()
+	for _, id := range forged {
+		for _, ref := range []string{id, id[:12]} {
+			_, execErr := c.ContainerExecCreate(t.Context(), ref, container.ExecOptions{Cmd: []string{"true"}})
+			_, inspectErr := c.ContainerInspect(t.Context(), ref)
+			_, _, copyErr := c.CopyFromContainer(t.Context(), ref, "/etc")
+			_, logsErr := c.ContainerLogs(t.Context(), ref, container.LogsOptions{ShowStdout: true})
+			for what, err := range map[string]error{
+				"exec": execErr, "inspect": inspectErr, "copy": copyErr, "logs": logsErr, "start": startIt(t, c, ref),
+				"remove": c.ContainerRemove(t.Context(), ref, container.RemoveOptions{Force: true}),
+				"update": func() error {
+					_, err := c.ContainerUpdate(t.Context(), ref, container.UpdateConfig{Resources: container.Resources{Memory: 32 << 20, MemorySwap: 32 << 20}})
+					return err
+				}(),
+			} {
+				if !errdefs.IsNotFound(err) {
+					t.Errorf("%s of %s: %v", what, ref, err)
+				}
+			}
+		}
+	}
+}
+
+// A network that somebody else gave the name of one of the policy's isn't joined by it,
+// whatever labels it copies.
+func TestSquattedPolicyNetwork(t *testing.T) {
+	var squatted string // its description
+	d := standInDoor(t, &standIn{handler: func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, squatted) }})
+	own := d.policyNetworkLabels()
+	p := must(policy.Parse([]byte(basePolicy+"networks: {on: {engine_network: squat-on}}\n"), policy.Options{}))(t)
+	c := &call{Proxy: d.Proxy, ctx: t.Context(), version: 41, rules: p, caller: Caller{Name: "a", Tenant: "a"}}
+	for name, tt := range map[string]struct {
+		driver, more string
+		labels       map[string]string
+		ok           bool
+	}{
+		"own":        {"bridge", "", own, true},
+		"nobody's":   {"bridge", "", nil, false},
+		"unsealed":   {"bridge", "", map[string]string{lifecycle.LabelOwner: d.opts.Owner}, false},
+		"a caller's": {"bridge", "", d.labels(lifecycle.ObjectNetwork, "a"), false},
+		"driver":     {"macvlan", "", own, false},
+		"internal":   {"bridge", `"Internal":true,`, own, false},
+	} {
+		squatted = fmt.Sprintf(`{"Id":%q,"Name":"squat-on","Driver":%q,"Scope":"local",%s"Labels":%s}`, strings.Repeat("c", 64), tt.driver, tt.more, labelsJSON(tt.labels))
+		n, err := policyNetwork(c, "squat-on")
+		if err != nil || (n != nil) != tt.ok {
+			t.Errorf("%s: %+v, %v", name, n, err)
+		}
+		named, err := resolveNetwork(c, "squat-on", false)
+		if err != nil || (named.ID != "") != (tt.ok || name == "a caller's") {
+			t.Errorf("%s, by name: %+v, %v", name, named, err)
+		}
+	}
 }

@@ -1,0 +1,272 @@
+package engineapi
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+)
+
+// maxStreams bounds what one tenant may keep open at a time: connections taken over, and
+// answers that go on until the caller leaves. Each holds two files and up to 200 KiB.
+const maxStreams = 256
+
+// hijack connects the caller with the engine, both ways, until one of them is gone, or the
+// server: then what goes on in the engine does so without the caller.
+func (c *call) hijack(a upstream.Ask) error {
+	leave, err := c.enter("streams", maxStreams)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if a.Method == "" {
+		a.Method = c.r.Method
+	}
+	a.Version = c.version
+	up, fromEngine, told, err := c.engine.Upgrade(c.ctx, a)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = up.Close() }()
+	conn, buffered, err := http.NewResponseController(c.w).Hijack()
+	if err != nil {
+		return fmt.Errorf("take the caller's connection over: %w", err)
+	}
+	defer func() { _ = conn.Close() }()
+	caller, ok := conn.(upstream.Half)
+	if !ok {
+		return nil // nobody can be told any more; listeners have only such connections
+	}
+	stop := context.AfterFunc(c.ctx, func() {
+		_ = up.Close()
+		_ = caller.SetWriteDeadline(time.Now().Add(c.hangupGrace))
+	})
+	defer stop()
+	if err := errors.Join(caller.SetDeadline(time.Time{}), c.greet(caller, told)); err != nil {
+		return nil // the caller is gone
+	}
+	c.close(nil) // now, as the connection may stay for days
+	// Past what is buffered, that reader would take the end of the caller's input for the
+	// end of the request.
+	p := pipe{caller: caller, engine: up, fromCaller: upstream.Behind(buffered.Reader, conn), fromEngine: fromEngine, grace: c.hangupGrace, linger: linger}
+	if c.closeMessage != nil {
+		if c.closeMessage.form == unknown {
+			c.closeMessage.form = formOf(told.Get("Content-Type"))
+		}
+		p.fromEngine = io.TeeReader(fromEngine, c.closeMessage)
+	}
+	p.run(func() []byte {
+		if !proxy.GoingDown(c.ctx) {
+			return nil
+		}
+		p.linger = c.hangupGrace
+		return c.closeMessage.word()
+	})
+	return nil
+}
+
+// greet answers as the engine does to one who asked for an upgrade, and to one who didn't.
+func (c *call) greet(caller net.Conn, told http.Header) error {
+	kind := told.Get("Content-Type")
+	if kind == "" {
+		kind = "application/vnd.docker.raw-stream"
+	}
+	head := "HTTP/1.1 200 OK\r\nContent-Type: " + kind + "\r\n"
+	switch {
+	case told.Get("Sec-Websocket-Accept") != "":
+		head = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " + told.Get("Sec-Websocket-Accept") + "\r\n"
+	case c.r.Header.Get("Upgrade") != "":
+		head = "HTTP/1.1 101 UPGRADED\r\nContent-Type: " + kind + "\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
+	}
+	_, err := io.WriteString(caller, head+"Api-Version: "+c.version.String()+"\r\n\r\n")
+	return err
+}
+
+const (
+	hangupPoll  = 250 * time.Millisecond // how often a caller's connection is looked at
+	hangupGrace = 500 * time.Millisecond // for the engine to take what a caller said before it left
+	linger      = 5 * time.Second        // for a caller to end its side after the engine has ended all
+)
+
+// pipe is a caller's connection joined with one to the engine.
+type pipe struct {
+	caller, engine         upstream.Half
+	fromCaller, fromEngine io.Reader // the connections, after what was read of them before
+	grace, linger          time.Duration
+}
+
+// run copies both ways, the end of the caller's input too. It returns when the engine
+// has said all or the caller is gone, and both connections are closed. The caller is told
+// the last word, if there is one, after all that the engine said.
+func (p *pipe) run(last func() []byte) {
+	ended := make(chan struct{})
+	wg := proxy.Tasks{Abort: func() {
+		_ = p.engine.Close()
+		_ = p.caller.Close()
+	}}
+	wg.Go(p.input)
+	wg.Go(func() {
+		if awaitHangup(p.caller, ended) {
+			_ = p.engine.SetDeadline(time.Now().Add(p.grace))
+		}
+	})
+	_, _ = copyPooled(p.caller, p.fromEngine)
+	close(ended)
+	_ = p.engine.Close()
+	_, _ = p.caller.Write(last())
+	// Closing while there is unread input would reset the connection, and the caller
+	// lose what it hasn't read yet.
+	_ = p.caller.CloseWrite()
+	_ = p.caller.SetReadDeadline(time.Now().Add(p.linger))
+	wg.Wait()
+	_ = p.caller.Close()
+}
+
+// input takes what the caller says, until it has said all.
+func (p *pipe) input() {
+	if _, err := copyPooled(p.engine, p.fromCaller); err == nil {
+		_ = p.engine.CloseWrite()
+		return
+	}
+	// Either the engine takes no more, and the rest is for nobody, or the caller is gone.
+	if _, err := copyPooled(io.Discard, p.fromCaller); err != nil {
+		_ = p.engine.Close()
+	}
+}
+
+func copyPooled(w io.Writer, r io.Reader) (int64, error) {
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	return io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, *buf)
+}
+
+// awaitHangup tells whether the peer of a connection has gone altogether, not only ended
+// its input; false is that ended was closed before. It needn't read what the peer said.
+//
+// A unix socket tells at once. Over TLS a peer ends its input by a message, so that one
+// whose TCP connection has ended is gone. Over plain TCP it is only seen when something
+// is sent: when the engine says something, or by the kernel's keep-alive. Over both, the
+// end comes after what the peer said, and isn't seen before there is room for that.
+func awaitHangup(conn net.Conn, ended <-chan struct{}) bool {
+	signs := int16(unix.POLLHUP | unix.POLLERR | unix.POLLNVAL)
+	if t, ok := conn.(*tls.Conn); ok {
+		conn, signs = t.NetConn(), signs|unix.POLLRDHUP
+	}
+	sc, ok := conn.(syscall.Conn)
+	if !ok {
+		return false
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return false
+	}
+	tick := time.NewTicker(hangupPoll)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ended:
+			return false
+		case <-tick.C:
+		}
+		gone := false
+		err := raw.Control(func(fd uintptr) {
+			fds := []unix.PollFd{{Fd: int32(fd), Events: signs}}
+			_, err := unix.Poll(fds, 0)
+			gone = err == nil && fds[0].Revents&signs != 0
+		})
+		if err != nil || gone {
+			return true // an error is that it is closed by us
+		}
+	}
+}
+
+// farewell is what callers are told by a server that goes down.
+var farewell = "berm: " + proxy.ErrGoingDown.Error()
+
+const frameHead = 8 // bytes before those of a frame: which stream they are of, three zeros, how many
+
+// closeMessage is what a stream ends with that is broken off as the server goes down. What its
+// caller was sent before is written to it. A nil one has nothing to say.
+type closeMessage struct {
+	form streamForm
+	head []byte // of the frame that has begun
+	left uint32 // bytes of it that are still to come
+	mid  bool   // the last line hasn't ended
+}
+
+type streamForm int
+
+const (
+	unknown   streamForm = iota // framed, unless something shows that it is raw
+	framed                      // bytes of stdout and stderr in frames
+	terminal                    // bytes of a terminal
+	textLine                    // nothing is sent before the one answer
+	jsonLines                   // messages of progress
+)
+
+// formOf is what an engine says of a stream; those before API 1.42 say the same of all.
+func formOf(contentType string) streamForm {
+	if contentType == "application/vnd.docker.multiplexed-stream" {
+		return framed
+	}
+	return unknown
+}
+
+// Write takes what is sent. It never fails.
+func (p *closeMessage) Write(b []byte) (int, error) {
+	n := len(b)
+	if p == nil || n == 0 {
+		return n, nil
+	}
+	p.mid = b[n-1] != '\n'
+	for p.form <= framed && len(b) > 0 {
+		if p.left > 0 {
+			some := min(int64(p.left), int64(len(b)))
+			b, p.left = b[some:], p.left-uint32(some)
+			continue
+		}
+		some := min(frameHead-len(p.head), len(b))
+		p.head, b = append(p.head, b[:some]...), b[some:]
+		if len(p.head) < frameHead {
+			break
+		}
+		if p.head[0] > 3 || p.head[1]|p.head[2]|p.head[3] != 0 {
+			p.form = terminal
+			break
+		}
+		p.form, p.left, p.head = framed, binary.BigEndian.Uint32(p.head[4:]), p.head[:0]
+	}
+	return n, nil
+}
+
+// word is empty where nothing can be said without being taken for something else.
+func (p *closeMessage) word() []byte {
+	if p == nil {
+		return nil
+	}
+	switch {
+	case p.form == framed && p.left == 0 && len(p.head) == 0:
+		frame := binary.BigEndian.AppendUint32([]byte{2, 0, 0, 0}, uint32(len(farewell)+1))
+		return append(frame, farewell+"\n"...)
+	case p.form == terminal:
+		return []byte("\r\n" + farewell + "\r\n")
+	case p.form == textLine:
+		return []byte(farewell + "\n")
+	case p.form == jsonLines && !p.mid:
+		b, _ := json.Marshal(map[string]any{"error": farewell, "errorDetail": map[string]string{"message": farewell}})
+		return append(b, '\n')
+	}
+	return nil
+}
