@@ -68,6 +68,11 @@ func testLongName(t *testing.T, b *bed) {
 	if cs := b.list(t); len(cs) != 1 || cs[0].Name != spec.Name {
 		t.Errorf("listed: %+v", cs)
 	}
+	if b.Real {
+		if got := b.output(t, c.ID, "hostname"); got != spec.Hostname {
+			t.Errorf("host name %q, want %q", got, spec.Hostname)
+		}
+	}
 	_, err := b.rt.Create(b.ctx, spec)
 	class(t, "the second create", err, errdefs.IsAlreadyExists, "AlreadyExists")
 }
@@ -172,6 +177,10 @@ func testOddEnvironment(t *testing.T, b *bed) {
 
 // testOddIDs: what isn't an ID mustn't reach anything, the container least of all.
 func testOddIDs(t *testing.T, b *bed) {
+	_, err := b.rt.Inspect(b.ctx, noID)
+	class(t, "inspect", err, errdefs.IsNotFound, "NotFound")
+	_, err = b.rt.Exec(b.ctx, noID, runtime.Exec{Command: []string{"true"}})
+	class(t, "exec", err, errdefs.IsNotFound, "NotFound")
 	c := b.create(t, b.spec())
 	for _, id := range []string{"", ".", "..", "../..", "../" + c.ID, c.ID + "/..", c.ID + "/", "a b", strings.Repeat("f", 300), "\x00", "*", c.ID + "\n"} {
 		_, err := b.rt.Inspect(b.ctx, id)

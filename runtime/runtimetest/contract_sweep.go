@@ -41,7 +41,7 @@ func testSweepBusy(t *testing.T, b *bed) {
 	}
 	for i := range 3 {
 		working.Go(func() {
-			for j := range 5 {
+			for j := range 3 {
 				spec := b.spec()
 				if j%2 == 0 {
 					spec.Network = fmt.Sprintf("%s-%d", b.name, i)

@@ -110,7 +110,7 @@ func (c *client) importImage(ctx context.Context, ref string, changes []string, 
 	}
 }
 
-// call answers the body of a successful reply.
+// call returns the body of a successful reply.
 func (c *client) call(ctx context.Context, method, path, contentType string, body []byte) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(body))
 	if err != nil {

@@ -43,6 +43,9 @@ func StartDocker(ctx context.Context, opts Options) (*Docker, error) {
 	if err = g.prepare(ctx); err == nil {
 		err = d.startDockerd(ctx)
 	}
+	if err == nil && opts.Image != "" {
+		err = d.ImportBusybox(ctx, opts.Image)
+	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start a private engine: %w", err), d.Close())
 	}
