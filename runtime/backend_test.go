@@ -1,11 +1,16 @@
 package runtime
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
 )
 
@@ -36,5 +41,52 @@ func TestOnThread(t *testing.T) {
 			}
 			time.Sleep(time.Millisecond) // threads take a moment to end
 		}
+	}
+}
+
+// TestTogether checks that f runs once for all callers, and that none of them ends it.
+func TestTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var group singleflight.Group
+		runs, goOn := 0, make(chan struct{})
+		call := func(ctx context.Context, out chan<- error) {
+			got, err := Together(ctx, &group, "key", time.Minute, func(ctx context.Context) (string, error) {
+				runs++
+				<-goOn
+				return "done", ctx.Err()
+			})
+			if err == nil && got != "done" {
+				err = fmt.Errorf("got %q", got)
+			}
+			out <- err
+		}
+		hasty, cancel := context.WithCancel(t.Context())
+		first, second := make(chan error, 1), make(chan error, 1)
+		go call(hasty, first)
+		synctest.Wait()
+		go call(t.Context(), second)
+		synctest.Wait()
+		cancel()
+		if err := <-first; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		close(goOn)
+		if err := <-second; err != nil || runs != 1 {
+			t.Errorf("%v after %d runs", err, runs)
+		}
+	})
+}
+
+func TestCache(t *testing.T) {
+	var c Cache[int, string]
+	c.Put(-1, "large", maxCachedBytes+1)
+	for i := range 2*maxCached + 1 {
+		c.Put(i, "small", maxCachedBytes)
+	}
+	if _, ok := c.Get(-1); ok || len(c.values) > maxCached {
+		t.Errorf("%d values, the large one among them: %t", len(c.values), ok)
+	}
+	if v, ok := c.Get(2 * maxCached); !ok || v != "small" {
+		t.Errorf("the last one: %q, %t", v, ok)
 	}
 }

@@ -161,8 +161,8 @@ func (c *creation) run(asked, ctx context.Context) error {
 	if err := c.writeFiles(); err != nil {
 		return err
 	}
-	// If one fails the other stops between two steps: what a call that is cut off has
-	// made by then, nobody learns.
+	// If one fails the other stops between two steps: nobody learns what a cancelled call has
+	// made.
 	going, stop := context.WithCancel(asked)
 	defer stop()
 	var wg sync.WaitGroup
@@ -228,8 +228,8 @@ func ended(ctx context.Context) error {
 	return nil
 }
 
-// snapshot makes the root file system. Its key is the container's name, and so
-// nobody else in the engine can have the name.
+// snapshot makes the root file system. Its key is the container's name, which keeps the name
+// unique in the engine.
 func (c *creation) snapshot(ctx context.Context) ([]mount.Mount, error) {
 	var err error
 	c.lease, err = c.r.client.LeasesService().Create(ctx, leases.WithID("berm-"+c.id),
@@ -248,7 +248,7 @@ func (c *creation) snapshot(ctx context.Context) ([]mount.Mount, error) {
 	if !errdefs.IsAlreadyExists(err) {
 		return mounts, err
 	}
-	// It may be what a Create left that was cut short.
+	// A Create that was cut short may have left it.
 	if recs, err := c.r.client.ContainerService().List(ctx, labelFilter(map[string]string{labelName: c.spec.Name})); err != nil {
 		return nil, err
 	} else if len(recs) == 0 {

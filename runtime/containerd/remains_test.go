@@ -228,7 +228,7 @@ func TestRemoveRemains(t *testing.T) {
 
 // TestDeadShim kills a container's shim under the engine, which leaves its socket.
 func TestDeadShim(t *testing.T) {
-	c := testEngine(t)
+	c := shared.Get(t)
 	r := newRuntime(t, c)
 	made, err := r.Create(t.Context(), runtime.Spec{Name: "dead-shim", Image: testImage, Command: []string{"sleep", "100000"}})
 	if err != nil {

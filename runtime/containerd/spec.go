@@ -196,7 +196,7 @@ func (c *creation) wanted() []string {
 	return slices.Compact(out)
 }
 
-// covered tells whether a directory is in one of the spec's mounts, or ours.
+// covered reports whether a directory is in one of the spec's mounts, or ours.
 func (c *creation) covered(dir string) bool {
 	return c.agentDir() != "" && runtime.Below(dir, runtime.AgentDir) ||
 		slices.ContainsFunc(c.spec.Mounts, func(m runtime.Mount) bool { return runtime.Below(dir, m.Target) }) ||
@@ -222,7 +222,7 @@ var nofile = sync.OnceValue(func() specs.POSIXRlimit {
 	return specs.POSIXRlimit{Type: "RLIMIT_NOFILE", Soft: min(softNofile, hard), Hard: hard}
 })
 
-// hostSetsLimits tells whether services of this host can have CAP_SYS_RESOURCE, without which
+// hostSetsLimits reports whether services of this host can have CAP_SYS_RESOURCE, without which
 // an OCI runtime can't limit processes in another user namespace at all.
 var hostSetsLimits = sync.OnceValue(func() bool {
 	b, err := os.ReadFile("/proc/1/status")
@@ -275,7 +275,7 @@ func (c *creation) limit(res *specs.LinuxResources) {
 	}
 }
 
-// swapLimits tells whether the kernel can limit swap: version 1 of cgroups has to be
+// swapLimits reports whether the kernel can limit swap: version 1 of cgroups has to be
 // told so when it boots, and refuses the limit otherwise.
 var swapLimits = sync.OnceValue(func() bool {
 	_, v1 := os.Stat(cgroupRoot + "/memory/memory.limit_in_bytes")

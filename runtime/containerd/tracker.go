@@ -37,12 +37,9 @@ func (t *tracker) knows(id string) bool { return t.known[id] != nil }
 
 // know tells of a container, with its caller's labels.
 func (t *tracker) know(id string, own map[string]string, alive bool) {
-	for k, v := range t.labels {
-		if got, ok := own[k]; !ok || v != "" && got != v {
-			return
-		}
+	if runtime.HasLabels(own, t.labels) {
+		t.known[id] = &tracked{labels: own, alive: alive}
 	}
-	t.known[id] = &tracked{labels: own, alive: alive}
 }
 
 // happened takes an event without labels.
@@ -82,7 +79,7 @@ func (t *tracker) happened(e runtime.Event, now time.Time) {
 	delete(t.known, e.ContainerID)
 }
 
-// due gives a channel that is ready when flush has something that was held back.
+// due returns a channel that is ready when flush has something that was held back.
 func (t *tracker) due() <-chan time.Time {
 	if len(t.held) == 0 {
 		return nil

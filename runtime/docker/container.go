@@ -29,7 +29,7 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Contai
 	}
 	var out runtime.Container
 	err := r.call(ctx, op, func(callCtx context.Context, s *session) error {
-		img, err := r.images.declared(callCtx, s, spec.Image)
+		img, err := s.declared(callCtx, spec.Image)
 		if err != nil {
 			return err
 		}

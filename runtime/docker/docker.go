@@ -45,13 +45,13 @@ type Options struct {
 	Host string
 	// CallTimeout is how long the engine may take to answer one call. 0 is 30 seconds.
 	CallTimeout time.Duration
-	// RegistryAuth gives the encoded credentials that the engine sends to the
+	// RegistryAuth returns the encoded credentials that the engine sends to the
 	// registry of ref. Nil sends none.
 	RegistryAuth func(ctx context.Context, ref string) (string, error)
 	// Program reads Berm's program, for sandboxes on engines that don't see this host's
 	// files: see runtime.Agent. Nil is none.
 	Program func() ([]byte, error)
-	// Logger is where the little that callers aren't told goes. Nil discards.
+	// Logger gets what callers aren't told. Nil discards.
 	Logger *slog.Logger
 }
 
@@ -68,7 +68,6 @@ type Runtime struct {
 	session     atomic.Pointer[session] // nil until connected
 	connecting  singleflight.Group
 	networks    singleflight.Group
-	images      imageCache
 	readProgram func() ([]byte, error)
 	programName func() (string, error) // of the volume
 	stored      atomic.Bool            // the program is in the engine's volume, as far as is known
@@ -137,28 +136,29 @@ func New(opts Options) (*Runtime, error) {
 	return r, nil
 }
 
-// Close lets go of idle connections. Calls that run go on.
+// Close closes idle connections. Calls that run go on.
 func (r *Runtime) Close() error {
 	r.transport.CloseIdleConnections()
 	return nil
 }
 
-// session is what was learnt of the engine when it was first reached. It ends when
-// the engine can't be reached, or says that it is another version.
+// session is what the engine said when it was first reached. It ends when the engine can't
+// be reached, or has another version.
 type session struct {
 	*client.Client
 	http    http.RoundTripper
 	info    runtime.Info
-	seccomp string        // SecurityOpt value
-	root    string        // the engine's own directory
-	skew    time.Duration // of the engine's clock
+	seccomp string                          // SecurityOpt value
+	root    string                          // the engine's own directory
+	skew    time.Duration                   // of the engine's clock
+	images  runtime.Cache[string, declared] // by IDs
 }
 
 // now is the engine's clock.
 func (s *session) now() time.Time { return time.Now().Add(s.skew) }
 
-// connect gives the session, and makes one if there is none. However many callers
-// wait for it, the engine is asked once.
+// connect returns the session, and makes one if there is none. However many callers wait
+// for it, it asks the engine once.
 func (r *Runtime) connect(ctx context.Context) (*session, error) {
 	if s := r.session.Load(); s != nil {
 		return s, nil
@@ -166,25 +166,14 @@ func (r *Runtime) connect(ctx context.Context) (*session, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	done := r.connecting.DoChan("", func() (any, error) {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.timeout)
-		defer cancel()
+	return runtime.Together(ctx, &r.connecting, "", r.timeout, func(ctx context.Context) (*session, error) {
 		s, err := r.negotiate(ctx)
 		if err != nil {
-			return nil, err
+			return nil, runtime.Unavailable(fmt.Errorf("engine at %s: %w", r.host, err))
 		}
 		r.session.Store(s)
 		return s, nil
 	})
-	select {
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case res := <-done:
-		if res.Err != nil {
-			return nil, runtime.Unavailable(fmt.Errorf("engine at %s: %w", r.host, res.Err))
-		}
-		return res.Val.(*session), nil
-	}
 }
 
 func (r *Runtime) negotiate(ctx context.Context) (*session, error) {
@@ -278,8 +267,8 @@ func (r *Runtime) Info(ctx context.Context) (runtime.Info, error) {
 	return out, err
 }
 
-// Dial connects to the engine as every call does, TLS included, for who speaks to it in
-// other words.
+// Dial connects to the engine as every call does, TLS included, for clients of its API that
+// Runtime doesn't have.
 func (r *Runtime) Dial(ctx context.Context) (net.Conn, error) {
 	address := r.url.Host
 	if r.url.Port() == "" { // a unix socket's path is the dialler's own

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -125,21 +124,9 @@ type declared struct {
 	dir     string   // the working directory
 }
 
-// imageCache remembers what images declare, by the images' ids, whose content can't
-// change.
-type imageCache struct {
-	mu sync.Mutex
-	m  map[string]declared
-}
-
-const maxCachedImages = 1000
-
-// declared gives what an image declares. The caller doesn't change it.
-func (c *imageCache) declared(ctx context.Context, s *session, ref string) (declared, error) {
-	byID := strings.HasPrefix(ref, "sha256:")
-	c.mu.Lock()
-	out, ok := c.m[ref]
-	c.mu.Unlock()
+// declared returns what an image declares. The caller doesn't change it.
+func (s *session) declared(ctx context.Context, ref string) (declared, error) {
+	out, ok := s.images.Get(ref)
 	if ok {
 		return out, nil
 	}
@@ -152,13 +139,8 @@ func (c *imageCache) declared(ctx context.Context, s *session, ref string) (decl
 		out.command = slices.Concat(img.Config.Entrypoint, img.Config.Cmd)
 		out.dir = img.Config.WorkingDir
 	}
-	if byID {
-		c.mu.Lock()
-		if c.m == nil || len(c.m) >= maxCachedImages {
-			c.m = map[string]declared{}
-		}
-		c.m[ref] = out
-		c.mu.Unlock()
+	if strings.HasPrefix(ref, "sha256:") { // what it names can't change
+		s.images.Put(ref, out, int64(len(strings.Join(slices.Concat(out.volumes, out.command), ""))))
 	}
 	return out, nil
 }

@@ -24,24 +24,22 @@ const inhibitOption = "com.docker.network.bridge.inhibit_ipv4"
 // EnsureNetwork makes a bridge network unless one of its name is there. One that is there
 // must have the same driver and options.
 //
-// Engines below API 1.44 check the name before they make the network, not while
-// they do, so that two may come to share it, and then neither can be used. So the
-// name is looked at again afterwards, and all but the oldest of Berm's make way.
+// Engines below API 1.44 check the name before they make the network. Two networks may come
+// to share it, and then neither can be used. So EnsureNetwork looks again afterwards, and
+// removes its own unless that is the oldest.
 func (r *Runtime) EnsureNetwork(ctx context.Context, n runtime.Network) error {
 	op := fmt.Sprintf("make network %q", n.Name)
 	if n.Name == "" {
 		return fmt.Errorf("%s: %w", op, runtime.Invalid("the name is missing"))
 	}
-	done := r.networks.DoChan(n.Name, func() (any, error) {
-		ctx := context.WithoutCancel(ctx)
-		return nil, r.call(ctx, op, func(ctx context.Context, s *session) error { return ensureNetwork(ctx, s, n) })
+	// The call inside has the timeout; it must end first, to say that the engine is late.
+	_, err := runtime.Together(ctx, &r.networks, n.Name, 2*r.timeout, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, r.call(ctx, op, func(ctx context.Context, s *session) error { return ensureNetwork(ctx, s, n) })
 	})
-	select {
-	case <-ctx.Done():
+	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("%s: %w", op, runtime.Ended(ctx))
-	case res := <-done:
-		return res.Err
 	}
+	return err
 }
 
 func ensureNetwork(ctx context.Context, s *session, n runtime.Network) error {

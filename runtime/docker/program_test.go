@@ -22,7 +22,7 @@ import (
 // TestStoredProgram checks that the engine's volume gets the program, that containers
 // can't write it, and that one which was changed runs nowhere.
 func TestStoredProgram(t *testing.T) {
-	d := testEngine(t)
+	d := shared.Get(t)
 	file, err := engine.PutAgent(t.Context(), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -31,11 +31,7 @@ func TestStoredProgram(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := New(Options{Host: d.Host(), Program: func() ([]byte, error) { return program, nil }})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = r.Close() })
+	r := newRuntimeWith(t, Options{Host: d.Host(), Program: func() ([]byte, error) { return program, nil }})
 	s, err := r.connect(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -48,10 +44,9 @@ func TestStoredProgram(t *testing.T) {
 	runs := func() {
 		t.Helper()
 		c := sandbox(t, r, stored)
-		out, stderr, code, err := runtimetest.Output(t.Context(), r, c.ID, "", "/bin/sh", "-c",
-			"(echo x >>/sbin/berm-init) 2>/dev/null || echo kept; test -e /run/berm || echo alone")
-		if err != nil || code != 0 || out != "kept\nalone\n" {
-			t.Errorf("%q %q, code %d, %v", out, stderr, code, err)
+		out, stderr, code := runtimetest.Shell(t, r, c.ID, "(echo x >>/sbin/berm-init) 2>/dev/null || echo kept; test -e /run/berm || echo alone")
+		if code != 0 || out != "kept\nalone\n" {
+			t.Errorf("%q %q, code %d", out, stderr, code)
 		}
 		if err := r.Remove(t.Context(), c.ID); err != nil {
 			t.Error(err)
@@ -132,11 +127,7 @@ func TestFillVolumeCopiesNoImage(t *testing.T) {
 		}
 		w.WriteHeader(http.StatusTeapot)
 	})
-	r, err := New(Options{Host: f.host(), Program: func() ([]byte, error) { return []byte("x"), nil }})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = r.Close() })
+	r := newRuntimeWith(t, Options{Host: f.host(), Program: func() ([]byte, error) { return []byte("x"), nil }})
 	s, err := r.connect(t.Context())
 	if err != nil {
 		t.Fatal(err)

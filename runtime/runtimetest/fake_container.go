@@ -316,14 +316,7 @@ func newID() string {
 	return hex.EncodeToString(b[:])
 }
 
-func hasLabels(have, want map[string]string) bool {
-	for name, value := range want {
-		if got, ok := have[name]; !ok || value != "" && got != value {
-			return false
-		}
-	}
-	return true
-}
+var hasLabels = runtime.HasLabels
 
 // mergeEnv puts over's variables over base's.
 func mergeEnv(base, over []string) []string {

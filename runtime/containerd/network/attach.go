@@ -171,8 +171,14 @@ func (m *Manager) plug(ctx context.Context, n *network, id string) (Endpoint, er
 	return e, n.writeUser(id, e)
 }
 
+// writeUser writes a container's endpoint. A reader may see half of it, and then takes it
+// for one without an address.
 func (n *network) writeUser(id string, e Endpoint) error {
-	return writeJSON(n.dir, id, filepath.Join("users", id), e, false)
+	b, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(n.user(id), b, 0o600)
 }
 
 // readUser is nil when a container isn't on the network.
@@ -186,7 +192,7 @@ func (n *network) readUser(id string) (*Endpoint, error) {
 	}
 	e := new(Endpoint)
 	if json.Unmarshal(b, e) != nil {
-		// A loss of power can cut it short, and ends the link too.
+		// It is being written, or a loss of power cut it short, which ended the link, too.
 		return &Endpoint{Network: n.Name, Internal: n.Internal}, nil
 	}
 	return e, nil
@@ -265,10 +271,8 @@ func (m *Manager) unplug(ctx context.Context, dir, id, path string) error {
 			return err
 		}
 	}
-	for _, file := range []string{filepath.Join(dir, tempPrefix+id), n.user(id)} {
-		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
+	if err := os.Remove(n.user(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	return nil
 }

@@ -236,7 +236,7 @@ func (m *Manager) raise(n *network) error {
 	return nil
 }
 
-// stands tells whether this process has put a network in order, and its bridge is
+// stands reports whether this process has put a network in order, and its bridge is
 // still there. Rules that somebody flushed are the sweep's concern.
 func (m *Manager) stands(n *network) bool {
 	if _, ok := m.standing.Load(n.ID); !ok {
@@ -277,12 +277,7 @@ func (m *Manager) Networks(ctx context.Context, labels map[string]string) ([]run
 	}
 	out := make([]runtime.Network, 0, len(all))
 	for _, n := range all {
-		matches := !n.Removing
-		for name, value := range labels {
-			got, ok := n.Labels[name]
-			matches = matches && ok && (value == "" || value == got)
-		}
-		if matches {
+		if !n.Removing && runtime.HasLabels(n.Labels, labels) {
 			out = append(out, runtime.Network{Name: n.Name, ID: n.ID, Labels: n.Labels, Internal: n.Internal, Isolated: n.Isolated, CreatedAt: n.Created})
 		}
 	}

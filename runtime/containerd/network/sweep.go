@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/bermhq/berm/runtime/atomicfile"
 )
 
 // Sweep removes what is half made or half removed of networks, and makes
@@ -59,9 +61,9 @@ func (m *Manager) sweepNetwork(wait, work context.Context, dir string, fw firewa
 	return fail(errors.Join(m.raise(n), n.clean()))
 }
 
-// clean frees addresses that no user has, and removes files that were never moved
-// into place. A plug-in that outlived the process which started it can have taken an
-// address after its container was detached.
+// clean frees addresses that no user has, and removes temporary files of processes that
+// ended. A plug-in that outlived the process which started it can have taken an address
+// after its container was detached. The network is locked.
 func (n *network) clean() error {
 	users, err := n.users()
 	if err != nil {
@@ -77,8 +79,7 @@ func (n *network) clean() error {
 	}
 	var errs []error
 	for _, part := range parts {
-		// A user's is written for as long as it is one.
-		if id, ok := strings.CutPrefix(part, tempPrefix); ok && !known[id] {
+		if strings.HasPrefix(part, atomicfile.TempPrefix) { // of a record: nobody writes it now
 			errs = append(errs, os.RemoveAll(filepath.Join(n.dir, part)))
 		}
 	}
