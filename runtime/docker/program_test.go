@@ -3,13 +3,16 @@ package docker
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"encoding/json"
 	"net/http"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"strings"
 	"testing"
 
+	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/mount"
 	"github.com/docker/docker/api/types/volume"
@@ -36,6 +39,22 @@ func TestStoredProgram(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Of other programs' volumes, the one that nothing uses goes, and no other.
+	kept := map[string]bool{programVolume + "unused": false, programVolume + "used": true, programVolume + "others": true, "others": true}
+	for name := range kept {
+		labels := map[string]string{programLabel: "yes"}
+		if name == programVolume+"others" {
+			labels = nil
+		}
+		v, err := s.VolumeCreate(t.Context(), volume.CreateOptions{Name: name, Labels: labels})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.VolumeRemove(context.WithoutCancel(t.Context()), name, true) })
+		if name == programVolume+"used" { // by a bind, as a sandbox does
+			sandbox(t, r, func(s *runtime.Spec) { s.Mounts = []runtime.Mount{{Source: v.Mountpoint, Target: "/v"}} })
+		}
+	}
 	name, err := r.programName()
 	if err != nil {
 		t.Fatal(err)
@@ -54,6 +73,11 @@ func TestStoredProgram(t *testing.T) {
 	}
 	runs()
 	runs()
+	for name, want := range kept {
+		if _, err := s.VolumeInspect(t.Context(), name); (err == nil) != want {
+			t.Errorf("volume %s: %v", name, err)
+		}
+	}
 	v, err := s.VolumeInspect(t.Context(), name)
 	if err != nil {
 		t.Fatal(err)
@@ -90,7 +114,7 @@ func TestStoredProgram(t *testing.T) {
 	if _, err := r.Create(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "changed") {
 		t.Errorf("a program that was changed: %v", err)
 	}
-	if left, err := s.ContainerList(t.Context(), container.ListOptions{All: true}); err != nil || len(left) != 0 {
+	if left, err := r.List(t.Context(), nil); err != nil || len(left) != 1 { // the one with a volume in use
 		t.Errorf("left: %+v, %v", left, err)
 	}
 	runs() // it is put there anew
@@ -102,7 +126,7 @@ func TestStoredProgram(t *testing.T) {
 	if err := s.VolumeRemove(t.Context(), v.Name, true); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.VolumeCreate(t.Context(), volume.CreateOptions{Name: v.Name, Driver: "local", DriverOpts: map[string]string{
+	if _, err := s.VolumeCreate(t.Context(), volume.CreateOptions{Name: v.Name, Labels: map[string]string{programLabel: "yes"}, DriverOpts: map[string]string{
 		"type": "none", "o": "bind", "device": filepath.Dir(file),
 	}}); err != nil {
 		t.Fatal(err)
@@ -138,5 +162,30 @@ func TestFillVolumeCopiesNoImage(t *testing.T) {
 	mounts := made.HostConfig.Mounts
 	if len(mounts) != 1 || mounts[0].VolumeOptions == nil || !mounts[0].VolumeOptions.NoCopy {
 		t.Errorf("mounts %+v", mounts)
+	}
+}
+
+// TestStoredProgramRefused checks that no program goes where it can't run, or into a volume
+// that isn't Berm's.
+func TestStoredProgramRefused(t *testing.T) {
+	for name, tt := range map[string]struct{ info, volume, want string }{
+		"another machine":    {`{"Architecture":"riscv64"}`, "", "riscv64"},
+		"a volume of others": {`{"Architecture":"` + goruntime.GOARCH + `"}`, `{"Driver":"local","Mountpoint":"/m"}`, "remove it"},
+	} {
+		f := newFakeEngine(t)
+		f.on("GET /info", answer(http.StatusOK, tt.info))
+		r := newRuntimeWith(t, Options{Host: f.host(), Program: func() ([]byte, error) { return []byte("x"), nil }})
+		program, err := r.programName()
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.on("GET /volumes/"+program, answer(http.StatusOK, tt.volume))
+		s, err := r.connect(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.storedProgram(t.Context(), s, "i"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
