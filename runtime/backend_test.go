@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -80,13 +82,27 @@ func TestTogether(t *testing.T) {
 func TestCache(t *testing.T) {
 	var c Cache[int, string]
 	c.Put(-1, "large", maxCachedBytes+1)
+	if _, ok := c.Get(-1); ok {
+		t.Error("a large value is kept")
+	}
 	for i := range 2*maxCached + 1 {
 		c.Put(i, "small", maxCachedBytes)
 	}
-	if _, ok := c.Get(-1); ok || len(c.values) > maxCached {
-		t.Errorf("%d values, the large one among them: %t", len(c.values), ok)
+	if len(c.values) > maxCached {
+		t.Errorf("%d values", len(c.values))
 	}
 	if v, ok := c.Get(2 * maxCached); !ok || v != "small" {
 		t.Errorf("the last one: %q, %t", v, ok)
+	}
+}
+
+func TestGuard(t *testing.T) {
+	var log strings.Builder
+	err := Guard(slog.New(slog.NewTextHandler(&log, nil)), func() error { panic("bang") })
+	if err == nil || !strings.Contains(err.Error(), "bang") || !strings.Contains(log.String(), "TestGuard") {
+		t.Errorf("%v, logged %q", err, log.String())
+	}
+	if err := Guard(nil, func() error { return context.Canceled }); !errors.Is(err, context.Canceled) {
+		t.Errorf("without a panic: %v", err)
 	}
 }

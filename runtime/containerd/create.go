@@ -25,8 +25,8 @@ import (
 	"github.com/bermhq/berm/runtime/containerd/image"
 )
 
-// leaseTime is how long the engine's collector spares what a Create has begun. It is
-// far longer than one can take.
+// leaseTime is how long the engine's collector spares the parts of a Create, which takes far
+// less.
 const leaseTime = 15 * time.Minute
 
 // maxVolumes is more than any honest image declares.
@@ -52,8 +52,8 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Contai
 			return err
 		}
 		defer c.place.release()
-		// A call that the engine is at is better brought to its end: what is cut off
-		// in the middle, the engine may leave behind.
+		// A call to the engine is better brought to its end: the engine may leave the parts
+		// of one that is cancelled.
 		workCtx, cancel := r.linger(callCtx)
 		defer cancel()
 		if err = c.run(callCtx, workCtx); err == nil {
@@ -330,8 +330,8 @@ func (c *creation) start(asked, ctx context.Context) error {
 	return native(err)
 }
 
-// undo cleans up after a Create that failed, whatever became of its context. What
-// can't be removed now is the sweep's, or carries the labels and is listed.
+// undo cleans up after a failed Create, even if its context has ended. A sweep, or a caller
+// by the labels, finds what it can't remove.
 func (c *creation) undo(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()

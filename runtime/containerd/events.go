@@ -33,7 +33,7 @@ var eventTopics = []string{
 	"/tasks/start", "/tasks/exit", "/tasks/oom", "/tasks/paused", "/tasks/resumed",
 }
 
-// Watch tells of what happens to containers until ctx ends or the engine goes away.
+// Watch reports the events of containers until ctx ends or the engine goes away.
 func (r *Runtime) Watch(ctx context.Context, labels map[string]string, ready func(), f func(runtime.Event)) error {
 	w := &watch{r: r, nonce: "/berm/ready/" + uuid.NewString(), track: newTracker(labels)}
 	err := w.run(ctx, ready, f)

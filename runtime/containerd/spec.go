@@ -47,7 +47,7 @@ var (
 	hostPattern = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9.-]*$`)
 )
 
-// validate refuses what would be taken for something else.
+// validate refuses values that the engine or its runtime would take for something else.
 func validate(spec runtime.Spec) error {
 	switch {
 	case !namePattern.MatchString(spec.Name):
@@ -77,7 +77,8 @@ func validate(spec runtime.Spec) error {
 	return nil
 }
 
-// checkEnv refuses what no program can be given. It doesn't repeat it: it may be secret.
+// checkEnv refuses variables that no program can get. Its error doesn't repeat them, as they
+// may be secret.
 func checkEnv(env []string) error {
 	for _, v := range env {
 		if strings.IndexByte(v, '=') < 1 || strings.IndexByte(v, 0) >= 0 {
@@ -136,7 +137,7 @@ func (c *creation) ociSpec(netns string) (*specs.Spec, error) {
 		return nil, fmt.Errorf("there is no seccomp profile for architecture %q", c.r.host.Architecture)
 	}
 	profile := seccomp.DefaultProfile(s)
-	profile.Architectures = []specs.Arch{native} // as with Docker: the others are doors that nobody needs
+	profile.Architectures = []specs.Arch{native} // as with Docker: nobody needs the others
 	for i := range profile.Syscalls {
 		profile.Syscalls[i].Names = runtime.SeccompNames(profile.Syscalls[i].Names)
 	}

@@ -25,8 +25,7 @@ type teardown struct {
 	place *place // of the container, the caller's own; nil if there is none, or it stays
 }
 
-// run removes a container, or what there is of it. What was removed first is found by
-// what is removed last.
+// run removes a container, or what is left of it. It removes last what the rest is found by.
 func (x teardown) run(ctx context.Context) error {
 	defer x.r.root.freePipes(x.id)()
 	rec, err := x.r.client.ContainerService().Get(ctx, x.id)

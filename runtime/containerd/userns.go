@@ -106,8 +106,8 @@ func inRange(a image.Account) error {
 }
 
 // claimRange takes a range of IDs for a container, and returns the first. The container keeps
-// it until its directory is removed, which is the last that is left of it. No two instances
-// of a host choose at once.
+// it until its directory, its last part, is removed. Instances on one host choose one after
+// the other.
 func (r root) claimRange(ctx context.Context, p *place, claims string) (int, error) {
 	if err := os.MkdirAll(claims, 0o700); err != nil {
 		return 0, err

@@ -70,7 +70,7 @@ type Runtime struct {
 	networks    singleflight.Group
 	readProgram func() ([]byte, error)
 	programName func() (string, error) // of the volume
-	stored      atomic.Bool            // the program is in the engine's volume, as far as is known
+	stored      atomic.Bool            // the program is in the engine's volume, unless that was changed
 	starts      keylock.Map[string]    // of programs, and pauses, by the container's id
 }
 
@@ -203,8 +203,8 @@ func (r *Runtime) negotiate(ctx context.Context) (*session, error) {
 		return nil, err
 	}
 	if t, err := time.Parse(time.RFC3339Nano, info.SystemTime); err == nil {
-		// The engine reads its clock somewhere in the middle. On one machine the
-		// clocks are the same, and what is left would only be noise.
+		// The engine reads its clock in the middle of the call. On one machine the clocks
+		// are the same, and the difference is noise.
 		if skew := t.Sub(before.Add(time.Since(before) / 2)); skew.Abs() > time.Second {
 			s.skew = skew
 		}
@@ -255,7 +255,7 @@ func (r *Runtime) linger(ctx context.Context) (context.Context, context.CancelFu
 func (r *Runtime) Info(ctx context.Context) (runtime.Info, error) {
 	var out runtime.Info
 	err := r.call(ctx, "ask the engine who it is", func(ctx context.Context, s *session) error {
-		// A new session has just asked; an old one may have grown wrong.
+		// What an old session knows may be wrong by now.
 		info, err := s.Info(ctx)
 		if err != nil {
 			return err

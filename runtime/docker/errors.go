@@ -54,8 +54,7 @@ func classify(ctx context.Context, err error) error {
 	return runtime.Classify(ctx, err)
 }
 
-// answered reports whether the error is an engine's refusal: it heard the call, and
-// did nothing.
+// answered reports whether the engine heard the call, refused it, and did nothing.
 func answered(err error) bool {
 	return errdefs.IsNotFound(err) || errdefs.IsAlreadyExists(err) || errdefs.IsInvalidArgument(err) ||
 		errdefs.IsConflict(err) || errdefs.IsFailedPrecondition(err) || errdefs.IsPermissionDenied(err) ||

@@ -73,7 +73,7 @@ func (r *Runtime) pull(ctx context.Context, ref string, progress func(runtime.Pu
 	return pullFailure(classify(ctx, readPull(body, progress)))
 }
 
-// pullFailure makes a registry's refusal, for whatever reason, NotFound.
+// pullFailure makes any refusal by a registry NotFound.
 func pullFailure(err error) error {
 	if errdefs.IsUnauthorized(err) || errdefs.IsPermissionDenied(err) || errdefs.IsFailedPrecondition(err) {
 		return runtime.WithClass(errdefs.ErrNotFound, err)
@@ -145,8 +145,8 @@ func (s *session) declared(ctx context.Context, ref string) (declared, error) {
 	return out, nil
 }
 
-// parseTime reads the engine's RFC 3339; what it can't read, and the engine's own
-// zero, is the zero time.
+// parseTime parses a time of the engine's. It returns the zero time for what it can't parse,
+// and for the engine's own zero.
 func parseTime(s string) time.Time {
 	t, err := time.Parse(time.RFC3339Nano, s)
 	if err != nil || t.IsZero() {

@@ -17,8 +17,8 @@ import (
 // iccOption of the bridge driver lets containers on one bridge reach each other.
 const iccOption = "com.docker.network.bridge.enable_icc"
 
-// inhibitOption of the bridge driver leaves the bridge without an address of the host's,
-// at which containers would reach what listens there, also from an internal network.
+// inhibitOption of the bridge driver gives the bridge no address of the host, at which
+// containers would reach the host's servers, also from an internal network.
 const inhibitOption = "com.docker.network.bridge.inhibit_ipv4"
 
 // EnsureNetwork makes a bridge network unless one of its name is there. One that is there
@@ -128,7 +128,7 @@ func (r *Runtime) Networks(ctx context.Context, labels map[string]string) ([]run
 // RemoveNetwork removes the network of this name.
 func (r *Runtime) RemoveNetwork(ctx context.Context, name string) error {
 	return r.call(ctx, fmt.Sprintf("remove network %q", name), func(ctx context.Context, s *session) error {
-		// By id, as the engine would take a name for the start of one.
+		// By ID, as the engine would take a name for the start of an ID.
 		found, err := networksNamed(ctx, s, name)
 		if err != nil {
 			return err

@@ -38,7 +38,7 @@ const (
 var errOtherProgram = runtime.Unavailable(errors.New("the program in the engine's volume was changed; it is put there anew"))
 
 // storedProgram returns the path of the program on the engine's host, and puts it there
-// unless it is known to be there. Image is any that the engine has.
+// unless it has done so. Image is any image that the engine has.
 func (r *Runtime) storedProgram(ctx context.Context, s *session, image string) (string, error) {
 	name, err := r.programName()
 	switch {
@@ -111,8 +111,8 @@ func removeUnused(ctx context.Context, s *session, current string) error {
 	return errors.Join(errs...)
 }
 
-// fillVolume writes the program to the volume, by way of a container that never runs. One
-// that was left by a Berm that was killed is removed first.
+// fillVolume writes the program to the volume, by way of a container that never runs. It first
+// removes one that a killed Berm left.
 func (r *Runtime) fillVolume(ctx context.Context, s *session, name, image string) error {
 	program, err := r.readProgram()
 	if err != nil {
@@ -142,7 +142,7 @@ func (r *Runtime) fillVolume(ctx context.Context, s *session, name, image string
 	return errors.Join(err, remove(cleanCtx, s, made.ID))
 }
 
-// checkProgram is an error when a container that wasn't started yet has another program.
+// checkProgram returns an error if a container, before its start, has another program.
 func (r *Runtime) checkProgram(ctx context.Context, s *session, id string) error {
 	body, _, err := s.CopyFromContainer(ctx, id, runtime.AgentProgram)
 	if err != nil {

@@ -31,9 +31,8 @@ const (
 	// maxDocument bounds an image's manifests and configuration, which are read into
 	// memory; registries are held to the same bound by the resolver.
 	maxDocument = 4 << 20
-	// unpackTimeout bounds the unpacking of an image, which goes on when its callers
-	// have given up, and unpackLease is how long the engine keeps the parts of one
-	// that was cut short by the end of this process.
+	// unpackTimeout bounds the unpacking of an image, which goes on when its callers leave.
+	// unpackLease is how long the engine keeps the parts if this process ends meanwhile.
 	unpackTimeout = 30 * time.Minute
 	unpackLease   = time.Hour
 )
@@ -181,8 +180,8 @@ func (s *Store) lookUpTarget(ctx context.Context, target digest.Digest, reposito
 	return images.Image{}, fmt.Errorf("no image has this digest: %w", errdefs.ErrNotFound)
 }
 
-// describeImage reads what a target is on this machine's platform. What is missing in the
-// store makes it NotFound: pulling the image again is what helps.
+// describeImage reads the image behind a target for this machine's platform. NotFound if a
+// part is missing in the store, so that the caller pulls the image again.
 func (s *Store) describeImage(ctx context.Context, target ocispec.Descriptor) (*Image, error) {
 	manifest, err := images.Manifest(ctx, documents{s.opts.Client.ContentStore()}, target, ownPlatform)
 	if err != nil {
@@ -212,8 +211,8 @@ func (s *Store) describeImage(ctx context.Context, target ocispec.Descriptor) (*
 	return img, nil
 }
 
-// readConfig reads an image's configuration, and refuses one that is another
-// platform's or can't be true.
+// readConfig reads an image's configuration. It refuses one for another platform, and one
+// that is malformed.
 func (s *Store) readConfig(ctx context.Context, desc ocispec.Descriptor) (ocispec.Image, error) {
 	var spec ocispec.Image
 	blob, err := content.ReadBlob(ctx, documents{s.opts.Client.ContentStore()}, desc)
@@ -226,13 +225,13 @@ func (s *Store) readConfig(ctx context.Context, desc ocispec.Descriptor) (ocispe
 	if err := json.Unmarshal(blob, &spec); err != nil {
 		return spec, runtime.Precondition("its configuration: %w", err)
 	}
-	// A manifest that stands alone was chosen for its name, not its platform. Old
-	// images name none.
+	// A manifest outside an index was chosen by name, not by platform. Old images name no
+	// platform.
 	if (spec.OS != "" || spec.Architecture != "") && !ownPlatform.Match(spec.Platform) {
 		return spec, fmt.Errorf("the image is for %s: %w", platforms.Format(spec.Platform), errdefs.ErrNotFound)
 	}
 	for _, id := range spec.RootFS.DiffIDs {
-		// A single one is the key of a snapshot as it stands, and could name any.
+		// A single one is the key of a snapshot, and could be any.
 		if err := id.Validate(); err != nil {
 			return spec, runtime.Precondition("layer %q: %w", id, err)
 		}

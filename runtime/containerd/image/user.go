@@ -21,9 +21,9 @@ const (
 	// maxAccountFile bounds what is read of a file of accounts. A larger one counts
 	// as empty.
 	maxAccountFile = 4 << 20
-	// readTimeout bounds the reading of an image's files of accounts, which goes on
-	// when its callers have given up, and viewLease is how long the engine keeps the
-	// view of one that was cut short by the end of this process.
+	// readTimeout bounds the reading of an image's files of accounts, which goes on when its
+	// callers leave. viewLease is how long the engine keeps the view of the image if this
+	// process ends meanwhile.
 	readTimeout = time.Minute
 	viewLease   = 5 * time.Minute
 

@@ -46,8 +46,8 @@ func (m *Manager) MakeNetns(id, from string) (string, error) {
 	return path, nil
 }
 
-// disableIPv6 does so for interfaces of this thread's network namespace. The firewall
-// speaks IPv4 only; this is what makes that enough.
+// disableIPv6 disables IPv6 on interfaces of this thread's network namespace. The firewall
+// has no rules for it.
 func disableIPv6(interfaces ...string) error {
 	for _, name := range interfaces {
 		err := setSysctl("ipv6/conf/"+name+"/disable_ipv6", "1")
@@ -58,7 +58,7 @@ func disableIPv6(interfaces ...string) error {
 	return nil
 }
 
-// setSysctl sets one of this thread's network namespace, unless it is as it should be.
+// setSysctl sets a sysctl of this thread's network namespace, unless it has the value.
 func setSysctl(name, value string) error {
 	path := "/proc/sys/net/" + name
 	if b, err := os.ReadFile(path); err == nil && string(b) == value+"\n" {
@@ -94,9 +94,8 @@ func RemoveNetns(path string) error {
 	return nil
 }
 
-// onHost runs f on a thread in the network namespace where bridges are, so that
-// what f asks of the kernel, and the programs that it starts, are there. It gives f
-// the grace to end after its context has, and then leaves it.
+// onHost runs f, and the programs that f starts, on a thread in the network namespace of the
+// bridges. After the context ends, it waits for f for the grace, and then leaves it.
 func (m *Manager) onHost(ctx context.Context, f func(context.Context) error) error {
 	done := make(chan error, 1)
 	go func() {

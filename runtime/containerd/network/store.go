@@ -39,7 +39,7 @@ type network struct {
 	Subnet   netip.Prefix      `json:"subnet"`
 	Bridge   string            `json:"bridge"`
 	Created  time.Time         `json:"created"`
-	Removing bool              `json:"removing"` // being removed, or that was cut short
+	Removing bool              `json:"removing"` // its removal has begun
 
 	dir string
 }
@@ -120,8 +120,8 @@ func names(dir string) ([]string, error) {
 	return f.Readdirnames(-1)
 }
 
-// lockNetwork takes the lock of a network's directory, which it makes if told to.
-// NotFound when it isn't there.
+// lockNetwork takes the lock of a network's directory, which it makes if make is true. The
+// error is fs.ErrNotExist if it isn't there.
 func (m *Manager) lockNetwork(ctx context.Context, dir string, make bool) (unlock func(), err error) {
 	for {
 		if make {
@@ -137,7 +137,7 @@ func (m *Manager) lockNetwork(ctx context.Context, dir string, make bool) (unloc
 	}
 }
 
-// errMoved says that what was locked isn't there any more.
+// errMoved says that the locked directory was removed.
 var errMoved = errors.New("the directory was removed")
 
 // LockDir takes a directory's flock. It polls, as a wait in the kernel can't be cancelled.

@@ -13,8 +13,8 @@ import (
 	"github.com/bermhq/berm/runtime/atomicfile"
 )
 
-// Sweep removes what is half made or half removed of networks, and makes
-// anew what complete ones have lost. It goes on after a failure.
+// Sweep removes networks that are half made or half removed, and repairs the others. It goes
+// on after a failure.
 func (m *Manager) Sweep(ctx context.Context) error {
 	return m.call(ctx, "sweep networks", func(wait, work context.Context) error {
 		dirs, err := m.networkDirs()
@@ -50,8 +50,7 @@ func (m *Manager) sweepNetwork(wait, work context.Context, dir string, fw firewa
 	if n.Removing {
 		return fail(m.clearNetwork(work, n))
 	}
-	// What was read before the lock may tell of rules as missing that have come since;
-	// setRules reads them again.
+	// The rules were read before the lock, and may be there by now. setRules reads again.
 	wanted := networkRules(n)
 	if len(fw.restore(n.chain(), wanted)) > 0 {
 		if err := setRules(work, n.chain(), wanted); err != nil {
