@@ -29,6 +29,8 @@ import (
 // less.
 const leaseTime = 15 * time.Minute
 
+const leasePrefix = "berm-"
+
 // maxVolumes is more than any honest image declares.
 const maxVolumes = 256
 
@@ -232,7 +234,7 @@ func ended(ctx context.Context) error {
 // unique in the engine.
 func (c *creation) snapshot(ctx context.Context) ([]mount.Mount, error) {
 	var err error
-	c.lease, err = c.r.client.LeasesService().Create(ctx, leases.WithID("berm-"+c.id),
+	c.lease, err = c.r.client.LeasesService().Create(ctx, leases.WithID(leaseID(c.id)),
 		leases.WithExpiration(leaseTime), leases.WithLabel(labelRoot, c.r.opts.Root))
 	if err != nil {
 		return nil, err
@@ -264,6 +266,8 @@ func (c *creation) snapshot(ctx context.Context) ([]mount.Mount, error) {
 }
 
 func snapshotKey(name string) string { return "berm-" + name }
+
+func leaseID(id string) string { return leasePrefix + id }
 
 // register makes the engine's record of the container.
 func (c *creation) register(ctx context.Context, netns string) error {
@@ -335,21 +339,9 @@ func (c *creation) start(asked, ctx context.Context) error {
 func (c *creation) undo(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
-	err := teardown{r: c.r, id: c.id}.run(ctx)
-	if err == nil && c.lease.ID != "" {
-		err = c.dropLease(ctx)
-	}
-	if err == nil {
-		err = c.place.remove()
-	}
-	if err != nil {
+	if err := (teardown{r: c.r, id: c.id}).all(ctx, c.place); err != nil {
 		c.r.log.ErrorContext(ctx, "container_left", "name", c.spec.Name, "container_id", c.id, "error", err)
 	}
-}
-
-// dropLease gives up the lease, and with it a snapshot that got no record.
-func (c *creation) dropLease(ctx context.Context) error {
-	return absent(c.r.client.LeasesService().Delete(ctx, c.lease, leases.SynchronousDelete))
 }
 
 // hostname is the container's.

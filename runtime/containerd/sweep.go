@@ -13,7 +13,6 @@ import (
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/v2/core/containers"
-	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
 )
 
@@ -81,7 +80,7 @@ func (x sweep) parts(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	for _, l := range held {
-		if id := strings.TrimPrefix(l.ID, "berm-"); idPattern.MatchString(id) {
+		if id := strings.TrimPrefix(l.ID, leasePrefix); idPattern.MatchString(id) {
 			ids = append(ids, id)
 		}
 	}
@@ -114,14 +113,11 @@ func (x sweep) one(ctx context.Context, id string) error {
 	if err := x.removeStray(ctx, id); err != nil {
 		return err
 	}
-	if err := (teardown{r: x.r, id: id}).run(ctx); err != nil {
-		return err
-	}
-	if err := absent(x.r.client.LeasesService().Delete(ctx, leases.Lease{ID: "berm-" + id}, leases.SynchronousDelete)); err != nil {
+	if err := (teardown{r: x.r, id: id}).all(ctx, p); err != nil {
 		return err
 	}
 	x.r.log.InfoContext(ctx, "container_parts_removed", "container_id", id)
-	return p.remove()
+	return nil
 }
 
 // removeStray removes a task whose record is gone. The engine finds a task by its

@@ -10,6 +10,7 @@ import (
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
 	tasktypes "github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -23,6 +24,19 @@ type teardown struct {
 	r     *Runtime
 	id    string
 	place *place // of the container, the caller's own; nil if there is none, or it stays
+}
+
+// all removes what a Create made, whole or not: also its lease, and with it a snapshot that
+// has no record, and its place.
+func (x teardown) all(ctx context.Context, p *place) error {
+	err := x.run(ctx)
+	if err == nil {
+		err = absent(x.r.client.LeasesService().Delete(ctx, leases.Lease{ID: leaseID(x.id)}, leases.SynchronousDelete))
+	}
+	if err == nil {
+		err = p.remove()
+	}
+	return err
 }
 
 // run removes a container, or what is left of it. It removes last what the rest is found by.
