@@ -69,8 +69,6 @@ func tlsConfig(dir string) (*tls.Config, error) {
 	return &tls.Config{Certificates: []tls.Certificate{cert}, RootCAs: roots, MinVersion: tls.VersionTLS12}, nil
 }
 
-func (c *client) close() { c.http.CloseIdleConnections() }
-
 func (c *client) ping(ctx context.Context) error {
 	_, err := c.call(ctx, http.MethodGet, "/_ping", "", nil)
 	return err

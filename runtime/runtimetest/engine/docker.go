@@ -144,7 +144,6 @@ func (d *Docker) startDockerd(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer client.close()
 	if err := d.dockerd.await(ctx, d.opts.StartTimeout, client.ping); err != nil {
 		d.dockerd.kill()
 		d.dockerd = nil
