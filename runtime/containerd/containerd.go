@@ -7,6 +7,7 @@
 package containerd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,15 +33,8 @@ import (
 	"github.com/bermhq/berm/runtime/keylock"
 )
 
-const (
-	defaultAddress      = "/run/containerd/containerd.sock"
-	defaultNamespace    = "berm"
-	defaultSnapshotter  = "overlayfs"
-	defaultCgroupParent = "/berm"
-
-	// cleanupTimeout is how long it may take to undo what a failed call made.
-	cleanupTimeout = 10 * time.Second
-)
+// cleanupTimeout is how long it may take to undo what a failed call made.
+const cleanupTimeout = 10 * time.Second
 
 var (
 	_ runtime.Runtime   = (*Runtime)(nil)
@@ -111,24 +105,20 @@ type Runtime struct {
 // New makes a Runtime. It doesn't talk to the engine; it fails when an option is
 // unusable, or the root can't be made.
 func New(opts Options) (*Runtime, error) {
-	setDefault(&opts.Address, os.Getenv("CONTAINERD_ADDRESS"))
-	setDefault(&opts.Address, defaultAddress)
-	setDefault(&opts.Namespace, defaultNamespace)
-	setDefault(&opts.Snapshotter, defaultSnapshotter)
-	setDefault(&opts.CgroupParent, defaultCgroupParent)
+	opts.Address = strings.TrimPrefix(cmp.Or(opts.Address, os.Getenv("CONTAINERD_ADDRESS"), "/run/containerd/containerd.sock"), "unix://")
+	opts.Namespace = cmp.Or(opts.Namespace, "berm")
+	opts.Snapshotter = cmp.Or(opts.Snapshotter, "overlayfs")
+	opts.CgroupParent = cmp.Or(opts.CgroupParent, "/berm")
+	opts.CallTimeout = cmp.Or(opts.CallTimeout, 30*time.Second)
 	if opts.PluginDirs == nil {
 		opts.PluginDirs = []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}
 	}
 	if !opts.Subnets.IsValid() {
 		opts.Subnets = netip.MustParsePrefix("10.213.0.0/16")
 	}
-	if opts.CallTimeout == 0 {
-		opts.CallTimeout = 30 * time.Second
-	}
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	opts.Address = strings.TrimPrefix(opts.Address, "unix://")
 	switch {
 	case !filepath.IsAbs(opts.Address):
 		return nil, fmt.Errorf("engine address %q: only the path of a unix socket can be used", opts.Address)
@@ -158,12 +148,6 @@ func New(opts Options) (*Runtime, error) {
 		Client: r.client, Snapshotter: opts.Snapshotter, Root: opts.Root, Lease: r.withLease, RegistryAuth: opts.RegistryAuth, Logger: opts.Logger,
 	})
 	return r, nil
-}
-
-func setDefault(s *string, value string) {
-	if *s == "" {
-		*s = value
-	}
 }
 
 // Close closes the connection, after the background work of calls, or a few seconds. Calls

@@ -4,6 +4,7 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -87,13 +88,7 @@ var (
 // New makes a Runtime. It doesn't talk to the engine; it fails when the address or
 // the TLS files are unusable.
 func New(opts Options) (*Runtime, error) {
-	host := opts.Host
-	if host == "" {
-		host = os.Getenv(client.EnvOverrideHost)
-	}
-	if host == "" {
-		host = client.DefaultDockerHost
-	}
+	host := cmp.Or(opts.Host, os.Getenv(client.EnvOverrideHost), client.DefaultDockerHost)
 	u, err := client.ParseHostURL(host)
 	if err != nil {
 		return nil, fmt.Errorf("engine address: %w", err)
@@ -108,14 +103,11 @@ func New(opts Options) (*Runtime, error) {
 		host:        host,
 		url:         &url.URL{Scheme: "http", Host: u.Host, Path: u.Path},
 		transport:   &http.Transport{MaxIdleConns: 16, MaxIdleConnsPerHost: 16, IdleConnTimeout: 30 * time.Second},
-		timeout:     opts.CallTimeout,
+		timeout:     cmp.Or(opts.CallTimeout, 30*time.Second),
 		auth:        opts.RegistryAuth,
 		log:         opts.Logger,
 		readProgram: opts.Program,
 		programName: sync.OnceValues(func() (string, error) { return nameProgram(opts.Program) }),
-	}
-	if r.timeout == 0 {
-		r.timeout = 30 * time.Second
 	}
 	if r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)
