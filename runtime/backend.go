@@ -3,11 +3,17 @@ package runtime
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"log/slog"
+	"os"
 	goruntime "runtime"
+	"runtime/debug"
+	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
 )
 
@@ -59,4 +65,114 @@ func OnThread(f func() error) error {
 		done <- f()
 	}()
 	return <-done
+}
+
+// Poll calls done at once, and again at each interval, until it returns true or an error.
+// If ctx ends first, the error is ctx.Err().
+func Poll(ctx context.Context, interval time.Duration, done func() (bool, error)) error {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		if ok, err := done(); ok || err != nil {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// TryFlock takes the flock of a file, as unix.LOCK_SH or unix.LOCK_EX says. It returns false
+// if another open file has it.
+func TryFlock(f *os.File, how int) (bool, error) {
+	err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Together runs f once for all callers that ask for the same key of a group at the same
+// time. F runs to its end, or to the timeout, even if all callers leave. The error of a
+// caller whose ctx ends first is ctx.Err().
+func Together[T any](
+	ctx context.Context, group *singleflight.Group, key string, timeout time.Duration, f func(context.Context) (T, error),
+) (T, error) {
+	result := group.DoChan(key, func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+		defer cancel()
+		return f(ctx)
+	})
+	select {
+	case r := <-result:
+		return r.Val.(T), r.Err
+	case <-ctx.Done():
+		return *new(T), ctx.Err()
+	}
+}
+
+// What a Cache keeps at most.
+const (
+	maxCached      = 1000     // values
+	maxCachedBytes = 64 << 10 // of one value
+)
+
+// Cache keeps what can't change, such as what the content of an image says, so that it
+// needn't be read again. The zero value is empty. It may be used by many goroutines at once.
+type Cache[K comparable, V any] struct {
+	mu     sync.Mutex
+	values map[K]V
+}
+
+// Get returns the value of a key, if the cache has it.
+func (c *Cache[K, V]) Get(key K) (V, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	v, ok := c.values[key]
+	return v, ok
+}
+
+// Put keeps a value of the given size in bytes, or doesn't if that is too large. A full
+// cache starts anew.
+func (c *Cache[K, V]) Put(key K, value V, size int64) {
+	if size > maxCachedBytes {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.values == nil || len(c.values) >= maxCached {
+		c.values = map[K]V{}
+	}
+	c.values[key] = value
+}
+
+// HasLabels reports whether have has all labels of want. An empty value in want stands for
+// any value.
+func HasLabels(have, want map[string]string) bool {
+	for name, value := range want {
+		if got, ok := have[name]; !ok || value != "" && got != value {
+			return false
+		}
+	}
+	return true
+}
+
+// Guard calls f, which reads what an engine or a container sends. It turns a panic into an
+// error, and logs it.
+func Guard(log *slog.Logger, f func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			log.Error("panic", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+			err = fmt.Errorf("panic: %v", v)
+		}
+	}()
+	return f()
+}
+
+// Interrupted returns the error of a program whose container ended first: a
+// FailedPrecondition and ErrInterrupted.
+func Interrupted(how string) error {
+	return WithClass(errors.Join(errdefs.ErrFailedPrecondition, ErrInterrupted), fmt.Errorf("%w: it is %s", ErrInterrupted, how))
 }

@@ -19,7 +19,7 @@ func (e *classedError) Unwrap() error { return e.class }
 // errors otherwise than Runtime promises.
 func WithClass(class, err error) error { return &classedError{class, err} }
 
-// HasClass tells whether an error got its class from WithClass.
+// HasClass reports whether an error got its class from WithClass.
 func HasClass(err error) bool {
 	var classed *classedError
 	return errors.As(err, &classed)

@@ -114,7 +114,7 @@ type FileOpError struct {
 
 func (e *FileOpError) Error() string { return e.Field + ": " + e.Message }
 
-// Unwrap gives the class.
+// Unwrap returns the class.
 func (e *FileOpError) Unwrap() error { return errdefs.ErrInvalidArgument }
 
 // Adds reports whether the operation adds to the files.

@@ -51,13 +51,13 @@ func putProgram(path string, program []byte) error {
 	return atomicfile.WriteString(path, 0o755, string(program))
 }
 
-// ours tells whether only this process's user can change a file.
+// ours reports whether only this process's user can change a file.
 func ours(info fs.FileInfo) bool {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	return ok && int(stat.Uid) == os.Geteuid() && info.Mode().Perm()&0o022 == 0
 }
 
-// holds tells whether a file is this program, and can be executed.
+// holds reports whether a file is this program, and can be executed.
 func holds(path string, program []byte) (bool, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ELOOP) {

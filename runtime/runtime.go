@@ -117,7 +117,7 @@ type Statser interface {
 	Stats(ctx context.Context, id string) (Stats, error)
 }
 
-// Watcher is the optional ability to tell of what happens to containers.
+// Watcher is the optional ability to report events of containers.
 type Watcher interface {
 	// Watch calls f for each event of containers that carry all the given labels,
 	// one at a time, until ctx ends (nil) or the engine goes away (Unavailable).
@@ -127,7 +127,7 @@ type Watcher interface {
 	Watch(ctx context.Context, labels map[string]string, ready func(), f func(Event)) error
 }
 
-// Networker is the optional ability to tell of networks and remove them.
+// Networker is the optional ability to list networks and remove them.
 type Networker interface {
 	// Networks lists the networks that carry all the given labels.
 	Networks(ctx context.Context, labels map[string]string) ([]Network, error)
@@ -136,9 +136,8 @@ type Networker interface {
 	RemoveNetwork(ctx context.Context, name string) error
 }
 
-// Collector is the optional ability to tell of and remove what others make through the
-// engine's own API, beside containers. Names may be taken again once they are free there,
-// and those of networks may be several's.
+// Collector is the optional ability to list and remove what others make through the engine's
+// own API, besides containers. Such a name may come again, and several networks may have it.
 type Collector interface {
 	// Volumes lists the volumes that carry all the given labels.
 	Volumes(ctx context.Context, labels map[string]string) ([]Volume, error)
@@ -150,9 +149,8 @@ type Collector interface {
 	RemoveNetworkID(ctx context.Context, id string) error
 }
 
-// Sweeper is the optional ability to find what List doesn't tell of: parts of
-// containers whose Create or Remove was cut short by the end of this process or of
-// the engine. A backend whose engine keeps no such parts doesn't have it.
+// Sweeper is the optional ability to find what List doesn't return: parts of containers whose
+// Create or Remove was cut short by the end of this process or of the engine.
 type Sweeper interface {
 	// Sweep removes the parts that this client or an earlier one with the same
 	// settings made, that belong to no container, and that no call under way is

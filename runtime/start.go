@@ -36,7 +36,7 @@ type Program struct {
 type Stdio interface {
 	io.ReadWriteCloser
 	// Close ends the program's input and output. It doesn't wait for the program. The
-	// caller must call it, whatever became of the program.
+	// caller must always call it.
 	Close() error
 	// Wait waits for the program's end, and returns its exit code and the first 4 KiB of
 	// its standard error. The code is 128+n after signal n. When the container ended first,
@@ -57,8 +57,8 @@ func CheckProgram(p Program) error {
 	return nil
 }
 
-// BlamesProgram is for backends. It reports whether an OCI runtime refused a command for
-// its program: that is missing, or can't be executed. There are only its words to tell by.
+// BlamesProgram is for backends. It reports whether an OCI runtime refused a command because
+// its program is missing, or can't be executed. Only the words of its error say so.
 func BlamesProgram(said, program string) bool {
 	named := slices.ContainsFunc([]string{strconv.Quote(program), "`" + program + "`", "exec " + program + ":"}, func(name string) bool {
 		return strings.Contains(said, name)

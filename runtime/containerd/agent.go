@@ -12,7 +12,7 @@ type agentFile struct {
 	path string // empty until it is there, and known to be what it should be
 }
 
-// agentPath gives the path of the agent's program on the host, where it is put if it
+// agentPath returns the path of the agent's program on the host, where it is put if it
 // isn't there. Containers run it as their first process, so that it is compared with
 // what it should be once in the life of this process.
 func (r *Runtime) agentPath() (string, error) {

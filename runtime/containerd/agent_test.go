@@ -4,11 +4,7 @@ import "testing"
 
 // What is there is only compared at first: a Create shouldn't read two megabytes.
 func TestAgentPath(t *testing.T) {
-	r, err := New(Options{Address: "/nonexistent", Root: t.TempDir(), Agent: []byte("x")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = r.Close() })
+	r := newRuntimeWith(t, Options{Address: "/nonexistent", Root: t.TempDir(), Agent: []byte("x")})
 	first, err := r.agentPath()
 	if err != nil {
 		t.Fatal(err)

@@ -80,7 +80,7 @@ func (c runtimeClass) mounts(mounts []runtime.Mount, userNS bool) error {
 	if !c.deep && !userNS || len(mounts) == 0 {
 		return nil
 	}
-	table, err := os.ReadFile("/proc/self/mountinfo")
+	points, err := mountPoints()
 	if err != nil {
 		return err
 	}
@@ -89,18 +89,26 @@ func (c runtimeClass) mounts(mounts []runtime.Mount, userNS bool) error {
 		if err != nil {
 			return runtime.Invalid("mount of %s: %w", m.Source, err)
 		}
-		for line := range strings.Lines(string(table)) {
-			if fields := strings.Fields(line); len(fields) > 4 && strings.HasPrefix(unescape(fields[4]), source+"/") {
-				return runtime.Invalid("mount of %s: what is mounted below it, at %s, would be shown; use runc, without userns: auto", m.Source, unescape(fields[4]))
+		for _, point := range points {
+			if strings.HasPrefix(point, source+"/") {
+				return runtime.Invalid("mount of %s: what is mounted below it, at %s, would be shown; use runc, without userns: auto", m.Source, point)
 			}
 		}
 	}
 	return nil
 }
 
-// unescape reads a path of mountinfo, as proc_pid_mountinfo(5) has it.
-func unescape(path string) string {
-	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(path)
+// mountPoints lists what is mounted in this process's mount namespace, as
+// proc_pid_mountinfo(5) describes it.
+func mountPoints() (points []string, err error) {
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	unescape := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+	for line := range strings.Lines(string(table)) {
+		if fields := strings.Fields(line); len(fields) > 4 {
+			points = append(points, unescape.Replace(fields[4]))
+		}
+	}
+	return points, err
 }
 
 // explain says that the runtime is missing, if that is why no task could be made:

@@ -9,7 +9,6 @@ import (
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
 	tasktypes "github.com/containerd/containerd/api/types/task"
-	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/typeurl/v2"
@@ -23,7 +22,7 @@ import (
 // a restart of the host.
 const exitLost = 128 + int(unix.SIGKILL)
 
-// Inspect tells everything of one container.
+// Inspect describes one container.
 func (r *Runtime) Inspect(ctx context.Context, id string) (runtime.Container, error) {
 	var out runtime.Container
 	err := r.call(ctx, "inspect container "+id, func(ctx context.Context) error {
@@ -127,16 +126,9 @@ func (r *Runtime) tellEnd(ctx context.Context, out *runtime.Container, rec conta
 		return nil
 	}
 	out.ExitCode, out.FinishedAt = int(process.ExitStatus), process.ExitedAt.AsTime()
-	t, err := r.task(ctx, rec.ID)
-	if err == nil {
-		var kills uint64
-		kills, err = r.oomKills(ctx, t.ID())
-		out.OOMKilled = kills > 0
-	}
-	if errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err) { // it was settled just now
-		return nil
-	}
-	return err
+	kills, err := r.oomKills(ctx, rec.ID)
+	out.OOMKilled = kills > 0
+	return absent(err) // it was settled just now
 }
 
 func state(s tasktypes.Status) runtime.State {
@@ -153,7 +145,7 @@ func state(s tasktypes.Status) runtime.State {
 	return runtime.StateUnknown
 }
 
-// List tells of every container that carries all the labels.
+// List returns every container that carries all the labels.
 func (r *Runtime) List(ctx context.Context, labels map[string]string) ([]runtime.Container, error) {
 	var out []runtime.Container
 	err := r.call(ctx, "list containers", func(ctx context.Context) error {
@@ -187,8 +179,8 @@ func (r *Runtime) List(ctx context.Context, labels map[string]string) ([]runtime
 	return out, err
 }
 
-// Remove kills a container and removes it with all that it was given. What has been
-// begun is brought to its end also when ctx ends first: the engine undoes nothing.
+// Remove kills a container and removes it with all that Create made for it. It goes on when
+// ctx ends, as the engine undoes nothing.
 func (r *Runtime) Remove(ctx context.Context, id string) error {
 	op := "remove container " + id
 	if err := ended(ctx); err != nil || !idPattern.MatchString(id) { // else nothing that we made
@@ -215,7 +207,7 @@ func (r *Runtime) Remove(ctx context.Context, id string) error {
 	})
 }
 
-// absent takes the error that there is nothing to remove for success.
+// absent drops the error that there is no such thing.
 func absent(err error) error {
 	if errdefs.IsNotFound(err) {
 		return nil
@@ -223,30 +215,9 @@ func absent(err error) error {
 	return err
 }
 
-// task finds a container's task. NotFound when there is no such container,
-// FailedPrecondition when its main process isn't there any more, or never was.
-// A task that is paused, or that has just ended, is found.
-func (r *Runtime) task(ctx context.Context, id string) (client.Task, error) {
-	if !idPattern.MatchString(id) {
-		return nil, noContainer(id)
-	}
-	c, err := r.client.LoadContainer(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	t, err := c.Task(ctx, nil)
-	if errdefs.IsNotFound(err) {
-		if _, err := r.client.ContainerService().Get(ctx, id); err != nil { // it is being removed
-			return nil, err
-		}
-		return nil, runtime.Precondition("the container isn't running")
-	}
-	return t, err
-}
-
-// settle gives the resources of a container whose main process has ended back to
-// the host, and keeps how it ended in the engine's record of it; afterwards all that
-// it printed is with its log's writer. It does nothing while the container runs.
+// settle deletes the task of a container whose main process has ended, and notes in the
+// engine's record how it ended. The log's writer then has all that it printed. Settle does
+// nothing while the container runs.
 func (r *Runtime) settle(ctx context.Context, id string) error {
 	if !idPattern.MatchString(id) {
 		return noContainer(id)
@@ -316,8 +287,9 @@ func (r *Runtime) runningPid(ctx context.Context, id string) (uint32, error) {
 	return 0, runtime.Precondition("the container isn't running")
 }
 
-// taskProcess is what the engine tells of a container's first process. NotFound when
-// there is no such container, FailedPrecondition when it has no processes.
+// taskProcess is what the engine tells of a container's main process, also of one that is
+// paused or has just ended. NotFound when there is no such container, FailedPrecondition
+// when it has no task: the main process isn't there any more, or never was.
 func (r *Runtime) taskProcess(ctx context.Context, id string) (*tasktypes.Process, error) {
 	if !idPattern.MatchString(id) {
 		return nil, noContainer(id)

@@ -60,7 +60,7 @@ func newHooked(t *testing.T, c *engine.Containerd, h hookedTasks) *Runtime {
 // A container that is started after the engine was asked for its processes has not
 // ended.
 func TestStartedMeanwhile(t *testing.T) {
-	c := testEngine(t)
+	c := shared.Get(t)
 	label := map[string]string{"meanwhile": "yes"}
 	for name, look := range map[string]func(r *Runtime, id string) (runtime.Container, error){
 		"inspect": func(r *Runtime, id string) (runtime.Container, error) { return r.Inspect(t.Context(), id) },

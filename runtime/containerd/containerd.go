@@ -7,6 +7,7 @@
 package containerd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,15 +33,8 @@ import (
 	"github.com/bermhq/berm/runtime/keylock"
 )
 
-const (
-	defaultAddress      = "/run/containerd/containerd.sock"
-	defaultNamespace    = "berm"
-	defaultSnapshotter  = "overlayfs"
-	defaultCgroupParent = "/berm"
-
-	// cleanupTimeout is how long it may take to undo what a failed call made.
-	cleanupTimeout = 10 * time.Second
-)
+// cleanupTimeout is how long it may take to undo what a failed call made.
+const cleanupTimeout = 10 * time.Second
 
 var (
 	_ runtime.Runtime   = (*Runtime)(nil)
@@ -83,10 +77,10 @@ type Options struct {
 	Subnets netip.Prefix
 	// CallTimeout is how long the engine may take to answer one call. 0 is 30 seconds.
 	CallTimeout time.Duration
-	// RegistryAuth gives the credentials for a registry by its host name and port;
+	// RegistryAuth returns the credentials for a registry by its host name and port;
 	// an empty user with a secret is an identity token. Nil, and empty strings, send none.
 	RegistryAuth func(ctx context.Context, host string) (user, secret string, err error)
-	// Logger is where the little that callers aren't told goes. Nil discards.
+	// Logger gets what callers aren't told. Nil discards.
 	Logger *slog.Logger
 }
 
@@ -104,30 +98,27 @@ type Runtime struct {
 	starts   keylock.Map[string] // of programs, and pauses, by the container's id
 	networks *network.Manager
 	remains  remains
-	userNS   atomic.Bool // containers can have user namespaces of their own
+	userNS   atomic.Bool   // containers can have user namespaces of their own
+	patience time.Duration // endPatience; shorter in tests
 }
 
 // New makes a Runtime. It doesn't talk to the engine; it fails when an option is
 // unusable, or the root can't be made.
 func New(opts Options) (*Runtime, error) {
-	setDefault(&opts.Address, os.Getenv("CONTAINERD_ADDRESS"))
-	setDefault(&opts.Address, defaultAddress)
-	setDefault(&opts.Namespace, defaultNamespace)
-	setDefault(&opts.Snapshotter, defaultSnapshotter)
-	setDefault(&opts.CgroupParent, defaultCgroupParent)
+	opts.Address = strings.TrimPrefix(cmp.Or(opts.Address, os.Getenv("CONTAINERD_ADDRESS"), "/run/containerd/containerd.sock"), "unix://")
+	opts.Namespace = cmp.Or(opts.Namespace, "berm")
+	opts.Snapshotter = cmp.Or(opts.Snapshotter, "overlayfs")
+	opts.CgroupParent = cmp.Or(opts.CgroupParent, "/berm")
+	opts.CallTimeout = cmp.Or(opts.CallTimeout, 30*time.Second)
 	if opts.PluginDirs == nil {
 		opts.PluginDirs = []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}
 	}
 	if !opts.Subnets.IsValid() {
 		opts.Subnets = netip.MustParsePrefix("10.213.0.0/16")
 	}
-	if opts.CallTimeout == 0 {
-		opts.CallTimeout = 30 * time.Second
-	}
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	opts.Address = strings.TrimPrefix(opts.Address, "unix://")
 	switch {
 	case !filepath.IsAbs(opts.Address):
 		return nil, fmt.Errorf("engine address %q: only the path of a unix socket can be used", opts.Address)
@@ -140,7 +131,7 @@ func New(opts Options) (*Runtime, error) {
 	case opts.CallTimeout < 0:
 		return nil, errors.New("the call timeout is negative")
 	}
-	r := &Runtime{opts: opts, root: root(opts.Root), remains: remains{opts.Namespace, opts.Address, opts.CgroupParent, opts.Logger}, log: opts.Logger, networks: network.New(network.Options{
+	r := &Runtime{opts: opts, root: root(opts.Root), patience: endPatience, remains: remains{opts.Namespace, opts.Address, opts.CgroupParent, opts.Logger}, log: opts.Logger, networks: network.New(network.Options{
 		Root: opts.Root, Namespace: opts.Namespace, Netns: opts.Netns, PluginDirs: opts.PluginDirs,
 		Subnets: opts.Subnets, CallTimeout: opts.CallTimeout, Logger: opts.Logger,
 	})}
@@ -159,14 +150,8 @@ func New(opts Options) (*Runtime, error) {
 	return r, nil
 }
 
-func setDefault(s *string, value string) {
-	if *s == "" {
-		*s = value
-	}
-}
-
-// Close lets go of the connection, once what calls have left to be done is done, or
-// a few seconds are over. Calls that run fail.
+// Close closes the connection, after the background work of calls, or a few seconds. Calls
+// that run fail.
 func (r *Runtime) Close() error {
 	r.chores.wait()
 	return r.client.Close()
@@ -250,9 +235,9 @@ func (r *Runtime) call(ctx context.Context, op string, f func(context.Context) e
 	return failure(ctx, op, f(callCtx))
 }
 
-// bounded gives a context, in the engine's namespace, that ends with ctx or the call
-// timeout. The engine isn't told of ctx's deadline: it would say that it is over a
-// hair before it is here, and in an error without a class.
+// bounded returns a context, in the engine's namespace, that ends with ctx or the call
+// timeout. It hides ctx's deadline from the engine, which would answer with an error without
+// a class just before the deadline.
 func (r *Runtime) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	out, cancel := context.WithTimeout(context.WithoutCancel(r.namespaced(ctx)), r.opts.CallTimeout)
 	if ctx.Err() != nil {

@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	goruntime "runtime"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -81,16 +80,7 @@ type victimOptions struct {
 
 func crashEngine(t *testing.T) (*engine.Containerd, *Runtime) {
 	t.Helper()
-	engine.Require(t, "containerd")
-	d, err := startEngine(t.Context(), engine.Options{})
-	if err != nil {
-		engine.Lacking(t, "containerd", err)
-	}
-	t.Cleanup(func() {
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	d := engine.Own(t, "containerd", engine.StartContainerd, engine.Options{Image: testImage})
 	r := newRuntime(t, d)
 	if err := r.EnsureNetwork(t.Context(), runtime.Network{Name: crashNet}); err != nil {
 		t.Fatal(err)
@@ -99,40 +89,22 @@ func crashEngine(t *testing.T) (*engine.Containerd, *Runtime) {
 }
 
 // recoverAll does what a start of Berm and its sweeps do, and checks that nothing is left.
+// What a client asked for last, the engine may do after the client's end.
 func recoverAll(t *testing.T, d *engine.Containerd, r *Runtime) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	// What a client asked for last, the engine may do after its end; and its collector
-	// takes a moment, as does a shim to end.
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.After(20 * time.Second); ; {
+	left, err := d.Settled(ctx, r.opts.Root, func(ctx context.Context) error {
 		cs, err := r.List(ctx, map[string]string{crashLabel: "yes"})
-		if err != nil {
-			t.Fatal(err)
-		}
 		for _, c := range cs {
-			if err := r.Remove(ctx, c.ID); err != nil {
-				t.Errorf("remove %s, which is %s: %v", c.Name, c.State, err)
+			if e := r.Remove(ctx, c.ID); e != nil {
+				err = errors.Join(err, fmt.Errorf("%s, which is %s: %w", c.Name, c.State, e))
 			}
 		}
-		if err := r.Sweep(ctx); err != nil {
-			t.Errorf("sweep: %v", err)
-		}
-		left, err := d.Leftovers(ctx, r.opts.Root)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(left) == 0 || t.Failed() {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-deadline:
-			slices.Sort(left)
-			t.Fatalf("left:\n%s", strings.Join(left, "\n"))
-		}
+		return errors.Join(err, r.Sweep(ctx))
+	})
+	if err != nil || len(left) > 0 {
+		t.Fatalf("%v, left:\n%s", err, strings.Join(left, "\n"))
 	}
 }
 
@@ -164,10 +136,8 @@ func TestSoakKilledClient(t *testing.T) {
 		if err := victim.Wait(); !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 			t.Fatalf("the victim ended by itself: %v", err)
 		}
+		t.Log("round", round)
 		recoverAll(t, d, r)
-		if t.Failed() {
-			t.Fatalf("in round %d", round)
-		}
 	}
 }
 
@@ -187,16 +157,20 @@ func TestSoakKilledEngine(t *testing.T) {
 		if err := d.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		err := await(t.Context(), func() (bool, error) { // the client waits a little before it dials again
-			_, err := r.Info(t.Context())
-			return err == nil, nil
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		awaitEngine(t.Context(), t, r)
+		t.Log("round", round)
 		recoverAll(t, d, r)
-		if t.Failed() {
-			t.Fatalf("in round %d", round)
-		}
+	}
+}
+
+// awaitEngine waits until the client has dialled an engine again that was away.
+func awaitEngine(ctx context.Context, t *testing.T, r *Runtime) {
+	t.Helper()
+	err := await(ctx, func() (bool, error) {
+		_, err := r.Info(ctx)
+		return err == nil, nil
+	})
+	if err != nil {
+		t.Fatalf("the engine isn't seen again: %v", err)
 	}
 }

@@ -25,9 +25,11 @@ import (
 	"github.com/bermhq/berm/runtime/containerd/image"
 )
 
-// leaseTime is how long the engine's collector spares what a Create has begun. It is
-// far longer than one can take.
+// leaseTime is how long the engine's collector spares the parts of a Create, which takes far
+// less.
 const leaseTime = 15 * time.Minute
+
+const leasePrefix = "berm-"
 
 // maxVolumes is more than any honest image declares.
 const maxVolumes = 256
@@ -52,8 +54,8 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Contai
 			return err
 		}
 		defer c.place.release()
-		// A call that the engine is at is better brought to its end: what is cut off
-		// in the middle, the engine may leave behind.
+		// A call to the engine is better brought to its end: the engine may leave the parts
+		// of one that is cancelled.
 		workCtx, cancel := r.linger(callCtx)
 		defer cancel()
 		if err = c.run(callCtx, workCtx); err == nil {
@@ -161,8 +163,8 @@ func (c *creation) run(asked, ctx context.Context) error {
 	if err := c.writeFiles(); err != nil {
 		return err
 	}
-	// If one fails the other stops between two steps: what a call that is cut off has
-	// made by then, nobody learns.
+	// If one fails the other stops between two steps: nobody learns what a cancelled call has
+	// made.
 	going, stop := context.WithCancel(asked)
 	defer stop()
 	var wg sync.WaitGroup
@@ -228,11 +230,11 @@ func ended(ctx context.Context) error {
 	return nil
 }
 
-// snapshot makes the root file system. Its key is the container's name, and so
-// nobody else in the engine can have the name.
+// snapshot makes the root file system. Its key is the container's name, which keeps the name
+// unique in the engine.
 func (c *creation) snapshot(ctx context.Context) ([]mount.Mount, error) {
 	var err error
-	c.lease, err = c.r.client.LeasesService().Create(ctx, leases.WithID("berm-"+c.id),
+	c.lease, err = c.r.client.LeasesService().Create(ctx, leases.WithID(leaseID(c.id)),
 		leases.WithExpiration(leaseTime), leases.WithLabel(labelRoot, c.r.opts.Root))
 	if err != nil {
 		return nil, err
@@ -248,7 +250,7 @@ func (c *creation) snapshot(ctx context.Context) ([]mount.Mount, error) {
 	if !errdefs.IsAlreadyExists(err) {
 		return mounts, err
 	}
-	// It may be what a Create left that was cut short.
+	// A Create that was cut short may have left it.
 	if recs, err := c.r.client.ContainerService().List(ctx, labelFilter(map[string]string{labelName: c.spec.Name})); err != nil {
 		return nil, err
 	} else if len(recs) == 0 {
@@ -264,6 +266,8 @@ func (c *creation) snapshot(ctx context.Context) ([]mount.Mount, error) {
 }
 
 func snapshotKey(name string) string { return "berm-" + name }
+
+func leaseID(id string) string { return leasePrefix + id }
 
 // register makes the engine's record of the container.
 func (c *creation) register(ctx context.Context, netns string) error {
@@ -330,26 +334,14 @@ func (c *creation) start(asked, ctx context.Context) error {
 	return native(err)
 }
 
-// undo cleans up after a Create that failed, whatever became of its context. What
-// can't be removed now is the sweep's, or carries the labels and is listed.
+// undo cleans up after a failed Create, even if its context has ended. A sweep, or a caller
+// by the labels, finds what it can't remove.
 func (c *creation) undo(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
-	err := teardown{r: c.r, id: c.id}.run(ctx)
-	if err == nil && c.lease.ID != "" {
-		err = c.dropLease(ctx)
-	}
-	if err == nil {
-		err = c.place.remove()
-	}
-	if err != nil {
+	if err := (teardown{r: c.r, id: c.id}).all(ctx, c.place); err != nil {
 		c.r.log.ErrorContext(ctx, "container_left", "name", c.spec.Name, "container_id", c.id, "error", err)
 	}
-}
-
-// dropLease gives up the lease, and with it a snapshot that got no record.
-func (c *creation) dropLease(ctx context.Context) error {
-	return absent(c.r.client.LeasesService().Delete(ctx, c.lease, leases.SynchronousDelete))
 }
 
 // hostname is the container's.

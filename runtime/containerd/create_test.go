@@ -8,7 +8,7 @@ import (
 
 // The halves of a create are cut short by each other, and leave nothing for the sweep.
 func TestCreateLeavesNothing(t *testing.T) {
-	c := testEngine(t)
+	c := shared.Get(t)
 	r := newRuntime(t, c)
 	wantNothingLeft(t, c)
 	for range 10 {

@@ -33,7 +33,7 @@ var eventTopics = []string{
 	"/tasks/start", "/tasks/exit", "/tasks/oom", "/tasks/paused", "/tasks/resumed",
 }
 
-// Watch tells of what happens to containers until ctx ends or the engine goes away.
+// Watch reports the events of containers until ctx ends or the engine goes away.
 func (r *Runtime) Watch(ctx context.Context, labels map[string]string, ready func(), f func(runtime.Event)) error {
 	w := &watch{r: r, nonce: "/berm/ready/" + uuid.NewString(), track: newTracker(labels)}
 	err := w.run(ctx, ready, f)
@@ -68,7 +68,7 @@ func (w *watch) run(caller context.Context, ready func(), f func(runtime.Event))
 	if err := w.heard(setUp); err != nil {
 		return err
 	}
-	// All that happens from here on is seen; what is so already is asked.
+	// Events tell what happens from here on, list what is so already.
 	if err := w.list(setUp); err != nil {
 		return err
 	}
@@ -127,7 +127,7 @@ func streamError(err error) error {
 	return runtime.Unavailable(err)
 }
 
-// list tells the tracker which containers there are, and which of them are to exit.
+// list gives the tracker the containers that exist, and whether they run.
 func (w *watch) list(ctx context.Context) error {
 	recs, err := w.r.client.ContainerService().List(ctx, labelFilter(w.track.labels))
 	if err != nil {
@@ -151,7 +151,7 @@ func (w *watch) list(ctx context.Context) error {
 	return nil
 }
 
-// take gives the tracker one of the engine's messages.
+// take returns the tracker one of the engine's messages.
 func (w *watch) take(ctx context.Context, m *coreevents.Envelope) error {
 	if m.Event == nil {
 		return nil

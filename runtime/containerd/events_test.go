@@ -12,7 +12,7 @@ import (
 // A container that is settled has its processes taken from the engine, which says
 // that they have ended then, too: that isn't told twice.
 func TestWatchSettled(t *testing.T) {
-	r := newRuntime(t, testEngine(t))
+	r := newRuntime(t, shared.Get(t))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	labels := map[string]string{"watched": "settled"}

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -25,36 +26,17 @@ import (
 
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/containerd/image"
-	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
-// imageRuntime is a Runtime on an engine of the test's own, which reaches what
-// listens on loopback.
+// imageRuntime is a Runtime with a namespace, and so a store of images, of the test's own.
 func imageRuntime(t *testing.T, change func(*Options)) *Runtime {
 	t.Helper()
-	engine.Require(t, "containerd")
-	e, err := engine.StartContainerd(t.Context(), engine.Options{NoNetns: true})
-	if err != nil {
-		engine.Lacking(t, "containerd", err)
-	}
-	t.Cleanup(func() {
-		if err := e.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	opts := Options{
-		Address: e.Address(), Namespace: e.Namespace(), Root: e.Root(), CgroupParent: e.CgroupParent(),
-		Agent: []byte("none is needed for images"),
-	}
+	opts := testOptions(t, shared.Get(t))
+	opts.Namespace, opts.Root = "images-"+strings.ToLower(rand.Text()), t.TempDir()
 	if change != nil {
 		change(&opts)
 	}
-	r, err := New(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = r.Close() })
-	return r
+	return newRuntimeWith(t, opts)
 }
 
 // madeImage is an image made by hand: gzipped layers, a configuration, a manifest.

@@ -47,7 +47,7 @@ func encodeLabel(name, value string) string {
 	return value
 }
 
-// encodeLabels gives a caller's labels to a record, beside ours.
+// encodeLabels returns a caller's labels to a record, beside ours.
 func encodeLabels(rec *containers.Container, labels map[string]string) error {
 	long := map[string]string{}
 	for name, value := range labels {

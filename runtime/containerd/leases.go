@@ -14,18 +14,17 @@ import (
 	"github.com/containerd/containerd/v2/core/leases"
 )
 
-// labelHolder names the process that a lease was taken by, for as long as a call of its
-// lasts. It stands on leases that aren't of one container.
+// labelHolder names the process that holds a lease during a call. Leases of containers don't
+// have it.
 const labelHolder = labelPrefix + "holder"
 
-// callLease begins the names of such leases.
+// callLease is the prefix of such leases.
 const callLease = "call-"
 
-// underWay are those of them that a call of this process is using.
+// underWay has those that calls of this process use.
 var underWay sync.Map
 
-// holder tells this process from all others of the host, also from one that gets its
-// number later.
+// holder identifies this process among all of the host, also those that get its pid later.
 func holder() (string, error) {
 	p, err := readProcess(os.Getpid())
 	if err != nil {
@@ -34,7 +33,7 @@ func holder() (string, error) {
 	return fmt.Sprintf("%d-%d", p.pid, p.start), nil
 }
 
-// holderGone tells whether the process that a holder names has ended. One that can't be
+// holderGone reports whether the process that a holder names has ended. One that can't be
 // understood is left alone: the lease has an end of its own.
 func holderGone(name string) bool {
 	number, start, found := strings.Cut(name, "-")
@@ -47,9 +46,8 @@ func holderGone(name string) bool {
 	return errors.Is(err, fs.ErrNotExist) || err == nil && now.start != begun
 }
 
-// sweepLeases ends the leases of this root whose holders have ended, or this process's
-// own that it couldn't end in time, so that the engine's collector takes what they were
-// for.
+// sweepLeases deletes the leases of this root whose holders have ended, and those of this
+// process that no call uses. The engine's collector then removes what they kept.
 func (r *Runtime) sweepLeases(ctx context.Context) error {
 	own, err := holder()
 	if err != nil {
@@ -84,7 +82,7 @@ func (r *Runtime) withLease(ctx context.Context, expiry time.Duration, f func(co
 	lease := leases.Lease{ID: callLease + newID()}
 	underWay.Store(lease.ID, true)
 	defer underWay.Delete(lease.ID)
-	// One whose making is cut off may be there all the same.
+	// The engine may make it even if the call is cancelled.
 	lingering, cancel := r.linger(r.namespaced(ctx))
 	_, err = service.Create(lingering, leases.WithID(lease.ID), leases.WithExpiration(expiry),
 		leases.WithLabel(labelRoot, r.opts.Root), leases.WithLabel(labelHolder, name))

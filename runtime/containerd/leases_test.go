@@ -38,7 +38,7 @@ func TestHolder(t *testing.T) {
 
 // What a killed process held is given up by the next one's sweep, and nothing else.
 func TestSweepLeases(t *testing.T) {
-	d := testEngine(t)
+	d := shared.Get(t)
 	r := newRuntime(t, d)
 	ctx := r.namespaced(t.Context())
 	service := r.client.LeasesService()

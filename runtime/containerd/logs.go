@@ -11,7 +11,8 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/api/services/tasks/v1"
+	tasktypes "github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/containerd/v2/pkg/cio"
 	"github.com/containerd/errdefs"
 
@@ -22,7 +23,7 @@ import (
 const (
 	defaultLogBytes = 10 << 20
 
-	// lostTick is how often the engine is asked for a main process that it has lost.
+	// lostTick is how often a follower asks for a main process that the engine has lost.
 	lostTick = time.Second
 )
 
@@ -43,7 +44,7 @@ func (c *creation) logIO() (cio.Creator, error) {
 	}), nil
 }
 
-// Logs copies what the container's main process printed, as far as it is still kept.
+// Logs copies what is kept of the main process's output.
 func (r *Runtime) Logs(ctx context.Context, id string, opts runtime.LogOptions, stdout, stderr io.Writer) error {
 	op := "read logs of container " + id
 	x := logReader{r, id, r.root.path("containers", id, "log")}
@@ -87,18 +88,11 @@ type logReader struct {
 
 // over reports whether a container's main process has ended, or never ran.
 func (x logReader) over(ctx context.Context) (bool, error) {
-	task, err := x.r.task(ctx, x.id)
+	p, err := x.r.taskProcess(ctx, x.id)
 	if errdefs.IsFailedPrecondition(err) {
 		return true, nil
 	}
-	if err != nil {
-		return false, err
-	}
-	status, err := task.Status(ctx)
-	if errdefs.IsNotFound(err) {
-		return true, nil
-	}
-	return status.Status == client.Stopped, err
+	return p.GetStatus() == tasktypes.Status_STOPPED, err
 }
 
 // finish waits until the log of a container that has ended has all that it printed.
@@ -113,33 +107,17 @@ func (x logReader) finish(ctx context.Context) error {
 
 // awaitEnd waits for the end of a container's main process.
 func (x logReader) awaitEnd(ctx context.Context) error {
-	for {
-		var ended <-chan client.ExitStatus
-		err := x.r.call(ctx, "look for the main process", func(callCtx context.Context) error {
-			task, err := x.r.task(callCtx, x.id)
-			if err == nil {
-				ended, err = task.Wait(x.r.namespaced(ctx))
-			}
+	return runtime.Poll(ctx, lostTick, func() (bool, error) {
+		var over bool
+		err := x.r.call(ctx, "look for the main process", func(ctx context.Context) (err error) {
+			over, err = x.over(ctx)
 			return err
 		})
-		if errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err) {
-			return nil
+		if over || err != nil {
+			return true, absent(err)
 		}
-		if err != nil {
-			return err
-		}
-		select {
-		case status := <-ended:
-			if status.Error() == nil {
-				return nil
-			}
-		case <-ctx.Done():
-			return runtime.Ended(ctx)
-		}
-		select { // the engine has lost it, or has gone
-		case <-time.After(lostTick):
-		case <-ctx.Done():
-			return runtime.Ended(ctx)
-		}
-	}
+		// It fails if the engine loses the process, or goes.
+		_, err = x.r.client.TaskService().Wait(x.r.namespaced(ctx), &tasks.WaitRequest{ContainerID: x.id})
+		return err == nil, nil
+	})
 }

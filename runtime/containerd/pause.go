@@ -5,7 +5,6 @@ import (
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/errdefs"
-	"github.com/containerd/errdefs/pkg/errgrpc"
 
 	"github.com/bermhq/berm/runtime"
 )
@@ -20,7 +19,7 @@ func (r *Runtime) Pause(ctx context.Context, id string) error {
 		defer unlock()
 		return r.bring(ctx, id, runtime.StatePaused, func() error {
 			_, err := r.client.TaskService().Pause(ctx, &tasks.PauseTaskRequest{ContainerID: id})
-			return errgrpc.ToNative(err)
+			return native(err)
 		})
 	})
 }
@@ -30,7 +29,7 @@ func (r *Runtime) Resume(ctx context.Context, id string) error {
 	return r.call(ctx, "resume container "+id, func(ctx context.Context) error {
 		return r.bring(ctx, id, runtime.StateRunning, func() error {
 			_, err := r.client.TaskService().Resume(ctx, &tasks.ResumeTaskRequest{ContainerID: id})
-			return errgrpc.ToNative(err)
+			return native(err)
 		})
 	})
 }

@@ -13,17 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// process is one of this host's, at the moment when it was looked at. A pid alone
-// says nothing: the start tells one process from another that got its number later.
+// process is a process of this host, as it was at one moment. The start tells it from
+// another process that gets its pid later.
 type process struct {
-	pid, parent int
-	state       byte
-	threads     int
-	start       uint64 // in ticks of 1/100 s since the host's boot
-	size        uint64 // of its address space
+	pid     int
+	state   byte
+	threads int
+	start   uint64 // in ticks of 1/100 s since the host's boot
+	size    uint64 // of its address space
 }
 
-// readProcess looks at a process; an error that is fs.ErrNotExist says that there is none.
+// readProcess reads the state of a process. The error is fs.ErrNotExist if there is none.
 func readProcess(pid int) (process, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if errors.Is(err, unix.ESRCH) {
@@ -43,22 +43,21 @@ func parseStat(pid int, stat []byte) (process, error) {
 		return process{}, fmt.Errorf("the kernel's words on process %d can't be understood", pid)
 	}
 	p := process{pid: pid, state: fields[0][0]}
-	var errs [4]error
-	p.parent, errs[0] = strconv.Atoi(string(fields[1]))
-	p.threads, errs[1] = strconv.Atoi(string(fields[17]))
-	p.start, errs[2] = strconv.ParseUint(string(fields[19]), 10, 64)
-	p.size, errs[3] = strconv.ParseUint(string(fields[20]), 10, 64)
+	var errs [3]error
+	p.threads, errs[0] = strconv.Atoi(string(fields[17]))
+	p.start, errs[1] = strconv.ParseUint(string(fields[19]), 10, 64)
+	p.size, errs[2] = strconv.ParseUint(string(fields[20]), 10, 64)
 	return p, errors.Join(errs[:]...)
 }
 
-// over tells whether a process has ended, or is ending and does nothing more. One
-// whose first thread has ended lives on in its others.
+// over reports whether a process has ended, or is ending and does nothing more. A process
+// whose first thread has ended lives on in its other threads.
 func (p process) over() bool {
 	ended := p.state == 'Z' || p.state == 'X' || p.state == 'x' || p.size == 0
 	return ended && p.threads <= 1
 }
 
-// ends tells whether all threads that a process still has are on their way out, and have let
+// ends reports whether all threads that a process still has are on their way out, and have let
 // go of its memory. The first process of a PID namespace stays so, with its last thread, until
 // nothing is left in there (zap_pid_ns_processes in the kernel's kernel/pid_namespace.c).
 func (p process) ends() bool {
@@ -82,10 +81,10 @@ func (p process) ends() bool {
 	return true
 }
 
-// same tells whether this is still that process.
+// same reports whether p and q are one process.
 func (p process) same(q process) bool { return p.pid == q.pid && p.start == q.start }
 
-// processes looks at all of this host.
+// processes reads the states of all processes of this host.
 func processes() (map[int]process, error) {
 	dir, err := os.Open("/proc")
 	if err != nil {

@@ -3,8 +3,8 @@ package containerd
 import (
 	"errors"
 	"io/fs"
-	"os"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,7 +13,7 @@ import (
 
 func TestParseStat(t *testing.T) {
 	const rest = " 1 7 7 0 -1 4194304 100 0 0 0 1 2 0 0 20 0 3 0 123456 4096000 200 18446744073709551615 1 1"
-	want := process{pid: 42, parent: 1, state: 'S', threads: 3, start: 123456, size: 4096000}
+	want := process{pid: 42, state: 'S', threads: 3, start: 123456, size: 4096000}
 	for _, tt := range []struct {
 		name, stat string
 		want       process
@@ -25,7 +25,7 @@ func TestParseStat(t *testing.T) {
 		{"a name with a line's end", "42 (x\n) S" + rest, want, true},
 		{"empty", "", process{}, false},
 		{"cut short", "42 (sleep) S 1 7 7", process{}, false},
-		{"no number", "42 (sleep) S x" + rest[2:], process{}, false},
+		{"no number", "42 (sleep) S" + strings.Replace(rest, "123456", "x", 1), process{}, false},
 	} {
 		got, err := parseStat(42, []byte(tt.stat))
 		if (err == nil) != tt.ok {
@@ -71,7 +71,7 @@ func TestReadProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p.parent != os.Getpid() || p.start == 0 || p.over() {
+	if p.start == 0 || p.over() {
 		t.Errorf("%+v", p)
 	}
 	if err := cmd.Process.Kill(); err != nil {

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/runtime"
 )
 
 // runcRoot is where containerd's runc shim has runc keep its state.
@@ -25,16 +27,15 @@ const runcRoot = "/run/containerd/runc"
 // shimSockets is where shims listen, whatever their engine.
 const shimSockets = "/run/containerd/s"
 
-// shim is a process of the engine's that looks after one container. The engine forgets
-// it when a call is cut off that was about to make or remove the container's task:
-// by the end of the engine, or of the client whose call it was.
+// shim is the engine's process for one container. The engine forgets it if the engine, or
+// the client, ends while it makes or removes the container's task.
 type shim struct {
 	process
 	id     string // of the container
 	bundle string // directory of the container's, in the engine's
 }
 
-// remains is what the host has of an engine's containers besides the engine's records.
+// remains finds and removes what containers have on the host besides the engine's records.
 type remains struct {
 	namespace, address, cgroupParent string // as in Options
 	log                              *slog.Logger
@@ -95,7 +96,7 @@ func samePath(a, b string) bool {
 	return err == nil && os.SameFile(x, y)
 }
 
-// hostsOwn tells whether a process is in this one's process namespace, and so in no
+// hostsOwn reports whether a process is in this one's process namespace, and so in no
 // container.
 func hostsOwn(pid int) bool {
 	return samePath("/proc/self/ns/pid", fmt.Sprintf("/proc/%d/ns/pid", pid))
@@ -156,23 +157,15 @@ func (h remains) removeSockets(id string) error {
 	return errors.Join(errs...)
 }
 
-// killShim kills a shim, and with it, as they are its children, the writer of the
-// container's log, which reads to the end of its pipes and ends.
+// killShim kills a shim. The writer of the container's log then reads its pipes to the end,
+// and ends.
 func (h remains) killShim(ctx context.Context, s shim) error {
-	fd, err := unix.PidfdOpen(s.pid, 0)
-	if errors.Is(err, unix.ESRCH) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("open the shim: %w", err)
-	}
-	defer func() { _ = unix.Close(fd) }()
-	// Now the pid can't become another's; before, it could.
-	if now, err := readProcess(s.pid); err != nil || !now.same(s.process) {
-		return nil //nolint:nilerr // the shim is gone
-	}
-	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("kill the shim: %w", err)
+	killed, err := killIf(s.pid, func() (bool, error) {
+		now, err := readProcess(s.pid)
+		return err == nil && now.same(s.process), nil
+	})
+	if !killed {
+		return err // nil if it is gone
 	}
 	h.log.WarnContext(ctx, "stray_shim_killed", "container_id", s.id, "pid", s.pid)
 	return await(ctx, func() (bool, error) {
@@ -184,20 +177,29 @@ func (h remains) killShim(ctx context.Context, s shim) error {
 	})
 }
 
-// await asks every few milliseconds until it is so, or ctx ends.
-func await(ctx context.Context, so func() (bool, error)) error {
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		if done, err := so(); done || err != nil {
-			return err
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+// killIf kills the process with a pid if it is the right one. Right runs when no other
+// process can get the pid any more.
+func killIf(pid int, right func() (bool, error)) (killed bool, err error) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) { // the latter is a thread that isn't its process's first
+		return false, nil
 	}
+	if err != nil {
+		return false, fmt.Errorf("open process %d: %w", pid, err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if ok, err := right(); !ok || err != nil {
+		return false, err
+	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return false, fmt.Errorf("kill process %d: %w", pid, err)
+	}
+	return true, nil
+}
+
+// await is runtime.Poll for what takes a few milliseconds.
+func await(ctx context.Context, done func() (bool, error)) error {
+	return runtime.Poll(ctx, 5*time.Millisecond, done)
 }
 
 // cgroups are a container's own, in all hierarchies of version 1 and in version 2.
@@ -290,29 +292,17 @@ func cgroupProcesses(dir string) ([]int, error) {
 	return pids, nil
 }
 
-// killMember kills a process, if it still is a member once nobody else can have its number.
+// killMember kills a process if it is in a cgroup.
 func killMember(dir string, pid int) (killed bool, err error) {
-	fd, err := unix.PidfdOpen(pid, 0)
-	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) { // the latter is a thread that isn't its process's first
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("take hold of process %d: %w", pid, err)
-	}
-	defer func() { _ = unix.Close(fd) }()
-	pids, err := cgroupProcesses(dir)
-	if err != nil || !slices.Contains(pids, pid) {
-		return false, err
-	}
-	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return false, fmt.Errorf("kill process %d: %w", pid, err)
-	}
-	return true, nil
+	return killIf(pid, func() (bool, error) {
+		pids, err := cgroupProcesses(dir)
+		return slices.Contains(pids, pid), err
+	})
 }
 
 // killFirst kills a container's first process, and so all of them, without the engine. It
-// reports false for one that it can't tell: not in the container's cgroup, or in the host's
-// own process namespace, as what runs a machine around the container is.
+// returns false for a process that isn't in the container's cgroup, or is in the host's
+// process namespace, as the program of a virtual machine is.
 func (h remains) killFirst(id string, pid int) (killed bool, err error) {
 	dirs, err := h.cgroups(id)
 	if err != nil || len(dirs) == 0 || hostsOwn(pid) {
@@ -323,16 +313,11 @@ func (h remains) killFirst(id string, pid int) (killed bool, err error) {
 
 // unmountSuffix detaches what is mounted at paths with an end, and answers the paths.
 func unmountSuffix(suffix string) ([]string, error) {
-	table, err := os.ReadFile("/proc/self/mountinfo")
+	points, err := mountPoints()
 	if err != nil {
 		return nil, err
 	}
-	var points []string
-	for line := range strings.Lines(string(table)) {
-		if fields := strings.Fields(line); len(fields) > 4 && strings.HasSuffix(unescape(fields[4]), suffix) {
-			points = append(points, unescape(fields[4]))
-		}
-	}
+	points = slices.DeleteFunc(points, func(point string) bool { return !strings.HasSuffix(point, suffix) })
 	for _, point := range slices.Backward(points) { // the upper one first
 		err := unix.Unmount(point, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {

@@ -49,15 +49,10 @@ func remainsRuntime(t *testing.T) *Runtime {
 	t.Helper()
 	engine.Require(t, "containerd")
 	name := fmt.Sprintf("berm-remains-%d", os.Getpid())
-	r, err := New(Options{
+	return newRuntimeWith(t, Options{
 		Address: filepath.Join(t.TempDir(), "containerd.sock"), Namespace: name, CgroupParent: "/" + name,
 		Root: t.TempDir(), Agent: []byte("x"),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = r.Close() })
-	return r
 }
 
 func TestShims(t *testing.T) {
@@ -228,7 +223,7 @@ func TestRemoveRemains(t *testing.T) {
 
 // TestDeadShim kills a container's shim under the engine, which leaves its socket.
 func TestDeadShim(t *testing.T) {
-	c := testEngine(t)
+	c := shared.Get(t)
 	r := newRuntime(t, c)
 	made, err := r.Create(t.Context(), runtime.Spec{Name: "dead-shim", Image: testImage, Command: []string{"sleep", "100000"}})
 	if err != nil {

@@ -40,9 +40,9 @@ func (r root) path(elem ...string) string {
 // part of a path.
 var idPattern = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// place is the directory of one container, owned by this process until release.
-// Whoever makes or removes the container, or finds out that nobody does, owns it.
-// That of a command in it is owned by whoever runs the command.
+// place is the directory of a container, or of a program in it, which this process owns
+// until release. The process that makes or removes the container, or runs the program,
+// owns it, and so does a sweep that finds it without an owner.
 type place struct {
 	dir   string
 	owner *os.File
@@ -70,42 +70,31 @@ func newPlace(ctx context.Context, dir string) (*place, error) {
 	}
 }
 
-// ownPlace waits until nobody else owns a container's directory. Nil means that
-// there is none.
+// ownPlace waits until nobody else owns a container's directory. It returns nil if there
+// is none.
 func (r root) ownPlace(ctx context.Context, id string) (*place, error) {
 	return awaitPlace(ctx, r.path("containers", id))
 }
 
-func awaitPlace(ctx context.Context, dir string) (*place, error) {
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		p, err := lockPlace(dir)
+func awaitPlace(ctx context.Context, dir string) (p *place, err error) {
+	err = await(ctx, func() (bool, error) {
+		p, err = lockPlace(dir)
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, nil //nolint:nilnil // no place is no error
+			return true, nil // no place is no error
 		}
-		if p != nil || err != nil {
-			return p, err
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
+		return p != nil, err
+	})
+	return p, err
 }
 
-// lockPlace is nil when somebody else has it.
+// lockPlace returns nil if another process, or goroutine, owns the directory.
 func lockPlace(dir string) (*place, error) {
 	owner, err := os.OpenFile(filepath.Join(dir, "owner"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Flock(int(owner.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if ours, err := runtime.TryFlock(owner, unix.LOCK_EX); !ours {
 		_ = owner.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, nil //nolint:nilnil // taken
-		}
 		return nil, err
 	}
 	// The one before may have removed it.
@@ -120,7 +109,7 @@ func lockPlace(dir string) (*place, error) {
 	return &place{dir: dir, owner: owner}, nil
 }
 
-// release gives the directory up; nil is fine.
+// release returns the directory up, if p isn't nil.
 func (p *place) release() {
 	if p != nil {
 		_ = p.owner.Close()
@@ -142,8 +131,7 @@ func (p *place) remove() error {
 			return err
 		}
 	}
-	// Whoever finds the directory without a lock takes it, with a new one, and then it
-	// is theirs to remove.
+	// Who finds the directory without a lock makes a new one, and removes both.
 	for _, name := range []string{p.owner.Name(), p.dir} {
 		err := os.Remove(name)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {

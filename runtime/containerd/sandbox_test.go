@@ -4,7 +4,7 @@ import "testing"
 
 // Containers that an earlier Berm made have none, and are removed like others.
 func TestRemoveSandbox(t *testing.T) {
-	r := newRuntime(t, testEngine(t))
+	r := newRuntime(t, shared.Get(t))
 	ctx, id := r.namespaced(t.Context()), newID()
 	if err := (&creation{r: r, id: id, class: runtimeClasses[""]}).makeSandbox(ctx); err != nil {
 		t.Fatal(err)
@@ -14,5 +14,5 @@ func TestRemoveSandbox(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	wantNothingLeft(t, testEngine(t))
+	wantNothingLeft(t, shared.Get(t))
 }

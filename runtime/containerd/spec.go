@@ -47,7 +47,7 @@ var (
 	hostPattern = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9.-]*$`)
 )
 
-// validate refuses what would be taken for something else.
+// validate refuses values that the engine or its runtime would take for something else.
 func validate(spec runtime.Spec) error {
 	switch {
 	case !namePattern.MatchString(spec.Name):
@@ -77,7 +77,8 @@ func validate(spec runtime.Spec) error {
 	return nil
 }
 
-// checkEnv refuses what no program can be given. It doesn't repeat it: it may be secret.
+// checkEnv refuses variables that no program can get. Its error doesn't repeat them, as they
+// may be secret.
 func checkEnv(env []string) error {
 	for _, v := range env {
 		if strings.IndexByte(v, '=') < 1 || strings.IndexByte(v, 0) >= 0 {
@@ -136,7 +137,7 @@ func (c *creation) ociSpec(netns string) (*specs.Spec, error) {
 		return nil, fmt.Errorf("there is no seccomp profile for architecture %q", c.r.host.Architecture)
 	}
 	profile := seccomp.DefaultProfile(s)
-	profile.Architectures = []specs.Arch{native} // as with Docker: the others are doors that nobody needs
+	profile.Architectures = []specs.Arch{native} // as with Docker: nobody needs the others
 	for i := range profile.Syscalls {
 		profile.Syscalls[i].Names = runtime.SeccompNames(profile.Syscalls[i].Names)
 	}
@@ -196,7 +197,7 @@ func (c *creation) wanted() []string {
 	return slices.Compact(out)
 }
 
-// covered tells whether a directory is in one of the spec's mounts, or ours.
+// covered reports whether a directory is in one of the spec's mounts, or ours.
 func (c *creation) covered(dir string) bool {
 	return c.agentDir() != "" && runtime.Below(dir, runtime.AgentDir) ||
 		slices.ContainsFunc(c.spec.Mounts, func(m runtime.Mount) bool { return runtime.Below(dir, m.Target) }) ||
@@ -222,7 +223,7 @@ var nofile = sync.OnceValue(func() specs.POSIXRlimit {
 	return specs.POSIXRlimit{Type: "RLIMIT_NOFILE", Soft: min(softNofile, hard), Hard: hard}
 })
 
-// hostSetsLimits tells whether services of this host can have CAP_SYS_RESOURCE, without which
+// hostSetsLimits reports whether services of this host can have CAP_SYS_RESOURCE, without which
 // an OCI runtime can't limit processes in another user namespace at all.
 var hostSetsLimits = sync.OnceValue(func() bool {
 	b, err := os.ReadFile("/proc/1/status")
@@ -275,7 +276,7 @@ func (c *creation) limit(res *specs.LinuxResources) {
 	}
 }
 
-// swapLimits tells whether the kernel can limit swap: version 1 of cgroups has to be
+// swapLimits reports whether the kernel can limit swap: version 1 of cgroups has to be
 // told so when it boots, and refuses the limit otherwise.
 var swapLimits = sync.OnceValue(func() bool {
 	_, v1 := os.Stat(cgroupRoot + "/memory/memory.limit_in_bytes")

@@ -8,16 +8,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// freeTime is how long the pipes of lost commands are held open: a shim that waits at
-// one goes on to the next at once.
+// freeTime is how long the pipes of lost programs are held open. A shim that waits at one
+// opens them one after the other, at once.
 const freeTime = 100 * time.Millisecond
 
-// sweepPatience is how long a lost command may take to end after its input has.
+// sweepPatience is how long a lost program may take to end after its input has.
 const sweepPatience = time.Second
 
-// freePipes opens the pipes of commands that nobody is at: of a client that was killed
-// while it had them started. The shim waits there for the other end, and answers
-// nothing else about the container meanwhile, until the call's deadline.
+// freePipes opens the pipes of programs whose client was killed while it started them. Until
+// then, or its call's deadline, the shim waits for the other end, and answers no other call
+// about the container.
 func (r root) freePipes(id string) (letGo func()) {
 	lost := r.lostCommands(id)
 	files := openPipes(lost)
@@ -29,8 +29,8 @@ func (r root) freePipes(id string) (letGo func()) {
 	}
 }
 
-// lostCommands are those of a container whose pipes are there, and that no process
-// runs, be it this one or another on the same root. The caller releases them.
+// lostCommands returns the places of programs in a container that no process on this root
+// owns. The caller releases them.
 func (r root) lostCommands(id string) []*place {
 	dir := r.path("containers", id, "exec")
 	entries, err := os.ReadDir(dir)
@@ -39,7 +39,7 @@ func (r root) lostCommands(id string) []*place {
 	}
 	var out []*place
 	for _, e := range entries {
-		// An error is that it is being removed.
+		// On an error it is being removed.
 		if p, err := lockPlace(filepath.Join(dir, e.Name())); err == nil && p != nil {
 			out = append(out, p)
 		}
@@ -51,7 +51,7 @@ func openPipes(lost []*place) []*os.File {
 	var out []*os.File
 	for _, p := range lost {
 		for _, name := range []string{"stdin", "stdout", "stderr"} {
-			// Both ends at once, so that it waits for nobody.
+			// Both ends at once, so that open doesn't wait.
 			f, err := os.OpenFile(p.file(name), os.O_RDWR|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 			if err == nil {
 				out = append(out, f)

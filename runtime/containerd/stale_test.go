@@ -11,7 +11,7 @@ import (
 
 // TestSweepPrograms checks that a sweep ends programs whose client was killed, at any stage, and no others.
 func TestSweepPrograms(t *testing.T) {
-	r := newRuntime(t, testEngine(t))
+	r := newRuntime(t, shared.Get(t))
 	id := sandbox(t, r)
 	live, reads, ignores := start(t, r, id, "/bin/cat"), start(t, r, id, "/bin/cat"), start(t, r, id, "/bin/sleep", "70000")
 	for _, s := range []*stdio{reads, ignores} { // as the kernel does for a process that is killed
@@ -32,7 +32,7 @@ func TestSweepPrograms(t *testing.T) {
 		_ = f.Close()
 		waited <- err
 	}()
-	if err := newRuntime(t, testEngine(t)).Sweep(t.Context()); err != nil {
+	if err := newRuntime(t, shared.Get(t)).Sweep(t.Context()); err != nil {
 		t.Error(err)
 	}
 	for name, s := range map[string]*stdio{"one that reads": reads, "one that doesn't": ignores, "one that wasn't started": half} {

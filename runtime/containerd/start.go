@@ -13,7 +13,6 @@ import (
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/errdefs"
-	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/typeurl/v2"
 	"github.com/google/uuid"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -140,7 +139,7 @@ func (x program) endInput(ctx context.Context) {
 	ctx, cancel := x.r.bounded(ctx)
 	defer cancel()
 	_, err := x.r.client.TaskService().CloseIO(ctx, &tasks.CloseIORequest{ContainerID: x.container, ExecID: x.id, Stdin: true})
-	if err = errgrpc.ToNative(err); err != nil && !errdefs.IsNotFound(err) {
+	if err = native(err); err != nil && !errdefs.IsNotFound(err) {
 		x.r.log.DebugContext(ctx, "stdin_not_closed", "container_id", x.container, "error", err)
 	}
 }
@@ -154,7 +153,7 @@ func (x program) end(ctx context.Context, patience time.Duration) bool {
 	service, begun := x.r.client.TaskService(), time.Now()
 	for delay := 10 * time.Millisecond; ; delay = min(2*delay, time.Second) {
 		_, err := service.DeleteProcess(ctx, &tasks.DeleteProcessRequest{ContainerID: x.container, ExecID: x.id})
-		if err = errgrpc.ToNative(err); err == nil || errdefs.IsNotFound(err) {
+		if err = native(err); err == nil || errdefs.IsNotFound(err) {
 			return true
 		}
 		if time.Since(begun) >= patience { // else it ends with the container
@@ -241,7 +240,7 @@ func (s *stdio) start(ctx context.Context, process *specs.Process, path string) 
 	if err == nil {
 		_, err = service.Start(ctx, &tasks.StartRequest{ContainerID: s.container, ExecID: s.id})
 	}
-	if err = errgrpc.ToNative(err); err != nil {
+	if err = native(err); err != nil {
 		return s.notStarted(ctx, err, path)
 	}
 	if err := s.openStdin(ctx); err != nil {
@@ -313,7 +312,7 @@ func (s *stdio) await(ctx context.Context) {
 	defer close(s.ended)
 	for {
 		res, err := s.r.client.TaskService().Wait(ctx, &tasks.WaitRequest{ContainerID: s.container, ExecID: s.id})
-		s.code, s.err = int(res.GetExitStatus()), errgrpc.ToNative(err)
+		s.code, s.err = int(res.GetExitStatus()), native(err)
 		if !errdefs.IsUnavailable(s.err) {
 			return
 		}
@@ -346,7 +345,7 @@ func (s *stdio) Close() error {
 			s.endInput(ctx)
 			select {
 			case <-s.ended:
-			case <-time.After(endPatience):
+			case <-time.After(s.r.patience):
 			}
 			forgotten := s.end(ctx, 0)
 			s.giveUp()
@@ -385,7 +384,7 @@ func (s *stdio) Wait(ctx context.Context) (int, string, error) {
 		callCtx, cancel := s.r.bounded(ctx)
 		defer cancel()
 		if _, why := s.r.runningPid(callCtx, s.container); errdefs.IsNotFound(why) || errdefs.IsFailedPrecondition(why) {
-			err = runtime.WithClass(errors.Join(errdefs.ErrFailedPrecondition, runtime.ErrInterrupted), runtime.ErrInterrupted)
+			err = runtime.Interrupted("gone")
 		}
 		return 0, s.said.String(), failure(ctx, op, err)
 	}

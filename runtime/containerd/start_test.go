@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -36,18 +38,9 @@ func echo(t *testing.T, s io.ReadWriter) {
 // TestStartEngineKilled has the engine die while a program runs: the streams go on, and
 // how the program ended is known once the engine is back.
 func TestStartEngineKilled(t *testing.T) {
-	testEngine(t) // or there can't be another
+	c := engine.Own(t, "containerd", engine.StartContainerd, engine.Options{Image: testImage})
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	c, err := startEngine(ctx, engine.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-	})
 	r := newRuntime(t, c)
 	s := start(t, r, sandbox(t, r), "/bin/cat")
 	echo(t, s)
@@ -57,14 +50,7 @@ func TestStartEngineKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	echo(t, s)
-	for { // the client dials again, some time later
-		if _, err := r.Info(ctx); err == nil {
-			break
-		}
-		if ctx.Err() != nil {
-			t.Fatal("the engine isn't seen again")
-		}
-	}
+	awaitEngine(ctx, t, r)
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
@@ -76,25 +62,23 @@ func TestStartEngineKilled(t *testing.T) {
 // TestStartLeavesNothing checks that nothing of a program stays in the engine, its shim or
 // the backend's files, however it ends.
 func TestStartLeavesNothing(t *testing.T) {
-	r := newRuntime(t, testEngine(t))
+	r := newRuntime(t, shared.Get(t))
+	r.patience = 2 * time.Second
 	id := sandbox(t, r)
-	pid, err := r.runningPid(r.namespaced(t.Context()), id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	first, err := readProcess(int(pid))
-	if err != nil {
-		t.Fatal(err)
+	shims, err := r.remains.shims()
+	i := slices.IndexFunc(shims, func(s shim) bool { return s.id == id })
+	if i < 0 {
+		t.Fatalf("the container has no shim: %v", err)
 	}
 	open := func() int {
-		files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", first.parent)) // the shim
+		files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", shims[i].pid))
 		if err != nil {
 			t.Fatal(err)
 		}
 		return len(files)
 	}
 	use := func() {
-		shell(t, r, id, "exit 3")
+		runtimetest.Shell(t, r, id, "exit 3")
 		s := start(t, r, id, "/bin/cat")
 		echo(t, s)
 		_ = s.Close()
@@ -113,11 +97,10 @@ func TestStartLeavesNothing(t *testing.T) {
 	for range 3 {
 		use()
 	}
-	for deadline := time.Now().Add(10 * time.Second); open() > before; {
-		if time.Now().After(deadline) {
-			t.Fatalf("the shim has %d files open, %d before", open(), before)
-		}
-		time.Sleep(10 * time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := await(ctx, func() (bool, error) { return open() <= before, nil }); err != nil {
+		t.Fatalf("the shim has %d files open, %d before", open(), before)
 	}
 	left, err := os.ReadDir(r.root.path("containers", id, "exec"))
 	if err != nil || len(left) != 0 {

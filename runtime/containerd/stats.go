@@ -14,7 +14,6 @@ import (
 	"github.com/containerd/containerd/api/services/tasks/v1"
 	tasktypes "github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/errdefs"
-	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/typeurl/v2"
 
 	"github.com/bermhq/berm/runtime"
@@ -53,7 +52,7 @@ func (r *Runtime) Stats(ctx context.Context, id string) (runtime.Stats, error) {
 func (r *Runtime) metrics(ctx context.Context, id string) (any, error) {
 	res, err := r.client.TaskService().Metrics(ctx, &tasks.MetricsRequest{Filters: []string{"id==" + id}})
 	if err != nil {
-		return nil, errgrpc.ToNative(err)
+		return nil, native(err)
 	}
 	if len(res.Metrics) == 0 || res.Metrics[0].Data == nil {
 		return nil, runtime.WithClass(errdefs.ErrNotFound, errors.New("there is nothing to be measured"))

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containerd/containerd/api/services/introspection/v1"
 	containerdplugins "github.com/containerd/containerd/v2/plugins"
 
 	"github.com/bermhq/berm/runtime"
@@ -20,12 +21,10 @@ func (r *Runtime) Survey(ctx context.Context) (runtime.Survey, error) {
 		return out, err
 	}
 	err = r.call(ctx, "list the engine's plug-ins", func(ctx context.Context) error {
-		found, err := r.client.IntrospectionService().Plugins(ctx, fmt.Sprintf("type==%s,id==%s", containerdplugins.SnapshotPlugin, r.opts.Snapshotter))
-		if err != nil {
+		// A snapshotter that can't be used here is listed with the reason.
+		if p, err := r.snapshotter(ctx); err != nil {
 			return err
-		}
-		// One that can't be used here is listed with the reason.
-		if len(found.Plugins) == 0 || found.Plugins[0].InitErr != nil {
+		} else if p == nil || p.InitErr != nil {
 			out.Missing = append(out.Missing, "the engine's snapshotter "+r.opts.Snapshotter)
 		}
 		return nil
@@ -39,16 +38,15 @@ func (r *Runtime) Survey(ctx context.Context) (runtime.Survey, error) {
 		}
 	}
 	slices.Sort(out.Classes)
-	for _, program := range []string{"runc", "containerd-shim-runc-v2"} {
-		if !installed(program) {
-			out.Missing = append(out.Missing, "the program "+program)
+	missing := func(list *[]string, programs ...string) {
+		for _, program := range programs {
+			if !installed(program) {
+				*list = append(*list, "the program "+program)
+			}
 		}
 	}
-	for _, program := range []string{"iptables-save", "iptables-restore"} {
-		if !installed(program) {
-			out.MissingForNetworks = append(out.MissingForNetworks, "the program "+program)
-		}
-	}
+	missing(&out.Missing, "runc", "containerd-shim-runc-v2")
+	missing(&out.MissingForNetworks, "iptables-save", "iptables-restore")
 	for _, name := range r.networks.MissingPlugins() {
 		out.MissingForNetworks = append(out.MissingForNetworks, fmt.Sprintf("the CNI plug-in %s (looked for in %s)", name, strings.Join(r.opts.PluginDirs, ", ")))
 	}
@@ -62,4 +60,13 @@ func (r *Runtime) Survey(ctx context.Context) (runtime.Survey, error) {
 		out.Unlimited = []string{"swap"}
 	}
 	return out, nil
+}
+
+// snapshotter returns what the engine says about its snapshotter; nil if it has none.
+func (r *Runtime) snapshotter(ctx context.Context) (*introspection.Plugin, error) {
+	found, err := r.client.IntrospectionService().Plugins(ctx, fmt.Sprintf("type==%s,id==%s", containerdplugins.SnapshotPlugin, r.opts.Snapshotter))
+	if err != nil || len(found.Plugins) == 0 {
+		return nil, err
+	}
+	return found.Plugins[0], nil
 }

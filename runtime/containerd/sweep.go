@@ -13,13 +13,12 @@ import (
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/v2/core/containers"
-	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
 )
 
-// Sweep removes what creates and removals left that were cut short: directories,
-// network namespaces and addresses of containers that the engine has no record of,
-// leases, and processes without a record. A container with a record is List's.
+// Sweep removes what is left of creates and removals that were cut short: directories,
+// network namespaces, addresses, leases and processes of containers without a record. List
+// returns containers with a record.
 func (r *Runtime) Sweep(ctx context.Context) error {
 	x := sweep{r}
 	return r.call(ctx, "sweep", func(ctx context.Context) error {
@@ -27,14 +26,31 @@ func (r *Runtime) Sweep(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		// Whoever is in parts and not here now may be under way, and then has a lock.
-		known, err := x.known(ctx)
+		shims, err := r.remains.shims()
 		if err != nil {
 			return err
 		}
+		// A container that has parts and no record now may be under way. Then its maker has a
+		// lock on it.
+		recs, err := r.client.ContainerService().List(ctx)
+		if err != nil {
+			return err
+		}
+		recorded, ours := map[string]bool{}, map[string]bool{}
+		for _, rec := range recs {
+			recorded[rec.ID], ours[rec.ID] = true, rec.Labels[labelName] != ""
+		}
+		// A record is made before the shim and removed after it.
+		for _, s := range shims {
+			if !recorded[s.id] {
+				parts = append(parts, s.id)
+			}
+		}
+		slices.Sort(parts)
+		parts = slices.Compact(parts)
 		errs := []error{x.programs(ctx, parts), r.sweepLeases(ctx)}
 		for _, id := range parts {
-			if known[id] {
+			if ours[id] {
 				continue
 			}
 			if err := x.one(ctx, id); err != nil {
@@ -48,7 +64,7 @@ func (r *Runtime) Sweep(ctx context.Context) error {
 // sweep is a Sweep under way.
 type sweep struct{ r *Runtime }
 
-// parts lists the containers that anything is found of but, maybe, a record.
+// parts lists the containers that have a directory, a place on a network or a lease.
 func (x sweep) parts(ctx context.Context) ([]string, error) {
 	ids, err := x.r.root.places()
 	if err != nil {
@@ -64,34 +80,15 @@ func (x sweep) parts(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	for _, l := range held {
-		if id := strings.TrimPrefix(l.ID, "berm-"); idPattern.MatchString(id) {
+		if id := strings.TrimPrefix(l.ID, leasePrefix); idPattern.MatchString(id) {
 			ids = append(ids, id)
 		}
 	}
-	strays, err := x.strays(ctx)
-	if err != nil {
-		return nil, err
-	}
-	ids = append(ids, strays...)
-	slices.Sort(ids)
-	return slices.Compact(ids), nil
+	return ids, nil
 }
 
-// known are the containers that the engine has a record of.
-func (x sweep) known(ctx context.Context) (map[string]bool, error) {
-	recs, err := x.r.client.ContainerService().List(ctx, labelFilter(nil))
-	if err != nil {
-		return nil, err
-	}
-	out := make(map[string]bool, len(recs))
-	for _, rec := range recs {
-		out[rec.ID] = true
-	}
-	return out, nil
-}
-
-// one removes what is left of a container, unless somebody is at it. Once begun it
-// is brought to its end: the directory may be there only because of it.
+// one removes what is left of a container, unless somebody holds its lock. It goes on when
+// ctx ends: the directory may be there only because of it.
 func (x sweep) one(ctx context.Context, id string) error {
 	if err := ended(ctx); err != nil {
 		return err
@@ -116,14 +113,11 @@ func (x sweep) one(ctx context.Context, id string) error {
 	if err := x.removeStray(ctx, id); err != nil {
 		return err
 	}
-	if err := (teardown{r: x.r, id: id}).run(ctx); err != nil {
-		return err
-	}
-	if err := absent(x.r.client.LeasesService().Delete(ctx, leases.Lease{ID: "berm-" + id}, leases.SynchronousDelete)); err != nil {
+	if err := (teardown{r: x.r, id: id}).all(ctx, p); err != nil {
 		return err
 	}
 	x.r.log.InfoContext(ctx, "container_parts_removed", "container_id", id)
-	return p.remove()
+	return nil
 }
 
 // removeStray removes a task whose record is gone. The engine finds a task by its
@@ -149,30 +143,6 @@ func (x sweep) removeStray(ctx context.Context, id string) error {
 		}
 	}
 	return nil
-}
-
-// strays are the containers with a shim but no record. A record is made before the
-// shim and removed after it, so that there is no such thing in the normal course.
-func (x sweep) strays(ctx context.Context) ([]string, error) {
-	running, err := x.r.remains.shims()
-	if err != nil || len(running) == 0 {
-		return nil, err
-	}
-	recs, err := x.r.client.ContainerService().List(ctx)
-	if err != nil {
-		return nil, err
-	}
-	recorded := make(map[string]bool, len(recs))
-	for _, rec := range recs {
-		recorded[rec.ID] = true
-	}
-	var out []string
-	for _, s := range running {
-		if !recorded[s.id] {
-			out = append(out, s.id)
-		}
-	}
-	return out, nil
 }
 
 // programs ends the lost programs of all containers, and removes their pipes.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
 	tasktypes "github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -25,8 +26,20 @@ type teardown struct {
 	place *place // of the container, the caller's own; nil if there is none, or it stays
 }
 
-// run removes a container, or what there is of it. What was removed first is found by
-// what is removed last.
+// all removes what a Create made, whole or not: also its lease, and with it a snapshot that
+// has no record, and its place.
+func (x teardown) all(ctx context.Context, p *place) error {
+	err := x.run(ctx)
+	if err == nil {
+		err = absent(x.r.client.LeasesService().Delete(ctx, leases.Lease{ID: leaseID(x.id)}, leases.SynchronousDelete))
+	}
+	if err == nil {
+		err = p.remove()
+	}
+	return err
+}
+
+// run removes a container, or what is left of it. It removes last what the rest is found by.
 func (x teardown) run(ctx context.Context) error {
 	defer x.r.root.freePipes(x.id)()
 	rec, err := x.r.client.ContainerService().Get(ctx, x.id)

@@ -29,11 +29,7 @@ func TestTraceGoesToTheEngine(t *testing.T) {
 	}))
 	go func() { _ = server.Serve(l) }() // it ends with Stop
 	defer server.Stop()
-	r, err := New(Options{Address: socket, Root: dir, Agent: []byte("program")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = r.Close() }()
+	r := newRuntimeWith(t, Options{Address: socket, Root: dir, Agent: []byte("program")})
 
 	const parent = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
 	traced := propagation.TraceContext{}.Extract(t.Context(), propagation.MapCarrier{"traceparent": parent, "tracestate": "a=1"})

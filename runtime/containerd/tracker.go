@@ -7,8 +7,8 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// tracker makes of an engine's events those of the containers that a watch is about,
-// with their labels, and in the order in which things happen.
+// tracker selects the events of the watched containers, adds their labels, and puts them into
+// the order in which things happen.
 type tracker struct {
 	labels map[string]string // that are watched
 	known  map[string]*tracked
@@ -35,14 +35,11 @@ func newTracker(labels map[string]string) *tracker {
 
 func (t *tracker) knows(id string) bool { return t.known[id] != nil }
 
-// know tells of a container, with its caller's labels.
+// know adds a container, with its caller's labels, if they are watched.
 func (t *tracker) know(id string, own map[string]string, alive bool) {
-	for k, v := range t.labels {
-		if got, ok := own[k]; !ok || v != "" && got != v {
-			return
-		}
+	if runtime.HasLabels(own, t.labels) {
+		t.known[id] = &tracked{labels: own, alive: alive}
 	}
-	t.known[id] = &tracked{labels: own, alive: alive}
 }
 
 // happened takes an event without labels.
@@ -82,7 +79,7 @@ func (t *tracker) happened(e runtime.Event, now time.Time) {
 	delete(t.known, e.ContainerID)
 }
 
-// due gives a channel that is ready when flush has something that was held back.
+// due returns a channel that is ready when flush has something that was held back.
 func (t *tracker) due() <-chan time.Time {
 	if len(t.held) == 0 {
 		return nil
@@ -90,9 +87,8 @@ func (t *tracker) due() <-chan time.Time {
 	return time.After(time.Until(t.held[0].until))
 }
 
-// flush gives what there is to tell by now. An exit that hasn't come by the time that
-// its removal is told won't come: a shim may end before it has told the engine, and
-// what was removed has ended.
+// flush returns the events that are due. If a removal is due and its exit hasn't come, the
+// shim ended before it told the engine, and flush adds the exit.
 func (t *tracker) flush(now time.Time) []runtime.Event {
 	for len(t.held) > 0 && !now.Before(t.held[0].until) {
 		e := t.held[0].event

@@ -15,7 +15,6 @@ import (
 	"strings"
 	"syscall"
 
-	containerdplugins "github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/errdefs"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/opencontainers/runtime-spec/specs-go/features"
@@ -67,11 +66,11 @@ func (r *Runtime) noUserNS(ctx context.Context) (string, error) {
 		f.Linux.MountExtensions.IDMap.Enabled == nil || !*f.Linux.MountExtensions.IDMap.Enabled {
 		return "it needs runc 1.2 or newer", nil
 	}
-	found, err := r.client.IntrospectionService().Plugins(ctx, fmt.Sprintf("type==%s,id==%s", containerdplugins.SnapshotPlugin, r.opts.Snapshotter))
+	p, err := r.snapshotter(ctx)
 	if err != nil {
 		return "", err
 	}
-	if len(found.Plugins) == 0 || !slices.Contains(found.Plugins[0].Capabilities, "remap-ids") {
+	if !slices.Contains(p.GetCapabilities(), "remap-ids") {
 		return "the snapshotter " + r.opts.Snapshotter + " can't map IDs: it needs overlayfs on Linux 5.19 or newer, on a file system with idmapped mounts such as ext4 or XFS", nil
 	}
 	r.userNS.Store(true)
@@ -107,8 +106,8 @@ func inRange(a image.Account) error {
 }
 
 // claimRange takes a range of IDs for a container, and returns the first. The container keeps
-// it until its directory is removed, which is the last that is left of it. No two instances
-// of a host choose at once.
+// it until its directory, its last part, is removed. Instances on one host choose one after
+// the other.
 func (r root) claimRange(ctx context.Context, p *place, claims string) (int, error) {
 	if err := os.MkdirAll(claims, 0o700); err != nil {
 		return 0, err

@@ -194,7 +194,7 @@ func TestUserNSSpec(t *testing.T) {
 
 // What can't be had is refused by its name, with what would do, and nothing is made.
 func TestUserNSRefused(t *testing.T) {
-	c := testEngine(t)
+	c := shared.Get(t)
 	r := newRuntime(t, c)
 	survey, err := r.Survey(t.Context())
 	if err != nil {
@@ -220,7 +220,7 @@ func TestUserNSRefused(t *testing.T) {
 
 // What a create made that was killed halfway is owned by the range's first user, and is swept.
 func TestUserNSSwept(t *testing.T) {
-	c := testEngine(t)
+	c := shared.Get(t)
 	r := newRuntime(t, c)
 	made := &creation{r: r, id: newID(), spec: runtime.Spec{Network: "berm-test"}}
 	var err error
@@ -298,7 +298,7 @@ func main() {
 // TestUserNSAttack has one sandbox take all that the kernel gives a user, and looks at what
 // that means to the host and to another sandbox.
 func TestUserNSAttack(t *testing.T) {
-	c := testEngine(t)
+	c := shared.Get(t)
 	r := newRuntime(t, c)
 	engine.RequireUserNS(t, r)
 	if err := r.EnsureNetwork(t.Context(), runtime.Network{Name: "berm-userns", Isolated: true}); err != nil {

@@ -13,12 +13,11 @@ import (
 	"github.com/bermhq/berm/runtime/containerd/image"
 )
 
-// vet looks at a container that is made and not yet started, from the host, and finds
-// out whether the OCI runtime was led astray.
+// vet looks from the host at a container that is made and not started. It refuses one whose
+// image, or mounts, led the OCI runtime astray.
 //
-// Where a mount comes to lie is the image's to say: /workspace may be a link to /dev.
-// There, the runtime takes what the mount has at /dev/null, a link to anything, for the
-// device that it masks files of /proc with.
+// The image decides where a mount ends up: /workspace may be a link to /dev. The runtime then
+// masks files of /proc with what the mount has at /dev/null, which may be a link.
 func (c *creation) vet(pid uint32, linux *specs.Linux) error {
 	if c.class.name != runcShim {
 		return nil // there is a kernel in between, and nothing of this is the host's
@@ -52,8 +51,8 @@ func (c *creation) vet(pid uint32, linux *specs.Linux) error {
 	return c.vetAgent(root)
 }
 
-// vetCgroups is an error when a hierarchy of cgroups can be written in a container:
-// what is there are its limits.
+// vetCgroups returns an error if a container can write to a hierarchy of cgroups, which has
+// its limits.
 func vetCgroups(root int) error {
 	fd, err := image.OpenIn(root, cgroupRoot, unix.O_RDONLY|unix.O_DIRECTORY, unix.RESOLVE_NO_SYMLINKS)
 	if errors.Is(err, unix.ENOENT) {
@@ -80,7 +79,7 @@ func vetCgroups(root int) error {
 
 var errAstray = errors.New("the image, or what is mounted, covers a place of the kernel's or Berm's own")
 
-// vetPath is an error when there is something at a path, and it isn't as it should be.
+// vetPath returns an error if there is something at a path that isn't good.
 func vetPath(root int, path string, good func(unix.Stat_t, unix.Statfs_t) bool) error {
 	fd, err := image.OpenIn(root, path, unix.O_PATH|unix.O_NOFOLLOW, unix.RESOLVE_NO_SYMLINKS)
 	if errors.Is(err, unix.ENOENT) {
@@ -118,7 +117,7 @@ func isMasked(stat unix.Stat_t, fs unix.Statfs_t) bool {
 	return stat.Mode&unix.S_IFMT == unix.S_IFCHR && stat.Rdev == unix.Mkdev(1, 3) // /dev/null
 }
 
-// vetAgent is an error when the container's first program isn't the agent.
+// vetAgent returns an error if the container's first program isn't the agent.
 func (c *creation) vetAgent(root int) error {
 	var want, got unix.Stat_t
 	if err := unix.Stat(c.agent, &want); err != nil {

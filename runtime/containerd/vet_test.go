@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime"
-	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
 // What an image or a mounted directory could gain by where a mount comes to lie.
@@ -25,7 +24,7 @@ func TestHostileImages(t *testing.T) {
 }
 
 func testHostileImages(t *testing.T, class string) {
-	r := newRuntime(t, testEngine(t))
+	r := newRuntime(t, shared.Get(t))
 	requireClass(t, class)
 	volumes := func(paths ...string) ocispec.ImageConfig {
 		c := ocispec.ImageConfig{Volumes: map[string]struct{}{}}
@@ -107,45 +106,6 @@ func TestIsMasked(t *testing.T) {
 		}
 		if got := isMasked(stat, fs); got != want {
 			t.Errorf("%s: %t", path, got)
-		}
-	}
-}
-
-// An image's volumes aren't in the agent's way.
-func TestAgentAndVolumes(t *testing.T) {
-	e := testEngine(t)
-	r := newRuntime(t, e)
-	program, err := engine.PutAgent(t.Context(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "s"), []byte("hello"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for _, volumes := range []string{"/run", "/sbin/x", "/run/berm", "/run/berm/deeper", "/run /run/berm"} {
-		ref := "berm.local/in-the-way-" + strings.ToLower(rand.Text()) + ":latest"
-		if err := e.ImportBusybox(t.Context(), ref, "VOLUME "+volumes); err != nil {
-			t.Fatal(err)
-		}
-		for _, readOnly := range []bool{true, false} {
-			t.Run(volumes, func(t *testing.T) {
-				c, err := r.Create(t.Context(), runtime.Spec{
-					Name: "volumes-" + rand.Text(), Image: ref, Command: []string{"sleep", "100000"}, ReadOnlyRootfs: readOnly,
-					Agent: &runtime.Agent{Program: program, Dir: dir},
-				})
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer func() {
-					if err := r.Remove(t.Context(), c.ID); err != nil {
-						t.Error(err)
-					}
-				}()
-				if out, code := shell(t, r, c.ID, "cat /run/berm/s && ! touch /run/berm/x 2>/dev/null"); out != "hello" || code != 0 {
-					t.Errorf("%q", out)
-				}
-			})
 		}
 	}
 }

@@ -19,7 +19,7 @@ import (
 // BenchmarkCreateToOutput compares a sandbox's creation and first command with the
 // same calls made directly, one after the other, so that both meet the same machine.
 func BenchmarkCreateToOutput(b *testing.B) {
-	r := newRuntime(b, testEngine(b).Host())
+	r := newRuntime(b, shared.Get(b).Host())
 	s, err := r.connect(b.Context())
 	if err != nil {
 		b.Fatal(err)

@@ -29,7 +29,7 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Contai
 	}
 	var out runtime.Container
 	err := r.call(ctx, op, func(callCtx context.Context, s *session) error {
-		img, err := r.images.declared(callCtx, s, spec.Image)
+		img, err := s.declared(callCtx, spec.Image)
 		if err != nil {
 			return err
 		}
@@ -74,8 +74,8 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Contai
 	return out, err
 }
 
-// make makes the container, without starting it. The engine goes on making it
-// when its client hangs up, so the call outlives ctx a little, to learn the id.
+// make makes the container, without starting it. The engine goes on when its client hangs up,
+// so the call outlives ctx a little, to learn the ID.
 func (r *Runtime) make(ctx context.Context, s *session, spec runtime.Spec, img declared) (string, error) {
 	nonce := uuid.NewString()
 	callCtx, cancel := r.linger(ctx)
@@ -94,7 +94,7 @@ func (r *Runtime) make(ctx context.Context, s *session, spec runtime.Spec, img d
 	return "", r.undo(ctx, spec.Name, err, func(ctx context.Context) error { return removeLost(ctx, s, spec.Name, nonce) })
 }
 
-// start starts the container and sees what became of it.
+// start starts the container and inspects it.
 func (r *Runtime) start(ctx context.Context, s *session, id string) (runtime.Container, error) {
 	if err := s.ContainerStart(ctx, id, container.StartOptions{}); err != nil {
 		return runtime.Container{}, err
@@ -102,8 +102,8 @@ func (r *Runtime) start(ctx context.Context, s *session, id string) (runtime.Con
 	return inspect(ctx, s, id)
 }
 
-// undo cleans up after a failed Create, whatever became of ctx. What can't be
-// removed now carries its labels, so it is found again.
+// undo cleans up after a failed Create, even if ctx has ended. A container that it can't
+// remove has its labels, and is found by them.
 func (r *Runtime) undo(ctx context.Context, name string, err error, f func(context.Context) error) error {
 	cleanCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
@@ -131,7 +131,7 @@ func remove(ctx context.Context, s *session, id string) error {
 	return err
 }
 
-// removeLost removes the container of a create whose answer was lost, if it was made.
+// removeLost removes the container of a create whose answer was lost, if there is one.
 func removeLost(ctx context.Context, s *session, name, nonce string) error {
 	list, err := s.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(
 		filters.Arg("name", "^/?"+regexp.QuoteMeta(name)+"$"), filters.Arg("label", createLabel+"="+nonce))})
@@ -146,7 +146,7 @@ func removeLost(ctx context.Context, s *session, name, nonce string) error {
 	return nil
 }
 
-// Inspect tells everything of one container.
+// Inspect describes one container.
 func (r *Runtime) Inspect(ctx context.Context, id string) (runtime.Container, error) {
 	var out runtime.Container
 	err := r.callOn(ctx, "inspect container", id, func(ctx context.Context, s *session) error {
@@ -157,8 +157,8 @@ func (r *Runtime) Inspect(ctx context.Context, id string) (runtime.Container, er
 	return out, err
 }
 
-// List tells of every container that carries all the labels. The engine lists
-// whole seconds in CreatedAt; Inspect is exact.
+// List returns every container that carries all the labels. CreatedAt has whole seconds, as
+// the engine lists it.
 func (r *Runtime) List(ctx context.Context, labels map[string]string) ([]runtime.Container, error) {
 	var out []runtime.Container
 	err := r.call(ctx, "list containers", func(ctx context.Context, s *session) error {
@@ -188,8 +188,8 @@ func (r *Runtime) Remove(ctx context.Context, id string) error {
 
 var idPattern = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]*$`)
 
-// checkID is a NotFound for what can't be an id: the client would make a path of it,
-// which may well lead to something.
+// checkID returns a NotFound for what can't be an ID. The client would make a path of it,
+// which may lead to something else.
 func checkID(id string) error {
 	if !idPattern.MatchString(id) {
 		return runtime.WithClass(errdefs.ErrNotFound, errors.New("there is no such container"))
@@ -197,7 +197,7 @@ func checkID(id string) error {
 	return nil
 }
 
-// callOn is call for what concerns one container.
+// callOn is call for one container.
 func (r *Runtime) callOn(ctx context.Context, op, id string, f func(context.Context, *session) error) error {
 	if err := checkID(id); err != nil {
 		return fmt.Errorf("%s %q: %w", op, id, err)
@@ -263,7 +263,7 @@ func fromSummary(c container.Summary) runtime.Container {
 	return out
 }
 
-// ownLabels leaves out what Berm's callers didn't give.
+// ownLabels returns the labels that Berm's callers gave.
 func ownLabels(labels map[string]string) map[string]string {
 	out := maps.Clone(labels)
 	delete(out, createLabel)

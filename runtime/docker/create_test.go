@@ -2,49 +2,44 @@ package docker
 
 import (
 	"context"
-	"os"
 	"os/exec"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/docker/docker/api/types/volume"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
-func TestImageVolumes(t *testing.T) {
-	d := testEngine(t)
-	r := newRuntime(t, d.Host())
-	const ref = "berm.local/volumes:latest"
-	if err := d.ImportBusybox(t.Context(), ref, "VOLUME /home /var/data"); err != nil {
+// TestAgentAndVolumes checks that volumes of an image at the agent's program, and above it,
+// aren't in its way, and that they go with their containers. The contract has other volumes.
+func TestAgentAndVolumes(t *testing.T) {
+	d := shared.Get(t)
+	r, s := connected(t)
+	program, err := engine.PutAgent(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const ref = "berm.local/in-the-way:latest"
+	if err := d.ImportBusybox(t.Context(), ref, "VOLUME /sbin /sbin/berm-init"); err != nil {
 		t.Fatal(err)
 	}
 	img, err := r.Image(t.Context(), ref)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, readOnly := range []bool{true, false} {
-		for _, image := range []string{ref, img.ID} {
-			t.Run("", func(t *testing.T) {
-				c := sandbox(t, r, func(s *runtime.Spec) {
-					s.Image, s.ReadOnlyRootfs = image, readOnly
-					s.Tmpfs = []runtime.Tmpfs{{Target: "/home", SizeBytes: 1 << 20}}
-				})
-				if _, msg, code := sh(t, r, c.ID, "touch /home/x && test -d /var/data"); code != 0 {
-					t.Errorf("tmpfs over a volume: %s", msg)
-				}
-				if _, _, code := sh(t, r, c.ID, "touch /var/data/x"); (code == 0) == readOnly {
-					t.Errorf("read-only root %t: touch ended with %d", readOnly, code)
-				}
-			})
+	for image, readOnly := range map[string]bool{ref: true, img.ID: false} {
+		c := sandbox(t, r, func(s *runtime.Spec) {
+			s.Image, s.ReadOnlyRootfs, s.Agent = image, readOnly, &runtime.Agent{Program: program}
+		})
+		if _, msg, code := runtimetest.Shell(t, r, c.ID, "test -x /sbin/berm-init"); code != 0 {
+			t.Errorf("read-only root %t: code %d, %s", readOnly, code, msg)
 		}
-	}
-	s, err := r.connect(t.Context())
-	if err != nil {
-		t.Fatal(err)
+		if err := r.Remove(t.Context(), c.ID); err != nil {
+			t.Error(err)
+		}
 	}
 	list, err := s.VolumeList(t.Context(), volume.ListOptions{})
 	if err != nil || len(list.Volumes) != 0 {
@@ -52,44 +47,10 @@ func TestImageVolumes(t *testing.T) {
 	}
 }
 
-// An image's volumes aren't in the agent's way.
-func TestAgentAndVolumes(t *testing.T) {
-	d := testEngine(t)
-	r := newRuntime(t, d.Host())
-	program, err := engine.PutAgent(t.Context(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "s"), []byte("hello"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for _, volumes := range []string{"/run", "/sbin", "/run/berm", "/sbin/berm-init", "/run /sbin /run/berm"} {
-		ref := "berm.local/in-the-way:" + strconv.Itoa(len(volumes))
-		if err := d.ImportBusybox(t.Context(), ref, "VOLUME "+volumes); err != nil {
-			t.Fatal(err)
-		}
-		for _, readOnly := range []bool{true, false} {
-			t.Run(volumes, func(t *testing.T) {
-				c := sandbox(t, r, func(s *runtime.Spec) {
-					s.Image, s.ReadOnlyRootfs, s.Agent = ref, readOnly, &runtime.Agent{Program: program, Dir: dir}
-				})
-				if out, msg, code := sh(t, r, c.ID, "cat /run/berm/s && ! touch /run/berm/x && test -x /sbin/berm-init"); out != "hello" || code != 0 {
-					t.Errorf("%q, %s", out, msg)
-				}
-			})
-		}
-	}
-}
-
 // TestNameCollision: whoever has the name keeps it.
 func TestNameCollision(t *testing.T) {
-	r := newRuntime(t, testEngine(t).Host())
+	r, s := connected(t)
 	c := sandbox(t, r, nil)
-	s, err := r.connect(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
 	if err := removeLost(context.Background(), s, c.Name, "another"); err != nil {
 		t.Fatal(err)
 	}
@@ -113,31 +74,14 @@ func TestCrun(t *testing.T) {
 	if _, err := exec.LookPath("crun"); err != nil {
 		engine.Lacking(t, "docker", err)
 	}
-	engine.Require(t, "docker")
-	d, err := startEngine(t.Context(), engine.Options{Runtimes: map[string]string{"crun": "crun"}})
-	if err != nil {
-		engine.Lacking(t, "docker", err)
-	}
-	t.Cleanup(func() {
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	d := engine.Own(t, "docker", engine.StartDocker, engine.Options{Runtimes: map[string]string{"crun": "crun"}, Image: testImage})
 	r := newRuntime(t, d.Host())
-	c, err := r.Create(t.Context(), runtime.Spec{
-		Name: "crun", Image: testImage, Command: []string{"sleep", "100000"}, RuntimeClass: "crun", MemoryBytes: 64 << 20,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, said, code := sh(t, r, c.ID, `
+	c := sandbox(t, r, func(s *runtime.Spec) { s.RuntimeClass, s.MemoryBytes = "crun", 64<<20 })
+	out, said, code := runtimetest.Shell(t, r, c.ID, `
 		cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null
 		find /sys/fs/cgroup -type f | while read -r f; do (: >>"$f") 2>/dev/null && echo "$f"; done
 		find /sys/fs/cgroup -type d | while read -r d; do mkdir "$d/new" 2>/dev/null && echo "$d"; done; true`)
 	if code != 0 || strings.TrimSpace(out) != "67108864" {
 		t.Errorf("code %d: %s%s", code, out, said)
-	}
-	if err := r.Remove(t.Context(), c.ID); err != nil {
-		t.Error(err)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// Description is what a container that asks can compare with what it sees of itself.
+// Description is what a process in a container can compare with what it sees of itself.
 type Description struct {
 	ID       string
 	Running  bool
@@ -24,8 +24,8 @@ type DescribedMount struct {
 	Volume bool   // it is a volume, which the engine keeps
 }
 
-// Describe tells of any container, also of one that carries no labels of Berm's. It is
-// for finding oneself.
+// Describe describes any container, also one without labels of Berm's. It is for a Berm that
+// looks for its own container.
 func (r *Runtime) Describe(ctx context.Context, id string) (Description, error) {
 	var out Description
 	err := r.callOn(ctx, "describe container", id, func(ctx context.Context, s *session) error {

@@ -4,6 +4,7 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -45,13 +46,13 @@ type Options struct {
 	Host string
 	// CallTimeout is how long the engine may take to answer one call. 0 is 30 seconds.
 	CallTimeout time.Duration
-	// RegistryAuth gives the encoded credentials that the engine sends to the
+	// RegistryAuth returns the encoded credentials that the engine sends to the
 	// registry of ref. Nil sends none.
 	RegistryAuth func(ctx context.Context, ref string) (string, error)
 	// Program reads Berm's program, for sandboxes on engines that don't see this host's
 	// files: see runtime.Agent. Nil is none.
 	Program func() ([]byte, error)
-	// Logger is where the little that callers aren't told goes. Nil discards.
+	// Logger gets what callers aren't told. Nil discards.
 	Logger *slog.Logger
 }
 
@@ -68,10 +69,9 @@ type Runtime struct {
 	session     atomic.Pointer[session] // nil until connected
 	connecting  singleflight.Group
 	networks    singleflight.Group
-	images      imageCache
 	readProgram func() ([]byte, error)
 	programName func() (string, error) // of the volume
-	stored      atomic.Bool            // the program is in the engine's volume, as far as is known
+	stored      atomic.Bool            // the program is in the engine's volume, unless that was changed
 	starts      keylock.Map[string]    // of programs, and pauses, by the container's id
 }
 
@@ -88,13 +88,7 @@ var (
 // New makes a Runtime. It doesn't talk to the engine; it fails when the address or
 // the TLS files are unusable.
 func New(opts Options) (*Runtime, error) {
-	host := opts.Host
-	if host == "" {
-		host = os.Getenv(client.EnvOverrideHost)
-	}
-	if host == "" {
-		host = client.DefaultDockerHost
-	}
+	host := cmp.Or(opts.Host, os.Getenv(client.EnvOverrideHost), client.DefaultDockerHost)
 	u, err := client.ParseHostURL(host)
 	if err != nil {
 		return nil, fmt.Errorf("engine address: %w", err)
@@ -109,14 +103,11 @@ func New(opts Options) (*Runtime, error) {
 		host:        host,
 		url:         &url.URL{Scheme: "http", Host: u.Host, Path: u.Path},
 		transport:   &http.Transport{MaxIdleConns: 16, MaxIdleConnsPerHost: 16, IdleConnTimeout: 30 * time.Second},
-		timeout:     opts.CallTimeout,
+		timeout:     cmp.Or(opts.CallTimeout, 30*time.Second),
 		auth:        opts.RegistryAuth,
 		log:         opts.Logger,
 		readProgram: opts.Program,
 		programName: sync.OnceValues(func() (string, error) { return nameProgram(opts.Program) }),
-	}
-	if r.timeout == 0 {
-		r.timeout = 30 * time.Second
 	}
 	if r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)
@@ -137,28 +128,29 @@ func New(opts Options) (*Runtime, error) {
 	return r, nil
 }
 
-// Close lets go of idle connections. Calls that run go on.
+// Close closes idle connections. Calls that run go on.
 func (r *Runtime) Close() error {
 	r.transport.CloseIdleConnections()
 	return nil
 }
 
-// session is what was learnt of the engine when it was first reached. It ends when
-// the engine can't be reached, or says that it is another version.
+// session is what the engine said when it was first reached. It ends when the engine can't
+// be reached, or has another version.
 type session struct {
 	*client.Client
 	http    http.RoundTripper
 	info    runtime.Info
-	seccomp string        // SecurityOpt value
-	root    string        // the engine's own directory
-	skew    time.Duration // of the engine's clock
+	seccomp string                          // SecurityOpt value
+	root    string                          // the engine's own directory
+	skew    time.Duration                   // of the engine's clock
+	images  runtime.Cache[string, declared] // by IDs
 }
 
 // now is the engine's clock.
 func (s *session) now() time.Time { return time.Now().Add(s.skew) }
 
-// connect gives the session, and makes one if there is none. However many callers
-// wait for it, the engine is asked once.
+// connect returns the session, and makes one if there is none. However many callers wait
+// for it, it asks the engine once.
 func (r *Runtime) connect(ctx context.Context) (*session, error) {
 	if s := r.session.Load(); s != nil {
 		return s, nil
@@ -166,25 +158,14 @@ func (r *Runtime) connect(ctx context.Context) (*session, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	done := r.connecting.DoChan("", func() (any, error) {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.timeout)
-		defer cancel()
+	return runtime.Together(ctx, &r.connecting, "", r.timeout, func(ctx context.Context) (*session, error) {
 		s, err := r.negotiate(ctx)
 		if err != nil {
-			return nil, err
+			return nil, runtime.Unavailable(fmt.Errorf("engine at %s: %w", r.host, err))
 		}
 		r.session.Store(s)
 		return s, nil
 	})
-	select {
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case res := <-done:
-		if res.Err != nil {
-			return nil, runtime.Unavailable(fmt.Errorf("engine at %s: %w", r.host, res.Err))
-		}
-		return res.Val.(*session), nil
-	}
 }
 
 func (r *Runtime) negotiate(ctx context.Context) (*session, error) {
@@ -214,8 +195,8 @@ func (r *Runtime) negotiate(ctx context.Context) (*session, error) {
 		return nil, err
 	}
 	if t, err := time.Parse(time.RFC3339Nano, info.SystemTime); err == nil {
-		// The engine reads its clock somewhere in the middle. On one machine the
-		// clocks are the same, and what is left would only be noise.
+		// The engine reads its clock in the middle of the call. On one machine the clocks
+		// are the same, and the difference is noise.
 		if skew := t.Sub(before.Add(time.Since(before) / 2)); skew.Abs() > time.Second {
 			s.skew = skew
 		}
@@ -266,7 +247,7 @@ func (r *Runtime) linger(ctx context.Context) (context.Context, context.CancelFu
 func (r *Runtime) Info(ctx context.Context) (runtime.Info, error) {
 	var out runtime.Info
 	err := r.call(ctx, "ask the engine who it is", func(ctx context.Context, s *session) error {
-		// A new session has just asked; an old one may have grown wrong.
+		// What an old session knows may be wrong by now.
 		info, err := s.Info(ctx)
 		if err != nil {
 			return err
@@ -278,8 +259,8 @@ func (r *Runtime) Info(ctx context.Context) (runtime.Info, error) {
 	return out, err
 }
 
-// Dial connects to the engine as every call does, TLS included, for who speaks to it in
-// other words.
+// Dial connects to the engine as every call does, TLS included, for clients of its API that
+// Runtime doesn't have.
 func (r *Runtime) Dial(ctx context.Context) (net.Conn, error) {
 	address := r.url.Host
 	if r.url.Port() == "" { // a unix socket's path is the dialler's own

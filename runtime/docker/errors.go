@@ -45,26 +45,16 @@ func (r *Runtime) forget(s *session, err error) {
 // classify puts an error into its class; ctx is the caller's own.
 func classify(ctx context.Context, err error) error {
 	switch {
-	case err == nil:
-		return nil
 	case errdefs.IsConflict(err), errdefs.IsNotModified(err), errdefs.IsPermissionDenied(err):
 		return runtime.WithClass(errdefs.ErrFailedPrecondition, err)
-	case runtime.HasClass(err) && !errdefs.IsUnavailable(err):
-		return err
-	case answered(err):
-		return err
-	case ctx.Err() != nil:
-		return runtime.Ended(ctx)
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		return runtime.Unavailable(errors.New("the engine didn't answer in time"))
+	case answered(err), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 	case cut(err):
-		return runtime.Unavailable(err)
+		err = runtime.Unavailable(err)
 	}
-	return err
+	return runtime.Classify(ctx, err)
 }
 
-// answered tells whether the error is an engine's refusal: it heard the call, and
-// did nothing.
+// answered reports whether the engine heard the call, refused it, and did nothing.
 func answered(err error) bool {
 	return errdefs.IsNotFound(err) || errdefs.IsAlreadyExists(err) || errdefs.IsInvalidArgument(err) ||
 		errdefs.IsConflict(err) || errdefs.IsFailedPrecondition(err) || errdefs.IsPermissionDenied(err) ||
@@ -72,7 +62,7 @@ func answered(err error) bool {
 		errdefs.IsInternal(err)
 }
 
-// cut tells whether the engine couldn't be reached, or went away in mid-answer.
+// cut reports whether the engine couldn't be reached, or went away in mid-answer.
 func cut(err error) bool {
 	var netErr net.Error
 	return errdefs.IsUnavailable(err) || client.IsErrConnectionFailed(err) || errors.As(err, &netErr) ||

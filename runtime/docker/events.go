@@ -21,7 +21,7 @@ var eventTypes = map[events.Action]runtime.EventType{
 	events.ActionUnPause: runtime.EventResumed,
 }
 
-// Watch tells of what happens to containers until ctx ends or the engine goes away.
+// Watch reports the events of containers until ctx ends or the engine goes away.
 func (r *Runtime) Watch(ctx context.Context, labels map[string]string, ready func(), f func(runtime.Event)) error {
 	const op = "watch containers"
 	watchCtx, cancel := context.WithCancel(ctx)
@@ -31,8 +31,8 @@ func (r *Runtime) Watch(ctx context.Context, labels map[string]string, ready fun
 	if err != nil {
 		return r.watchEnd(ctx, nil, op, err)
 	}
-	// The engine answers before it subscribes. It replays what happened since a
-	// given moment, so that with its own present as that moment nothing is lost.
+	// The engine answers before it subscribes. It replays events since a given time, and so
+	// loses none if that is its own time now.
 	info, err := s.Info(watchCtx)
 	if err != nil {
 		return r.watchEnd(ctx, s, op, err)
@@ -98,11 +98,11 @@ func fromEvent(m events.Message) (runtime.Event, bool) {
 	return out, true
 }
 
-// lacksFirst reports whether the engine lists a container's processes without the first one. It has
-// ended, or is ending then, whatever else the engine says: the kernel takes it out of its
-// cgroups, by which engines list, before it kills the others, and lets nobody hear of its end
-// before all of them have been waited for (do_exit and zap_pid_ns_processes in the kernel).
-// Runtimes with a kernel of their own may list processes by numbers that are unknown here.
+// lacksFirst reports whether the engine lists a container's processes without the first one.
+// The container then has ended, or is ending, whatever else the engine says. The kernel takes
+// the first process out of its cgroups, by which engines list, before it kills the others, and
+// reports its end after theirs (do_exit and zap_pid_ns_processes in the kernel). Runtimes with
+// a kernel of their own may list processes by other numbers.
 func lacksFirst(ctx context.Context, s *session, id string) bool {
 	c, err := inspect(ctx, s, id)
 	if err != nil || c.Pid == 0 {

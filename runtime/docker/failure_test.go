@@ -23,7 +23,7 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// fakeEngine answers as an engine would, as far as a test says.
+// fakeEngine returns as an engine would, as far as a test says.
 type fakeEngine struct {
 	*httptest.Server
 	mu      sync.Mutex
@@ -104,12 +104,7 @@ func hangUp(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
 
 func (f *fakeEngine) runtime(t *testing.T, timeout time.Duration) *Runtime {
 	t.Helper()
-	r, err := New(Options{Host: f.host(), CallTimeout: timeout})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = r.Close() })
-	return r
+	return newRuntimeWith(t, Options{Host: f.host(), CallTimeout: timeout})
 }
 
 // TestStartAsks checks that a program starts in "/", whatever the container's directory
@@ -217,11 +212,7 @@ func TestEngineComesLater(t *testing.T) {
 	}
 	_ = l.Close()
 	f := &fakeEngine{version: "1.41", routes: map[string]http.HandlerFunc{}}
-	r, err := New(Options{Host: "tcp://" + l.Addr().String()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = r.Close() }()
+	r := newRuntime(t, "tcp://"+l.Addr().String())
 	if _, err := r.Info(t.Context()); !errdefs.IsUnavailable(err) {
 		t.Fatalf("error %v", err)
 	}

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -74,7 +73,7 @@ func (r *Runtime) pull(ctx context.Context, ref string, progress func(runtime.Pu
 	return pullFailure(classify(ctx, readPull(body, progress)))
 }
 
-// pullFailure makes a registry's refusal, for whatever reason, NotFound.
+// pullFailure makes any refusal by a registry NotFound.
 func pullFailure(err error) error {
 	if errdefs.IsUnauthorized(err) || errdefs.IsPermissionDenied(err) || errdefs.IsFailedPrecondition(err) {
 		return runtime.WithClass(errdefs.ErrNotFound, err)
@@ -125,21 +124,9 @@ type declared struct {
 	dir     string   // the working directory
 }
 
-// imageCache remembers what images declare, by the images' ids, whose content can't
-// change.
-type imageCache struct {
-	mu sync.Mutex
-	m  map[string]declared
-}
-
-const maxCachedImages = 1000
-
-// declared gives what an image declares. The caller doesn't change it.
-func (c *imageCache) declared(ctx context.Context, s *session, ref string) (declared, error) {
-	byID := strings.HasPrefix(ref, "sha256:")
-	c.mu.Lock()
-	out, ok := c.m[ref]
-	c.mu.Unlock()
+// declared returns what an image declares. The caller doesn't change it.
+func (s *session) declared(ctx context.Context, ref string) (declared, error) {
+	out, ok := s.images.Get(ref)
 	if ok {
 		return out, nil
 	}
@@ -152,19 +139,14 @@ func (c *imageCache) declared(ctx context.Context, s *session, ref string) (decl
 		out.command = slices.Concat(img.Config.Entrypoint, img.Config.Cmd)
 		out.dir = img.Config.WorkingDir
 	}
-	if byID {
-		c.mu.Lock()
-		if c.m == nil || len(c.m) >= maxCachedImages {
-			c.m = map[string]declared{}
-		}
-		c.m[ref] = out
-		c.mu.Unlock()
+	if strings.HasPrefix(ref, "sha256:") { // what it names can't change
+		s.images.Put(ref, out, int64(len(strings.Join(slices.Concat(out.volumes, out.command), ""))))
 	}
 	return out, nil
 }
 
-// parseTime reads the engine's RFC 3339; what it can't read, and the engine's own
-// zero, is the zero time.
+// parseTime parses a time of the engine's. It returns the zero time for what it can't parse,
+// and for the engine's own zero.
 func parseTime(s string) time.Time {
 	t, err := time.Parse(time.RFC3339Nano, s)
 	if err != nil || t.IsZero() {

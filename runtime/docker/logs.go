@@ -13,8 +13,7 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// Logs copies what the container's main process printed, as far as the engine
-// still has it.
+// Logs copies what the engine has kept of the main process's output.
 func (r *Runtime) Logs(ctx context.Context, id string, opts runtime.LogOptions, stdout, stderr io.Writer) error {
 	op := "read logs of container " + id
 	if err := checkID(id); err != nil {

@@ -17,31 +17,29 @@ import (
 // iccOption of the bridge driver lets containers on one bridge reach each other.
 const iccOption = "com.docker.network.bridge.enable_icc"
 
-// inhibitOption of the bridge driver leaves the bridge without an address of the host's,
-// at which containers would reach what listens there, also from an internal network.
+// inhibitOption of the bridge driver gives the bridge no address of the host, at which
+// containers would reach the host's servers, also from an internal network.
 const inhibitOption = "com.docker.network.bridge.inhibit_ipv4"
 
 // EnsureNetwork makes a bridge network unless one of its name is there. One that is there
 // must have the same driver and options.
 //
-// Engines below API 1.44 check the name before they make the network, not while
-// they do, so that two may come to share it, and then neither can be used. So the
-// name is looked at again afterwards, and all but the oldest of Berm's make way.
+// Engines below API 1.44 check the name before they make the network. Two networks may come
+// to share it, and then neither can be used. So EnsureNetwork looks again afterwards, and
+// removes its own unless that is the oldest.
 func (r *Runtime) EnsureNetwork(ctx context.Context, n runtime.Network) error {
 	op := fmt.Sprintf("make network %q", n.Name)
 	if n.Name == "" {
 		return fmt.Errorf("%s: %w", op, runtime.Invalid("the name is missing"))
 	}
-	done := r.networks.DoChan(n.Name, func() (any, error) {
-		ctx := context.WithoutCancel(ctx)
-		return nil, r.call(ctx, op, func(ctx context.Context, s *session) error { return ensureNetwork(ctx, s, n) })
+	// The call inside has the timeout; it must end first, to say that the engine is late.
+	_, err := runtime.Together(ctx, &r.networks, n.Name, 2*r.timeout, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, r.call(ctx, op, func(ctx context.Context, s *session) error { return ensureNetwork(ctx, s, n) })
 	})
-	select {
-	case <-ctx.Done():
+	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("%s: %w", op, runtime.Ended(ctx))
-	case res := <-done:
-		return res.Err
 	}
+	return err
 }
 
 func ensureNetwork(ctx context.Context, s *session, n runtime.Network) error {
@@ -130,7 +128,7 @@ func (r *Runtime) Networks(ctx context.Context, labels map[string]string) ([]run
 // RemoveNetwork removes the network of this name.
 func (r *Runtime) RemoveNetwork(ctx context.Context, name string) error {
 	return r.call(ctx, fmt.Sprintf("remove network %q", name), func(ctx context.Context, s *session) error {
-		// By id, as the engine would take a name for the start of one.
+		// By ID, as the engine would take a name for the start of an ID.
 		found, err := networksNamed(ctx, s, name)
 		if err != nil {
 			return err

@@ -25,8 +25,8 @@ func (r *Runtime) Resume(ctx context.Context, id string) error {
 	})
 }
 
-// unlessIn drops the error of a call that wasn't needed, as the container already
-// is where it should be. How engines refuse such a call differs.
+// unlessIn drops the error of a call if the container already is in the wanted state. Engines
+// refuse such a call in different ways.
 func unlessIn(ctx context.Context, s *session, id string, want runtime.State, err error) error {
 	if err == nil || !answered(err) {
 		return err

@@ -10,6 +10,9 @@ import (
 	"fmt"
 	"io"
 	"path"
+	goruntime "runtime"
+	"slices"
+	"strings"
 
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
@@ -20,8 +23,8 @@ import (
 )
 
 // An engine that doesn't see this host's files keeps Berm's program in a volume. A
-// container gets the file itself, as a read-only bind mount. Whether it is the program is
-// seen in each container before its start, so that nothing rests on whose the volume is.
+// container gets the file itself, as a read-only bind mount. Create compares the file in
+// each container before the start, so nothing depends on who else writes to the volume.
 
 const (
 	programVolume = "berm-program-" // followed by the program's SHA-256
@@ -35,11 +38,14 @@ const (
 var errOtherProgram = runtime.Unavailable(errors.New("the program in the engine's volume was changed; it is put there anew"))
 
 // storedProgram returns the path of the program on the engine's host, and puts it there
-// unless it is known to be there. Image is any that the engine has.
+// unless it has done so. Image is any image that the engine has.
 func (r *Runtime) storedProgram(ctx context.Context, s *session, image string) (string, error) {
 	name, err := r.programName()
-	if err != nil {
+	switch {
+	case err != nil:
 		return "", runtime.Precondition("this berm has no program for its sandboxes: %w", err)
+	case s.info.Architecture != goruntime.GOARCH:
+		return "", runtime.Precondition("the engine's machine is %s, this berm's program for sandboxes is for %s", s.info.Architecture, goruntime.GOARCH)
 	}
 	unlock, err := r.starts.Lock(ctx, name) // no container has such an ID
 	if err != nil {
@@ -54,14 +60,17 @@ func (r *Runtime) storedProgram(ctx context.Context, s *session, image string) (
 	if err != nil {
 		return "", err
 	}
-	if v.Driver != "local" || len(v.Options) > 0 || !path.IsAbs(v.Mountpoint) {
-		return "", runtime.Precondition("the engine's volume %s isn't a directory of its own: remove it", name)
+	if v.Driver != "local" || len(v.Options) > 0 || !path.IsAbs(v.Mountpoint) || v.Labels[programLabel] == "" {
+		return "", runtime.Precondition("the engine's volume %s isn't Berm's, or no directory of its own: remove it", name)
 	}
 	if !r.stored.Load() {
 		if err := r.fillVolume(ctx, s, name, image); err != nil {
 			return "", fmt.Errorf("put Berm's program into the engine's volume %s: %w", name, err)
 		}
 		r.stored.Store(true)
+		if err := removeUnused(ctx, s, name); err != nil {
+			r.log.WarnContext(ctx, "program_volumes_left", "error", err)
+		}
 	}
 	return path.Join(v.Mountpoint, programFile), nil
 }
@@ -79,8 +88,31 @@ func nameProgram(read func() ([]byte, error)) (string, error) {
 	return programVolume + hex.EncodeToString(sum[:]), nil
 }
 
-// fillVolume writes the program to the volume, by way of a container that never runs. One
-// that was left by a Berm that was killed is removed first.
+// removeUnused removes the volumes of other programs, as upgrades leave them, unless a
+// container has a mount from one.
+func removeUnused(ctx context.Context, s *session, current string) error {
+	volumes, err := s.VolumeList(ctx, volume.ListOptions{Filters: labelFilter(map[string]string{programLabel: ""})})
+	if err != nil {
+		return err
+	}
+	containers, err := s.ContainerList(ctx, container.ListOptions{All: true})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, v := range volumes.Volumes {
+		used := slices.ContainsFunc(containers, func(c container.Summary) bool {
+			return slices.ContainsFunc(c.Mounts, func(m container.MountPoint) bool { return runtime.Below(m.Source, v.Mountpoint) })
+		})
+		if !used && v.Name != current && strings.HasPrefix(v.Name, programVolume) {
+			errs = append(errs, s.VolumeRemove(ctx, v.Name, false))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// fillVolume writes the program to the volume, by way of a container that never runs. It first
+// removes one that a killed Berm left.
 func (r *Runtime) fillVolume(ctx context.Context, s *session, name, image string) error {
 	program, err := r.readProgram()
 	if err != nil {
@@ -110,7 +142,7 @@ func (r *Runtime) fillVolume(ctx context.Context, s *session, name, image string
 	return errors.Join(err, remove(cleanCtx, s, made.ID))
 }
 
-// checkProgram is an error when a container that wasn't started yet has another program.
+// checkProgram returns an error if a container, before its start, has another program.
 func (r *Runtime) checkProgram(ctx context.Context, s *session, id string) error {
 	body, _, err := s.CopyFromContainer(ctx, id, runtime.AgentProgram)
 	if err != nil {

@@ -3,13 +3,16 @@ package docker
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"encoding/json"
 	"net/http"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"strings"
 	"testing"
 
+	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/mount"
 	"github.com/docker/docker/api/types/volume"
@@ -22,7 +25,7 @@ import (
 // TestStoredProgram checks that the engine's volume gets the program, that containers
 // can't write it, and that one which was changed runs nowhere.
 func TestStoredProgram(t *testing.T) {
-	d := testEngine(t)
+	d := shared.Get(t)
 	file, err := engine.PutAgent(t.Context(), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -31,14 +34,26 @@ func TestStoredProgram(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := New(Options{Host: d.Host(), Program: func() ([]byte, error) { return program, nil }})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = r.Close() })
+	r := newRuntimeWith(t, Options{Host: d.Host(), Program: func() ([]byte, error) { return program, nil }})
 	s, err := r.connect(t.Context())
 	if err != nil {
 		t.Fatal(err)
+	}
+	// Of other programs' volumes, the one that nothing uses goes, and no other.
+	kept := map[string]bool{programVolume + "unused": false, programVolume + "used": true, programVolume + "others": true, "others": true}
+	for name := range kept {
+		labels := map[string]string{programLabel: "yes"}
+		if name == programVolume+"others" {
+			labels = nil
+		}
+		v, err := s.VolumeCreate(t.Context(), volume.CreateOptions{Name: name, Labels: labels})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.VolumeRemove(context.WithoutCancel(t.Context()), name, true) })
+		if name == programVolume+"used" { // by a bind, as a sandbox does
+			sandbox(t, r, func(s *runtime.Spec) { s.Mounts = []runtime.Mount{{Source: v.Mountpoint, Target: "/v"}} })
+		}
 	}
 	name, err := r.programName()
 	if err != nil {
@@ -48,10 +63,9 @@ func TestStoredProgram(t *testing.T) {
 	runs := func() {
 		t.Helper()
 		c := sandbox(t, r, stored)
-		out, stderr, code, err := runtimetest.Output(t.Context(), r, c.ID, "", "/bin/sh", "-c",
-			"(echo x >>/sbin/berm-init) 2>/dev/null || echo kept; test -e /run/berm || echo alone")
-		if err != nil || code != 0 || out != "kept\nalone\n" {
-			t.Errorf("%q %q, code %d, %v", out, stderr, code, err)
+		out, stderr, code := runtimetest.Shell(t, r, c.ID, "(echo x >>/sbin/berm-init) 2>/dev/null || echo kept; test -e /run/berm || echo alone")
+		if code != 0 || out != "kept\nalone\n" {
+			t.Errorf("%q %q, code %d", out, stderr, code)
 		}
 		if err := r.Remove(t.Context(), c.ID); err != nil {
 			t.Error(err)
@@ -59,6 +73,11 @@ func TestStoredProgram(t *testing.T) {
 	}
 	runs()
 	runs()
+	for name, want := range kept {
+		if _, err := s.VolumeInspect(t.Context(), name); (err == nil) != want {
+			t.Errorf("volume %s: %v", name, err)
+		}
+	}
 	v, err := s.VolumeInspect(t.Context(), name)
 	if err != nil {
 		t.Fatal(err)
@@ -95,7 +114,7 @@ func TestStoredProgram(t *testing.T) {
 	if _, err := r.Create(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "changed") {
 		t.Errorf("a program that was changed: %v", err)
 	}
-	if left, err := s.ContainerList(t.Context(), container.ListOptions{All: true}); err != nil || len(left) != 0 {
+	if left, err := r.List(t.Context(), nil); err != nil || len(left) != 1 { // the one with a volume in use
 		t.Errorf("left: %+v, %v", left, err)
 	}
 	runs() // it is put there anew
@@ -107,7 +126,7 @@ func TestStoredProgram(t *testing.T) {
 	if err := s.VolumeRemove(t.Context(), v.Name, true); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.VolumeCreate(t.Context(), volume.CreateOptions{Name: v.Name, Driver: "local", DriverOpts: map[string]string{
+	if _, err := s.VolumeCreate(t.Context(), volume.CreateOptions{Name: v.Name, Labels: map[string]string{programLabel: "yes"}, DriverOpts: map[string]string{
 		"type": "none", "o": "bind", "device": filepath.Dir(file),
 	}}); err != nil {
 		t.Fatal(err)
@@ -132,11 +151,7 @@ func TestFillVolumeCopiesNoImage(t *testing.T) {
 		}
 		w.WriteHeader(http.StatusTeapot)
 	})
-	r, err := New(Options{Host: f.host(), Program: func() ([]byte, error) { return []byte("x"), nil }})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = r.Close() })
+	r := newRuntimeWith(t, Options{Host: f.host(), Program: func() ([]byte, error) { return []byte("x"), nil }})
 	s, err := r.connect(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -147,5 +162,30 @@ func TestFillVolumeCopiesNoImage(t *testing.T) {
 	mounts := made.HostConfig.Mounts
 	if len(mounts) != 1 || mounts[0].VolumeOptions == nil || !mounts[0].VolumeOptions.NoCopy {
 		t.Errorf("mounts %+v", mounts)
+	}
+}
+
+// TestStoredProgramRefused checks that no program goes where it can't run, or into a volume
+// that isn't Berm's.
+func TestStoredProgramRefused(t *testing.T) {
+	for name, tt := range map[string]struct{ info, volume, want string }{
+		"another machine":    {`{"Architecture":"riscv64"}`, "", "riscv64"},
+		"a volume of others": {`{"Architecture":"` + goruntime.GOARCH + `"}`, `{"Driver":"local","Mountpoint":"/m"}`, "remove it"},
+	} {
+		f := newFakeEngine(t)
+		f.on("GET /info", answer(http.StatusOK, tt.info))
+		r := newRuntimeWith(t, Options{Host: f.host(), Program: func() ([]byte, error) { return []byte("x"), nil }})
+		program, err := r.programName()
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.on("GET /volumes/"+program, answer(http.StatusOK, tt.volume))
+		s, err := r.connect(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.storedProgram(t.Context(), s, "i"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

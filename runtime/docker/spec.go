@@ -17,9 +17,8 @@ import (
 )
 
 const (
-	// createLabel carries a value of its own for every Create, so that one whose
-	// answer was lost knows its container from any other of that name. It is not
-	// shown to callers.
+	// createLabel has another value for each Create, so that one whose answer was lost can
+	// tell its container from others of that name. Callers don't see it.
 	createLabel = "berm.create"
 
 	defaultLogBytes = 10 << 20

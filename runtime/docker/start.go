@@ -174,21 +174,13 @@ func (x *program) alive(ctx context.Context) error {
 	c, err := inspect(callCtx, x.s, x.container)
 	switch {
 	case errdefs.IsNotFound(err):
-		return interrupted("removed")
+		return runtime.Interrupted("removed")
 	case err != nil:
 		return classify(ctx, err)
 	case c.State != runtime.StateRunning && c.State != runtime.StatePaused:
-		return interrupted("dead")
+		return runtime.Interrupted("dead")
 	}
 	return nil
-}
-
-// interrupted is the error of a program whose container ended first.
-func interrupted(how string) error {
-	return runtime.WithClass(
-		errors.Join(errdefs.ErrFailedPrecondition, runtime.ErrInterrupted),
-		fmt.Errorf("%w: it is %s", runtime.ErrInterrupted, how),
-	)
 }
 
 // refusal is the error of a program that the engine couldn't start. The engine's words
@@ -226,8 +218,10 @@ func newStdio(x *program) *stdio {
 	s := &stdio{program: x, out: out, copied: make(chan struct{})}
 	go func() {
 		defer close(s.copied)
-		_, err := stdcopy.StdCopy(unread{in}, &s.stderr, x.conn)
-		_ = in.CloseWithError(err)
+		_ = in.CloseWithError(runtime.Guard(x.r.log, func() error {
+			_, err := stdcopy.StdCopy(unread{in}, &s.stderr, x.conn)
+			return err
+		}))
 	}()
 	return s
 }
@@ -293,7 +287,7 @@ func (s *stdio) end(ctx context.Context) (execState, error) {
 		st, err := s.inspect(ctx)
 		switch {
 		case errdefs.IsNotFound(err):
-			return st, interrupted("removed")
+			return st, runtime.Interrupted("removed")
 		case err != nil || st.over():
 			return st, err
 		}

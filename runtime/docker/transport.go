@@ -15,8 +15,8 @@ type roundTripper struct {
 	changed func()                 // called when an answer has another
 }
 
-// RoundTrip tells the engine which trace a call belongs to. It fails where only a proxy in front of the engine answered, and where the
-// engine refuses a call because it is no longer the version that was negotiated.
+// RoundTrip tells the engine which trace a call belongs to. It fails if only a proxy in front
+// of the engine answered, and if the engine refuses a call as it has another version by now.
 func (t *roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	if trace.SpanContextFromContext(req.Context()).IsValid() {
 		req = req.Clone(req.Context()) // a request given to a transport stays as it is

@@ -87,7 +87,7 @@ type Harness struct {
 // ConfiguredChanges are what Harness.Configured has over Harness.Image, as lines of
 // a Dockerfile.
 func ConfiguredChanges() []string {
-	return []string{"ENV FROM_IMAGE=yes", "USER nobody", `VOLUME /home /var/data`, `CMD ["sleep", "200000"]`}
+	return []string{"ENV FROM_IMAGE=yes", "USER nobody", `VOLUME /home /var/data /run /run/berm /sbin/x`, `CMD ["sleep", "200000"]`}
 }
 
 // labelCase carries the name of a case's containers and networks.
@@ -96,6 +96,22 @@ const labelCase = "berm.contract"
 type contractCase struct {
 	name string
 	run  func(t *testing.T, b *bed)
+}
+
+// containerCase is a case that needs a container, and leaves it usable.
+type containerCase struct {
+	name string
+	run  func(t *testing.T, b *bed, id string)
+}
+
+// inOne makes one case of several, which run in one container, one after the other.
+func inOne(name string, cases ...containerCase) contractCase {
+	return contractCase{name, func(t *testing.T, b *bed) {
+		c := b.create(t, b.spec())
+		for _, of := range cases {
+			t.Run(of.name, func(t *testing.T) { of.run(t, b, c.ID) })
+		}
+	}}
 }
 
 // bed is what a case stands on.
@@ -181,7 +197,7 @@ func Run(t *testing.T, h Harness) {
 	}
 }
 
-// wants tells whether a case is to be run.
+// wants reports whether a case is to be run.
 func (h Harness) wants(name string) bool {
 	return h.Only == nil || slices.ContainsFunc(h.Only, func(begin string) bool { return strings.HasPrefix(name, begin) })
 }

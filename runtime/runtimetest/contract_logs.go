@@ -167,11 +167,6 @@ func testLogsBounded(t *testing.T, b *bed) {
 	if !strings.HasSuffix(all.String(), got) {
 		t.Errorf("what is kept isn't the end: %.100q … %q", got, got[max(0, len(got)-100):])
 	}
-	spec = b.spec()
-	spec.Command = []string{"sh", "-c", script.String()}
-	if got := b.kept(t, b.awaitState(t, b.create(t, spec).ID, runtime.StateExited).ID); got != all.String() {
-		t.Errorf("without a bound of one's own %d of %d bytes are kept", len(got), all.Len())
-	}
 }
 
 // testLogsText prints what is no plain line. Bytes that aren't UTF-8 may come back

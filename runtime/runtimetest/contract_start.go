@@ -19,33 +19,20 @@ import (
 
 func starterCases() []contractCase {
 	return []contractCase{
-		{"start/bytes both ways", testStartBytes},
-		{"start/end of the input", testStartEnd},
+		inOne("start/in one container",
+			containerCase{"bytes both ways", testStartBytes},
+			containerCase{"end of the input", testStartEnd},
+			containerCase{"exit codes", testStartExitCodes},
+			containerCase{"standard error", testStartStderr},
+			containerCase{"refused", testStartRefused},
+			containerCase{"paused", testStartPaused},
+			containerCase{"canceled at any stage", testStartCanceled},
+			containerCase{"close", testStartClose},
+			containerCase{"container removed", testStartRemoved}, // the last one
+		),
 		{"start/user and directory", testStartFields},
-		{"start/exit codes", testStartExitCodes},
-		{"start/standard error", testStartStderr},
-		{"start/refused", testStartRefused},
-		{"start/paused", testStartPaused},
-		{"start/container removed", testStartRemoved},
-		{"start/canceled at any stage", testStartCanceled},
-		{"start/close", testStartClose},
 		{"start/no room", testStartNoRoom},
 	}
-}
-
-// Output runs a program to its end, as a backend alone can.
-func Output(ctx context.Context, backend runtime.Starter, id, user string, command ...string) (stdout, stderr string, code int, err error) {
-	s, err := backend.Start(ctx, id, runtime.Program{Command: command, User: user})
-	if err != nil {
-		return "", "", 0, err
-	}
-	defer func() { _ = s.Close() }()
-	out, err := io.ReadAll(s)
-	if err != nil {
-		return string(out), "", 0, err
-	}
-	code, stderr, err = s.Wait(ctx)
-	return string(out), stderr, code, err
 }
 
 // program starts a program, and closes its streams at the end of the test.
@@ -73,9 +60,8 @@ func (b *bed) said(t *testing.T, s runtime.Stdio, want int) (stdout, stderr stri
 	return string(out), stderr
 }
 
-func testStartBytes(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
-	s := b.program(t, c.ID, "", "/bin/cat")
+func testStartBytes(t *testing.T, b *bed, id string) {
+	s := b.program(t, id, "", "/bin/cat")
 	const size = 64 << 20
 	source := func() io.Reader { return io.LimitReader(rand.NewChaCha8([32]byte{}), size) }
 	sent, got := sha256.New(), sha256.New()
@@ -99,9 +85,8 @@ func testStartBytes(t *testing.T, b *bed) {
 }
 
 // testStartEnd: Close ends the input, and how the program then ended is still known.
-func testStartEnd(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
-	s := b.program(t, c.ID, "", "/bin/sh", "-c", "cat; echo end >&2; exit 5")
+func testStartEnd(t *testing.T, b *bed, id string) {
+	s := b.program(t, id, "", "/bin/sh", "-c", "cat; echo end >&2; exit 5")
 	if _, err := s.Write([]byte("x")); err != nil {
 		t.Fatal(err)
 	}
@@ -132,24 +117,22 @@ func testStartFields(t *testing.T, b *bed) {
 	}
 }
 
-func testStartExitCodes(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
+func testStartExitCodes(t *testing.T, b *bed, id string) {
 	for script, want := range map[string]int{"exit 0": 0, "exit 3": 3, "exit 126": 126, "kill -TERM $$": 143, "kill -KILL $$": 137} {
-		b.said(t, b.program(t, c.ID, "", "/bin/sh", "-c", script), want)
+		b.said(t, b.program(t, id, "", "/bin/sh", "-c", script), want)
 	}
 }
 
 // testStartStderr: more than is kept doesn't hold the program up.
-func testStartStderr(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
-	s := b.program(t, c.ID, "", "/bin/sh", "-c", "echo begin >&2; yes | head -c 1000000 >&2; echo out")
+func testStartStderr(t *testing.T, b *bed, id string) {
+	s := b.program(t, id, "", "/bin/sh", "-c", "echo begin >&2; yes | head -c 1000000 >&2; echo out")
 	out, stderr := b.said(t, s, 0)
 	if out != "out\n" || len(stderr) != 4<<10 || !strings.HasPrefix(stderr, "begin\ny\n") {
 		t.Errorf("output %q, standard error of %d bytes: %.20q", out, len(stderr), stderr)
 	}
 }
 
-func testStartRefused(t *testing.T, b *bed) {
+func testStartRefused(t *testing.T, b *bed, id string) {
 	refused := func(id string, is func(error) bool, name string, command ...string) {
 		t.Helper()
 		s, err := b.Starter.Start(b.ctx, id, runtime.Program{Command: command})
@@ -158,36 +141,30 @@ func testStartRefused(t *testing.T, b *bed) {
 			t.Errorf("start %q: there are streams", command)
 		}
 	}
-	c := b.create(t, b.spec())
-	refused(c.ID, errdefs.IsInvalidArgument, "InvalidArgument")
-	refused(c.ID, errdefs.IsInvalidArgument, "InvalidArgument", "cat")
-	refused(c.ID, errdefs.IsInvalidArgument, "InvalidArgument", "/bin/cat", "a\x00b")
-	refused(c.ID, errdefs.IsNotFound, "NotFound", "/no/such/program")
-	refused(c.ID, errdefs.IsNotFound, "NotFound", "/etc/passwd")
+	refused(id, errdefs.IsInvalidArgument, "InvalidArgument")
+	refused(id, errdefs.IsInvalidArgument, "InvalidArgument", "cat")
+	refused(id, errdefs.IsInvalidArgument, "InvalidArgument", "/bin/cat", "a\x00b")
+	refused(id, errdefs.IsNotFound, "NotFound", "/no/such/program")
+	refused(id, errdefs.IsNotFound, "NotFound", "/etc/passwd")
 	refused(noID, errdefs.IsNotFound, "NotFound", "/bin/cat")
-	spec := b.spec()
-	spec.Command = []string{"true"}
-	c = b.awaitState(t, b.create(t, spec).ID, runtime.StateExited)
-	refused(c.ID, errdefs.IsFailedPrecondition, "FailedPrecondition", "/bin/cat")
 }
 
-func testStartPaused(t *testing.T, b *bed) {
+func testStartPaused(t *testing.T, b *bed, id string) {
 	p, ok := b.rt.(runtime.Pauser)
 	if !ok {
 		return
 	}
-	c := b.create(t, b.spec())
-	s := b.program(t, c.ID, "", "/bin/cat")
-	if err := p.Pause(b.ctx, c.ID); err != nil {
+	s := b.program(t, id, "", "/bin/cat")
+	if err := p.Pause(b.ctx, id); err != nil {
 		t.Fatal(err)
 	}
 	begun := time.Now()
-	_, err := b.Starter.Start(b.ctx, c.ID, runtime.Program{Command: []string{"/bin/cat"}})
+	_, err := b.Starter.Start(b.ctx, id, runtime.Program{Command: []string{"/bin/cat"}})
 	class(t, "start in a paused container", err, errdefs.IsFailedPrecondition, "FailedPrecondition")
 	if took := time.Since(begun); took > 5*time.Second {
 		t.Errorf("it took %s", took)
 	}
-	if err := p.Resume(b.ctx, c.ID); err != nil {
+	if err := p.Resume(b.ctx, id); err != nil {
 		t.Fatal(err)
 	}
 	b.echo(t, s)
@@ -204,11 +181,10 @@ func (b *bed) echo(t *testing.T, s runtime.Stdio) {
 	}
 }
 
-func testStartRemoved(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
-	s := b.program(t, c.ID, "", "/bin/cat")
+func testStartRemoved(t *testing.T, b *bed, id string) {
+	s := b.program(t, id, "", "/bin/cat")
 	b.echo(t, s)
-	if err := b.rt.Remove(b.ctx, c.ID); err != nil {
+	if err := b.rt.Remove(b.ctx, id); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := s.Read(make([]byte, 1)); n > 0 || err == nil {
@@ -225,12 +201,11 @@ func testStartRemoved(t *testing.T, b *bed) {
 }
 
 // testStartCanceled ends the context at many stages of a start.
-func testStartCanceled(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
+func testStartCanceled(t *testing.T, b *bed, id string) {
 	for delay := time.Duration(0); delay < 300*time.Millisecond; delay = delay*3/2 + 2*time.Millisecond {
 		ctx, cancel := context.WithCancelCause(b.ctx)
 		time.AfterFunc(delay, func() { cancel(errCause) })
-		s, err := b.Starter.Start(ctx, c.ID, runtime.Program{Command: []string{"/bin/cat"}})
+		s, err := b.Starter.Start(ctx, id, runtime.Program{Command: []string{"/bin/cat"}})
 		if err != nil && (!errdefs.IsCanceled(err) || !errors.Is(err, errCause)) {
 			t.Errorf("ended after %s: %v", delay, err)
 		}
@@ -242,16 +217,15 @@ func testStartCanceled(t *testing.T, b *bed) {
 		cancel(nil)
 	}
 	b.await(t, "the programs to end", func() bool {
-		return !strings.Contains(b.output(t, c.ID, "ps", "-o", "args"), "cat")
+		return !strings.Contains(b.output(t, id, "ps", "-o", "args"), "cat")
 	})
 }
 
 // testStartClose: a program that ignores the end of its input, or doesn't read it, or
 // whose output nobody reads, holds nobody up.
-func testStartClose(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
+func testStartClose(t *testing.T, b *bed, id string) {
 	for _, script := range []string{"sleep 70000", "exec yes", "trap '' PIPE; yes; sleep 70000"} {
-		s := b.program(t, c.ID, "", "/bin/sh", "-c", script)
+		s := b.program(t, id, "", "/bin/sh", "-c", script)
 		wrote, read := make(chan struct{}), make(chan struct{})
 		go func() {
 			defer close(wrote)
@@ -282,7 +256,7 @@ func testStartClose(t *testing.T, b *bed) {
 		}
 		cancel()
 	}
-	if got := b.inspect(t, c.ID).State; got != runtime.StateRunning {
+	if got := b.inspect(t, id).State; got != runtime.StateRunning {
 		t.Errorf("the container is %s", got)
 	}
 }

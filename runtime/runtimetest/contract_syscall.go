@@ -112,7 +112,7 @@ func testForeignSyscalls(t *testing.T, b *bed) {
 	}
 }
 
-// lacks32 tells whether this kernel can't run a program of 32 bits at all.
+// lacks32 reports whether this kernel can't run a program of 32 bits at all.
 func lacks32(t *testing.T, program []byte) bool {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "i386")

@@ -7,7 +7,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"maps"
-	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -124,11 +123,7 @@ func (f *Fake) create(spec runtime.Spec) (*fakeContainer, error) {
 		if n == nil {
 			return nil, fmt.Errorf("network %s: %w", spec.Network, errdefs.ErrNotFound)
 		}
-		ip, err := n.take()
-		if err != nil {
-			return nil, err
-		}
-		c.network, c.info.IP = n, ip.String()
+		c.network, c.info.IP = n, n.take()
 	}
 	if c.spec.User == "" {
 		c.spec.User = img.User
@@ -195,7 +190,7 @@ func (f *Fake) end(c *fakeContainer, code int, oom bool) {
 	}
 	c.info.State, c.info.ExitCode, c.info.OOMKilled, c.info.FinishedAt = runtime.StateExited, code, oom, now
 	if c.network != nil {
-		delete(c.network.used, netip.MustParseAddr(c.info.IP))
+		c.network.users--
 	}
 	c.info.IP, c.info.Pid = "", 0
 	if c.timer != nil {
@@ -318,14 +313,7 @@ func newID() string {
 	return hex.EncodeToString(b[:])
 }
 
-func hasLabels(have, want map[string]string) bool {
-	for name, value := range want {
-		if got, ok := have[name]; !ok || value != "" && got != value {
-			return false
-		}
-	}
-	return true
-}
+var hasLabels = runtime.HasLabels
 
 // mergeEnv puts over's variables over base's.
 func mergeEnv(base, over []string) []string {

@@ -95,9 +95,9 @@ type fakeVolume struct {
 }
 
 type fakeNetwork struct {
-	info runtime.Network
-	next netip.Addr
-	used map[netip.Addr]struct{}
+	info  runtime.Network
+	next  netip.Addr // of those to give
+	users int        // running containers
 }
 
 // EnsureNetwork implements runtime.Runtime. Each network is a /16 of its own.
@@ -121,7 +121,7 @@ func (f *Fake) EnsureNetwork(ctx context.Context, n runtime.Network) error {
 	if there == nil {
 		n.ID = newID()
 		n.CreatedAt = time.Now()
-		f.networks[n.Name] = &fakeNetwork{info: n, next: f.freeSubnet(), used: make(map[netip.Addr]struct{})}
+		f.networks[n.Name] = &fakeNetwork{info: n, next: f.freeSubnet()}
 	}
 	f.mu.Unlock()
 	return f.after("ensure_network", n.Name)
@@ -137,23 +137,14 @@ func (f *Fake) freeSubnet() netip.Addr {
 	return netip.AddrFrom4([4]byte{10, byte(max(i, 0)), 0, 2})
 }
 
-// take hands out an address, and fails when the network has none left.
-func (n *fakeNetwork) take() (netip.Addr, error) {
-	const size = 1<<16 - 3
-	if len(n.used) >= size {
-		return netip.Addr{}, fmt.Errorf("network %s is full: %w", n.info.Name, errdefs.ErrFailedPrecondition)
+// take hands out an address. After 65,000 it starts anew.
+func (n *fakeNetwork) take() string {
+	ip := n.next
+	n.users++
+	if n.next = ip.Next(); n.next.As4()[1] != ip.As4()[1] {
+		n.next = netip.AddrFrom4([4]byte{10, ip.As4()[1], 0, 2})
 	}
-	for {
-		ip := n.next
-		n.next = ip.Next()
-		if b := n.next.As4(); b[2] == 255 && b[3] == 255 {
-			n.next = netip.AddrFrom4([4]byte{b[0], b[1], 0, 2})
-		}
-		if _, taken := n.used[ip]; !taken {
-			n.used[ip] = struct{}{}
-			return ip, nil
-		}
-	}
+	return ip.String()
 }
 
 // Networks implements runtime.Networker.
@@ -232,7 +223,7 @@ func (f *Fake) RemoveNetwork(ctx context.Context, name string) error {
 	}
 	f.mu.Lock()
 	n := f.networks[name]
-	if n != nil && len(n.used) > 0 {
+	if n != nil && n.users > 0 {
 		f.mu.Unlock()
 		return fmt.Errorf("network %s has containers: %w", name, errdefs.ErrFailedPrecondition)
 	}

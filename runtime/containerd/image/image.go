@@ -9,7 +9,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
@@ -32,13 +31,8 @@ const (
 	// maxDocument bounds an image's manifests and configuration, which are read into
 	// memory; registries are held to the same bound by the resolver.
 	maxDocument = 4 << 20
-	// What is cached of images is bounded by number and by size: what is larger is
-	// read each time.
-	maxCachedImages = 1000
-	maxCachedBytes  = 64 << 10
-	// unpackTimeout bounds the unpacking of an image, which goes on when its callers
-	// have given up, and unpackLease is how long the engine keeps the parts of one
-	// that was cut short by the end of this process.
+	// unpackTimeout bounds the unpacking of an image, which goes on when its callers leave.
+	// unpackLease is how long the engine keeps the parts if this process ends meanwhile.
 	unpackTimeout = 30 * time.Minute
 	unpackLease   = time.Hour
 )
@@ -51,7 +45,7 @@ type Options struct {
 	Root string
 	// Lease runs f with a lease that keeps all that f makes from the engine's collector.
 	Lease func(ctx context.Context, expiry time.Duration, f func(context.Context) error) error
-	// RegistryAuth gives the credentials for a registry by its host name and port;
+	// RegistryAuth returns the credentials for a registry by its host name and port;
 	// an empty user with a secret is an identity token. Nil, and empty strings, send none.
 	RegistryAuth func(ctx context.Context, host string) (user, secret string, err error)
 	Logger       *slog.Logger
@@ -59,9 +53,15 @@ type Options struct {
 
 // Store is the engine's store of images. It may be used by many goroutines at once. Its
 // methods leave the class of the engine's errors to the caller, but for Pull.
+//
+// It caches what can't change: the content behind a digest. Each call asks the engine
+// whether that is in the store.
 type Store struct {
-	opts  Options
-	cache cache
+	opts     Options
+	images   runtime.Cache[digest.Digest, *Image]
+	accounts runtime.Cache[string, *accountFiles] // by chain ID
+	dirs     runtime.Cache[string, []string]      // that images lack: see MissingDirs
+	flights  singleflight.Group
 }
 
 // New makes a Store. It doesn't talk to the engine.
@@ -76,47 +76,6 @@ type Image struct {
 	name   string // in the store, one of several
 	target ocispec.Descriptor
 	layers []ocispec.Descriptor
-}
-
-// cache remembers what can't change: what targets contain, by their digests. Whether
-// they are in the store is asked each time. The zero value is empty.
-type cache struct {
-	mu       sync.Mutex
-	images   map[digest.Digest]*Image
-	accounts map[string]*accountFiles // by chain id
-	dirs     map[string][]string      // that images lack: see MissingDirs
-	flights  singleflight.Group
-}
-
-func (c *cache) image(target digest.Digest) *Image {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.images[target]
-}
-
-func (c *cache) keep(img *Image) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.images == nil || len(c.images) >= maxCachedImages {
-		c.images = map[digest.Digest]*Image{}
-	}
-	c.images[img.target.Digest] = img
-}
-
-// fly runs f once for all that want the same at the same time, and to its end even
-// when none of them waits any more.
-func (c *cache) fly(ctx context.Context, key string, timeout time.Duration, f func(context.Context) (any, error)) (any, error) {
-	result := c.flights.DoChan(key, func() (any, error) {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
-		defer cancel()
-		return f(ctx)
-	})
-	select {
-	case r := <-result:
-		return r.Val, r.Err
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
 }
 
 // ownPlatform is this machine's. Programs of the 32-bit sibling don't count, unlike
@@ -165,8 +124,8 @@ func (s *Store) findImage(ctx context.Context, ref string) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	img := s.cache.image(found.Target.Digest)
-	if img == nil {
+	img, ok := s.images.Get(found.Target.Digest)
+	if !ok {
 		if img, err = s.describeImage(ctx, found.Target); err != nil {
 			return nil, fmt.Errorf("for this machine (%s): %w", platforms.Format(platforms.DefaultSpec()), err)
 		}
@@ -181,7 +140,7 @@ func (s *Store) findImage(ctx context.Context, ref string) (*Image, error) {
 // lookUp finds an image's record by ID or reference, mostly in one call.
 func (s *Store) lookUp(ctx context.Context, ref string) (images.Image, error) {
 	if id := digest.Digest(ref); id.Validate() == nil {
-		if known := s.cache.image(id); known != nil {
+		if known, ok := s.images.Get(id); ok {
 			found, err := s.opts.Client.ImageService().Get(ctx, known.name)
 			if err == nil && found.Target.Digest == id {
 				return found, nil
@@ -221,8 +180,8 @@ func (s *Store) lookUpTarget(ctx context.Context, target digest.Digest, reposito
 	return images.Image{}, fmt.Errorf("no image has this digest: %w", errdefs.ErrNotFound)
 }
 
-// describeImage reads what a target is on this machine's platform. What is missing in the
-// store makes it NotFound: pulling the image again is what helps.
+// describeImage reads the image behind a target for this machine's platform. NotFound if a
+// part is missing in the store, so that the caller pulls the image again.
 func (s *Store) describeImage(ctx context.Context, target ocispec.Descriptor) (*Image, error) {
 	manifest, err := images.Manifest(ctx, documents{s.opts.Client.ContentStore()}, target, ownPlatform)
 	if err != nil {
@@ -248,14 +207,12 @@ func (s *Store) describeImage(ctx context.Context, target ocispec.Descriptor) (*
 			img.layers = append(img.layers, l)
 		}
 	}
-	if manifest.Config.Size <= maxCachedBytes {
-		s.cache.keep(img)
-	}
+	s.images.Put(target.Digest, img, manifest.Config.Size)
 	return img, nil
 }
 
-// readConfig reads an image's configuration, and refuses one that is another
-// platform's or can't be true.
+// readConfig reads an image's configuration. It refuses one for another platform, and one
+// that is malformed.
 func (s *Store) readConfig(ctx context.Context, desc ocispec.Descriptor) (ocispec.Image, error) {
 	var spec ocispec.Image
 	blob, err := content.ReadBlob(ctx, documents{s.opts.Client.ContentStore()}, desc)
@@ -268,13 +225,13 @@ func (s *Store) readConfig(ctx context.Context, desc ocispec.Descriptor) (ocispe
 	if err := json.Unmarshal(blob, &spec); err != nil {
 		return spec, runtime.Precondition("its configuration: %w", err)
 	}
-	// A manifest that stands alone was chosen for its name, not its platform. Old
-	// images name none.
+	// A manifest outside an index was chosen by name, not by platform. Old images name no
+	// platform.
 	if (spec.OS != "" || spec.Architecture != "") && !ownPlatform.Match(spec.Platform) {
 		return spec, fmt.Errorf("the image is for %s: %w", platforms.Format(spec.Platform), errdefs.ErrNotFound)
 	}
 	for _, id := range spec.RootFS.DiffIDs {
-		// A single one is the key of a snapshot as it stands, and could name any.
+		// A single one is the key of a snapshot, and could be any.
 		if err := id.Validate(); err != nil {
 			return spec, runtime.Precondition("layer %q: %w", id, err)
 		}
@@ -324,8 +281,8 @@ func (s *Store) unpack(ctx context.Context, img *Image) error {
 	if unpacked, err := s.isUnpacked(ctx, img); err != nil || unpacked {
 		return err
 	}
-	_, err := s.cache.fly(ctx, "unpack "+img.ChainID, unpackTimeout, func(ctx context.Context) (any, error) {
-		return nil, s.opts.Lease(ctx, unpackLease, func(ctx context.Context) error {
+	_, err := runtime.Together(ctx, &s.flights, "unpack "+img.ChainID, unpackTimeout, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, s.opts.Lease(ctx, unpackLease, func(ctx context.Context) error {
 			if err := s.checkLayers(ctx, img); err != nil {
 				return err
 			}

@@ -10,11 +10,11 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// progressInterval is how often a pull's progress is told.
+// progressInterval is how often a pull reports its progress.
 const progressInterval = 100 * time.Millisecond
 
-// follower adds up how far a pull has come, and tells it from one goroutine, which
-// ends with end. Without a function to tell, it only adds up.
+// follower adds up how far a pull has come, and reports it from one goroutine, which ends
+// with end. Without a function to tell it only adds up.
 type follower struct {
 	tell     func(runtime.PullProgress)
 	ending   chan struct{}
@@ -27,7 +27,7 @@ type follower struct {
 
 type layerProgress struct{ current, total int64 }
 
-// newFollower tells the first status before it returns.
+// newFollower reports the first status before it returns.
 func newFollower(tell func(runtime.PullProgress), status string) *follower {
 	f := &follower{
 		tell: tell, ending: make(chan struct{}), layers: map[digest.Digest]*layerProgress{},
@@ -60,7 +60,7 @@ func (f *follower) report(told runtime.PullProgress) {
 	}
 }
 
-// end tells the last state, and returns when it is told.
+// end reports the last state before it returns.
 func (f *follower) end(complete bool) {
 	if complete {
 		f.mu.Lock()
@@ -87,8 +87,8 @@ func (f *follower) layer(desc ocispec.Descriptor, complete bool) {
 	f.sum()
 }
 
-// reached notes how much of a layer has come. A part that is downloaded again
-// doesn't count twice.
+// reached records how much of a layer has come. A part that is downloaded again doesn't
+// count twice.
 func (f *follower) reached(desc ocispec.Descriptor, offset int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

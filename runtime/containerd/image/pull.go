@@ -30,8 +30,8 @@ const (
 	// hostsDir may say where registries are, and whom to trust for them, as for
 	// containerd's other clients.
 	hostsDir = "/etc/containerd/certs.d"
-	// fetchLease is how long the engine keeps the parts of a pull that
-	// was cut short by the end of this process.
+	// fetchLease is how long the engine keeps the parts of a pull if this process ends
+	// meanwhile.
 	fetchLease = 24 * time.Hour
 	// maxDownloads of layers at a time, as many as Docker's.
 	maxDownloads = 3
@@ -69,23 +69,23 @@ func (s *Store) pull(ctx context.Context, named reference.Named, follower *follo
 	return err
 }
 
-// quiet keeps the engine's libraries from telling on standard error what they do; what
-// matters of it comes back in errors.
+// quiet keeps the engine's libraries from logging to standard error. Their errors say what
+// matters.
 func quiet(ctx context.Context) context.Context {
 	logger := logrus.New()
 	logger.SetOutput(io.Discard)
 	return log.WithLogger(ctx, logrus.NewEntry(logger))
 }
 
-// pullHandler refuses what can't be run here before its layers are downloaded, and
-// what would be read into memory and is too large for it.
+// pullHandler refuses images for other platforms before it downloads their layers, and
+// documents that are too large.
 func (s *Store) pullHandler(next images.Handler, follower *follower) images.Handler {
 	return images.HandlerFunc(func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 		isDocument := images.IsManifestType(desc.MediaType) || images.IsIndexType(desc.MediaType) || images.IsConfigType(desc.MediaType)
 		if isDocument && desc.Size > maxDocument {
 			return nil, fmt.Errorf("%s has %d bytes, more than %d", desc.Digest, desc.Size, maxDocument)
 		}
-		// Whoever made the image chose these, and the requests would be this host's.
+		// The image's author chose these, and this host would send the requests.
 		desc.URLs = nil
 		children, err := next.Handle(ctx, desc)
 		if err != nil {
@@ -112,8 +112,8 @@ func (s *Store) pullHandler(next images.Handler, follower *follower) images.Hand
 	})
 }
 
-// pullFailure puts an error of a pull into its class. Of what the registry does, only
-// that it doesn't have or won't give the image is a class of its own.
+// pullFailure puts an error of a pull into its class. A registry's error is NotFound if it
+// doesn't have the image or refuses it, and otherwise unknown.
 func pullFailure(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return runtime.Ended(ctx)
@@ -128,8 +128,8 @@ func pullFailure(ctx context.Context, err error) error {
 	return runtime.WithClass(errdefs.ErrUnknown, err)
 }
 
-// registryError is an error of a registry, which must not be taken for one of the
-// engine. It tells of no URL more than the path: queries may carry signatures.
+// registryError is an error of a registry, as opposed to the engine. Its text has no query of
+// a URL, which may carry a signature.
 type registryError struct {
 	class error
 	text  string

@@ -1,13 +1,11 @@
 package image
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/url"
 	"os"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,40 +16,6 @@ import (
 
 	"github.com/bermhq/berm/runtime"
 )
-
-// Work that several want is done once, and not given up with the one who began it.
-func TestFly(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var c cache
-		runs, goOn := 0, make(chan struct{})
-		fly := func(ctx context.Context, out chan<- error) {
-			got, err := c.fly(ctx, "key", time.Minute, func(ctx context.Context) (any, error) {
-				runs++
-				<-goOn
-				return "done", ctx.Err()
-			})
-			if err == nil && got != "done" {
-				err = fmt.Errorf("got %v", got)
-			}
-			out <- err
-		}
-		hasty, cancel := context.WithCancelCause(t.Context())
-		first, second := make(chan error, 1), make(chan error, 1)
-		go fly(hasty, first)
-		synctest.Wait()
-		go fly(t.Context(), second)
-		synctest.Wait()
-		gone := errors.New("gone")
-		cancel(gone)
-		if err := <-first; !errors.Is(err, gone) {
-			t.Error(err)
-		}
-		close(goOn)
-		if err := <-second; err != nil || runs != 1 {
-			t.Errorf("%v after %d runs", err, runs)
-		}
-	})
-}
 
 func TestRegistryFailure(t *testing.T) {
 	err := registryFailure(fmt.Errorf("failed to do request: %w", &url.Error{Op: "Get", URL: "https://u:hush@x.test/a?b=hush#hush", Err: os.ErrDeadlineExceeded}))
@@ -93,14 +57,4 @@ func TestFollower(t *testing.T) {
 			t.Error(d)
 		}
 	})
-}
-
-// What is remembered of directories is bounded, whoever names them.
-func TestMissingDirsBounded(t *testing.T) {
-	var c cache
-	c.keepMissing(strings.Repeat("x", maxCachedBytes+1), nil)
-	c.keepMissing("small", []string{"/a"})
-	if _, ok := c.missing("small"); !ok || len(c.dirs) != 1 {
-		t.Errorf("%d are kept", len(c.dirs))
-	}
 }

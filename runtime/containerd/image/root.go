@@ -25,12 +25,11 @@ func (s *Store) MissingDirs(ctx context.Context, img *Image, dirs []string) ([]s
 		return nil, nil
 	}
 	key := strings.Join(append([]string{img.target.Digest.String()}, dirs...), "\x00")
-	if missing, ok := s.cache.missing(key); ok {
+	if missing, ok := s.dirs.Get(key); ok {
 		return missing, nil
 	}
-	found, err := s.cache.fly(ctx, "dirs "+key, readTimeout, func(ctx context.Context) (any, error) {
-		var missing []string
-		err := s.viewImage(ctx, img.ChainID, func(root string) error {
+	missing, err := runtime.Together(ctx, &s.flights, "dirs "+key, readTimeout, func(ctx context.Context) (missing []string, err error) {
+		err = s.viewImage(ctx, img.ChainID, func(root string) error {
 			for _, dir := range dirs {
 				there, err := existsBelow(root, dir)
 				if err != nil {
@@ -44,12 +43,10 @@ func (s *Store) MissingDirs(ctx context.Context, img *Image, dirs []string) ([]s
 		})
 		return missing, err
 	})
-	if err != nil {
-		return nil, err
+	if err == nil {
+		s.dirs.Put(key, missing, int64(len(key))) // callers and images choose what is in it
 	}
-	missing := found.([]string)
-	s.cache.keepMissing(key, missing)
-	return missing, nil
+	return missing, err
 }
 
 // OpenIn opens a path as a process whose root is the directory root does; resolve holds
@@ -65,7 +62,7 @@ func OpenIn(root int, name string, flags, resolve uint64) (fd int, err error) {
 	return fd, err
 }
 
-// existsBelow tells whether a root file system has anything at a path.
+// existsBelow reports whether a root file system has anything at a path.
 func existsBelow(root, name string) (bool, error) {
 	dir, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -202,23 +199,4 @@ func mountHere(m mount.Mount, target string) error {
 		return fmt.Errorf("mount the image: %w", err)
 	}
 	return nil
-}
-
-func (c *cache) missing(key string) ([]string, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	dirs, ok := c.dirs[key]
-	return dirs, ok
-}
-
-func (c *cache) keepMissing(key string, dirs []string) {
-	if len(key) > maxCachedBytes { // callers and images choose what is in it
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.dirs == nil || len(c.dirs) >= maxCachedImages {
-		c.dirs = map[string][]string{}
-	}
-	c.dirs[key] = dirs
 }

@@ -21,9 +21,9 @@ const (
 	// maxAccountFile bounds what is read of a file of accounts. A larger one counts
 	// as empty.
 	maxAccountFile = 4 << 20
-	// readTimeout bounds the reading of an image's files of accounts, which goes on
-	// when its callers have given up, and viewLease is how long the engine keeps the
-	// view of one that was cut short by the end of this process.
+	// readTimeout bounds the reading of an image's files of accounts, which goes on when its
+	// callers leave. viewLease is how long the engine keeps the view of the image if this
+	// process ends meanwhile.
 	readTimeout = time.Minute
 	viewLease   = 5 * time.Minute
 
@@ -64,7 +64,7 @@ func (f *accountFiles) resolve(name string) (Account, error) {
 	return out, nil
 }
 
-// isNumeric tells whether a user is "uid:gid", for which no files are needed.
+// isNumeric reports whether a user is "uid:gid", for which no files are needed.
 func isNumeric(name string) bool {
 	uid, gid, _ := strings.Cut(name, ":")
 	_, uidErr := strconv.ParseUint(uid, 10, 32)
@@ -82,45 +82,22 @@ func (s *Store) Account(ctx context.Context, img *Image, name string) (Account, 
 	if isNumeric(name) || img.ChainID == "" {
 		return new(accountFiles).resolve(name)
 	}
-	files := s.cache.accountsOf(img.ChainID)
-	if files == nil {
-		read, err := s.cache.fly(ctx, "accounts "+img.ChainID, readTimeout, func(ctx context.Context) (any, error) {
-			return s.readAccounts(ctx, img.ChainID)
+	files, ok := s.accounts.Get(img.ChainID)
+	if !ok {
+		var err error
+		files, err = runtime.Together(ctx, &s.flights, "accounts "+img.ChainID, readTimeout, func(ctx context.Context) (files *accountFiles, err error) {
+			err = s.viewImage(ctx, img.ChainID, func(root string) (err error) {
+				files, err = readRoot(root)
+				return err
+			})
+			return files, err
 		})
 		if err != nil {
 			return Account{}, fmt.Errorf("read the image's accounts: %w", err)
 		}
-		files = read.(*accountFiles)
-		s.cache.keepAccounts(img.ChainID, files)
+		s.accounts.Put(img.ChainID, files, int64(len(files.passwd)+len(files.group)))
 	}
 	return files.resolve(name)
-}
-
-func (c *cache) accountsOf(chainID string) *accountFiles {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.accounts[chainID]
-}
-
-func (c *cache) keepAccounts(chainID string, files *accountFiles) {
-	if len(files.passwd)+len(files.group) > maxCachedBytes {
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.accounts == nil || len(c.accounts) >= maxCachedImages {
-		c.accounts = map[string]*accountFiles{}
-	}
-	c.accounts[chainID] = files
-}
-
-// readAccounts reads an image's files.
-func (s *Store) readAccounts(ctx context.Context, chainID string) (files *accountFiles, err error) {
-	err = s.viewImage(ctx, chainID, func(root string) (err error) {
-		files, err = readRoot(root)
-		return err
-	})
-	return files, err
 }
 
 // ProcessAccount resolves a user ("uid", "uid:gid", names too) in the root file

@@ -8,14 +8,15 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
 
 const logChunk = 64 << 10
 
-// openLog opens the files of a log, the oldest first. They follow on one another:
-// nothing that was printed in between is missing.
+// openLog opens the files of a log, the oldest first. Nothing that was printed between the
+// first and the last line of them is missing.
 func openLog(dir string) ([]*os.File, error) {
 	const tries = 1000 // to get between two rotations
 	for range tries {
@@ -24,60 +25,47 @@ func openLog(dir string) ([]*os.File, error) {
 			return nil, err
 		}
 		current, err := openLogFile(dir, "log")
+		still := false
+		if err == nil { // while old is open, no other file can be taken for it
+			still, err = isAt(old, dir, "log.1")
+		}
+		if still {
+			return slices.DeleteFunc([]*os.File{old, current}, func(f *os.File) bool { return f == nil }), nil
+		}
+		closeAll(old, current)
 		if err != nil {
-			closeAll(old)
 			return nil, err
 		}
-		// While old is open, no other file can be taken for it.
-		still, err := old.at(dir, "log.1")
-		if err != nil {
-			closeAll(old, current)
-			return nil, err
-		}
-		if !still {
-			closeAll(old, current)
-			continue
-		}
-		var files []*os.File
-		for _, f := range []logFile{old, current} {
-			if f.File != nil {
-				files = append(files, f.File)
-			}
-		}
-		return files, nil
 	}
 	return nil, errors.New("the log is rotated faster than it can be opened")
 }
 
-// logFile may be none.
-type logFile struct{ *os.File }
-
-func openLogFile(dir, name string) (logFile, error) {
+// openLogFile returns nil if there is no such file.
+func openLogFile(dir, name string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return logFile{}, nil
+		return nil, nil //nolint:nilnil // a log needn't have both
 	}
-	return logFile{f}, err
+	return f, err
 }
 
-// at tells whether this, or nothing, is what a name stands for.
-func (f logFile) at(dir, name string) (bool, error) {
+// isAt reports whether a file, or none if f is nil, has a name.
+func isAt(f *os.File, dir, name string) (bool, error) {
 	there, err := os.Lstat(filepath.Join(dir, name))
 	if errors.Is(err, fs.ErrNotExist) {
-		return f.File == nil, nil
+		return f == nil, nil
 	}
-	if err != nil || f.File == nil {
+	if err != nil || f == nil {
 		return false, err
 	}
 	own, err := f.Stat()
 	return err == nil && os.SameFile(own, there), err
 }
 
-func closeAll(files ...logFile) {
+// closeAll closes files; nil ones are fine.
+func closeAll(files ...*os.File) {
 	for _, f := range files {
-		if f.File != nil {
-			_ = f.Close()
-		}
+		_ = f.Close()
 	}
 }
 
@@ -87,11 +75,7 @@ func printLog(ctx context.Context, dir string, p *logPrinter) error {
 	if err != nil {
 		return err
 	}
-	defer func() {
-		for _, f := range files {
-			_ = f.Close()
-		}
-	}()
+	defer closeAll(files...)
 	parts, err := sections(files)
 	if err != nil {
 		return err
@@ -146,11 +130,7 @@ func followLog(dir string, p *logPrinter) (*logFollower, error) {
 	return f, nil
 }
 
-func (f *logFollower) close() {
-	for _, file := range f.files {
-		_ = file.Close()
-	}
-}
+func (f *logFollower) close() { closeAll(f.files...) }
 
 // copy prints what has come, from one file to the next.
 func (f *logFollower) copy(ctx context.Context) error {
@@ -188,7 +168,7 @@ func (f *logFollower) copy(ctx context.Context) error {
 // there is anything to be read.
 func (f *logFollower) rotated(complete *bool) (bool, error) {
 	if len(f.files) > 0 {
-		last, err := logFile{f.files[0]}.at(f.dir, "log")
+		last, err := isAt(f.files[0], f.dir, "log")
 		if last || err != nil {
 			return false, err
 		}
@@ -204,11 +184,13 @@ func (f *logFollower) rotated(complete *bool) (bool, error) {
 		return false, err
 	}
 	if len(f.files) > 0 && len(files) > 0 {
-		same, err := sameFile(f.files[0], files[0])
-		if err != nil {
-			return false, errors.Join(err, closeFiles(files))
+		a, errA := f.files[0].Stat()
+		b, errB := files[0].Stat()
+		if err := errors.Join(errA, errB); err != nil {
+			closeAll(files...)
+			return false, err
 		}
-		if same {
+		if os.SameFile(a, b) {
 			_ = files[0].Close()
 			files = files[1:]
 		}
@@ -217,30 +199,13 @@ func (f *logFollower) rotated(complete *bool) (bool, error) {
 	return len(files) > 0, nil
 }
 
-func sameFile(a, b *os.File) (bool, error) {
-	infoA, err := a.Stat()
-	if err != nil {
-		return false, err
-	}
-	infoB, err := b.Stat()
-	return err == nil && os.SameFile(infoA, infoB), err
-}
-
-func closeFiles(files []*os.File) error {
-	var errs []error
-	for _, f := range files {
-		errs = append(errs, f.Close())
-	}
-	return errors.Join(errs...)
-}
-
 func (f *logFollower) advance() {
 	_ = f.files[0].Close()
 	f.files = f.files[1:]
 	f.scanner = logScanner{} // the file ends where it ends
 }
 
-// gone tells whether the log has been removed.
+// gone reports whether the log has been removed.
 func (f *logFollower) gone() bool {
 	_, err := os.Lstat(f.dir)
 	return errors.Is(err, fs.ErrNotExist)

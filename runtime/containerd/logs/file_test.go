@@ -104,8 +104,7 @@ func (n *numbers) Write(b []byte) (int, error) {
 // followFor follows a log until the returned function is called.
 func followFor(t *testing.T, dir string, to io.Writer) (stop func()) {
 	t.Helper()
-	p := &logPrinter{}
-	p.streams[0].w = to
+	p := newPrinter(runtime.LogOptions{}, to, nil)
 	changed, unwatch := watchDir(dir)
 	if changed == nil {
 		t.Fatal("the directory can't be watched")
@@ -198,8 +197,7 @@ func TestOpenLogBetweenRotations(t *testing.T) {
 		default:
 		}
 		var got numbers
-		p := &logPrinter{}
-		p.streams[0].w = &got
+		p := newPrinter(runtime.LogOptions{}, &got, nil)
 		if err := printLog(t.Context(), dir, p); err != nil {
 			t.Fatal(err)
 		}
@@ -217,8 +215,7 @@ func TestFollowEndsWithTheDirectory(t *testing.T) {
 	}
 	writeLog(t, dir, "log", logLines(0, "stdout F one"))
 	var out bytes.Buffer
-	p := &logPrinter{}
-	p.streams[0].w = &out
+	p := newPrinter(runtime.LogOptions{}, &out, nil)
 	f, err := followLog(dir, p)
 	if err != nil {
 		t.Fatal(err)
@@ -240,8 +237,7 @@ func TestFollowReadsToTheEndOfAFile(t *testing.T) {
 	dir := t.TempDir()
 	writeLog(t, dir, "log", logLines(0, "stdout F one"))
 	var out bytes.Buffer
-	p := &logPrinter{}
-	p.streams[0].w = &out
+	p := newPrinter(runtime.LogOptions{}, &out, nil)
 	f, err := followLog(dir, p)
 	if err != nil {
 		t.Fatal(err)

@@ -94,29 +94,21 @@ func AwaitWriter(ctx context.Context, dir string) error {
 		return fmt.Errorf("look for the log's writer: %w", err)
 	}
 	defer func() { _ = f.Close() }() // unlocks it too
-	timeout := time.NewTimer(writerTimeout)
-	defer timeout.Stop()
-	tick := time.NewTicker(writerTick)
-	defer tick.Stop()
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
-		if err == nil {
-			return nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			return fmt.Errorf("look for the log's writer: %w", err)
-		}
-		select {
-		case <-tick.C:
-		case <-timeout.C:
-			return runtime.Unavailable(errors.New("the log's writer doesn't come to its end"))
-		case <-ctx.Done():
-			return runtime.Ended(ctx)
-		}
+	waitCtx, cancel := context.WithTimeout(ctx, writerTimeout)
+	defer cancel()
+	err = runtime.Poll(waitCtx, writerTick, func() (bool, error) { return runtime.TryFlock(f, unix.LOCK_SH) })
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return runtime.Ended(ctx)
+	case waitCtx.Err() != nil:
+		return runtime.Unavailable(errors.New("the log's writer doesn't come to its end"))
 	}
+	return fmt.Errorf("look for the log's writer: %w", err)
 }
 
-// watchDir gives a channel that tells of changes in a directory, nil if the kernel
+// watchDir returns a channel that tells of changes in a directory, nil if the kernel
 // can't: it has a bound on watches.
 func watchDir(dir string) (changed <-chan struct{}, stop func()) {
 	w, err := fsnotify.NewWatcher()

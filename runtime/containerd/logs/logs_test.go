@@ -58,8 +58,7 @@ func TestPrintLog(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var stdout, stderr bytes.Buffer
-			p := &logPrinter{opts: tt.opts}
-			p.streams[0].w, p.streams[1].w = &stdout, &stderr
+			p := newPrinter(tt.opts, &stdout, &stderr)
 			if err := printLog(t.Context(), dir, p); err != nil {
 				t.Fatal(err)
 			}
@@ -70,8 +69,7 @@ func TestPrintLog(t *testing.T) {
 	}
 	t.Run("in order", func(t *testing.T) {
 		var both bytes.Buffer
-		p := &logPrinter{}
-		p.streams[0].w, p.streams[1].w = &both, &both
+		p := newPrinter(runtime.LogOptions{}, &both, &both)
 		if err := printLog(t.Context(), dir, p); err != nil {
 			t.Fatal(err)
 		}
@@ -83,8 +81,7 @@ func TestPrintLog(t *testing.T) {
 		t.Errorf("to nowhere: %v", err)
 	}
 	t.Run("a writer that fails", func(t *testing.T) {
-		p := &logPrinter{}
-		p.streams[0].w = failingWriter{}
+		p := newPrinter(runtime.LogOptions{}, failingWriter{}, nil)
 		if err := printLog(t.Context(), dir, p); !errors.Is(err, errWriter) {
 			t.Error(err)
 		}

@@ -25,13 +25,13 @@ type Endpoint struct {
 	Veth     string `json:"veth"`     // the host's side of its link
 }
 
-// ifName is what containers find their network by.
+// ifName is the name of a container's interface.
 const ifName = "eth0"
 
 // plugins of CNI that Attach uses; bridge calls host-local.
 var plugins = []string{"loopback", "bridge", "host-local", "portmap"}
 
-// checkPlugins is an error when a plug-in is missing: CNI's library has no class for that.
+// checkPlugins returns an error if a plug-in is missing. CNI's library has no class for that.
 func (m *Manager) checkPlugins() error {
 	if missing := m.MissingPlugins(); len(missing) > 0 {
 		return runtime.Precondition("the CNI plug-in %s, of the package containernetworking-plugins, is in none of %s: networks need it",
@@ -55,8 +55,8 @@ func (m *Manager) MissingPlugins() (missing []string) {
 
 // cni sets the plug-ins up for a network.
 //
-// The masquerading is the firewall's, once for the network: the bridge plug-in's own
-// takes 16 ms for each container that comes, and 65 for each that goes.
+// The firewall masquerades, once for the network. The bridge plug-in would take 16 ms to set
+// that up for each container, and 65 ms to remove it.
 func (m *Manager) cni(n *network) (cni.CNI, error) {
 	type object = map[string]any
 	routes := []object{{"dst": "0.0.0.0/0"}}
@@ -108,8 +108,8 @@ func (m *Manager) Attach(ctx context.Context, id, network string) (Endpoint, err
 	return <-done, nil
 }
 
-// addUser makes a container a user of a network that stands. From then on the
-// network isn't removed, and the container is known to need a detach.
+// addUser makes a container a user of a network, which it completes first. From then on the
+// network isn't removed, and Attachments lists the container.
 func (m *Manager) addUser(wait, work context.Context, id, name string) (*network, error) {
 	if err := m.checkPlugins(); err != nil {
 		return nil, err
@@ -137,7 +137,7 @@ func (m *Manager) addUser(wait, work context.Context, id, name string) (*network
 	return n, n.writeUser(id, Endpoint{Network: n.Name, Internal: n.Internal})
 }
 
-// noNetwork is the error of a call that needs one.
+// noNetwork returns the error of a call for a network that doesn't exist.
 func noNetwork() error {
 	return runtime.WithClass(errdefs.ErrNotFound, errors.New("there is no such network"))
 }
@@ -171,11 +171,17 @@ func (m *Manager) plug(ctx context.Context, n *network, id string) (Endpoint, er
 	return e, n.writeUser(id, e)
 }
 
+// writeUser writes a container's endpoint. A reader may see half of it, and then takes it
+// for one without an address.
 func (n *network) writeUser(id string, e Endpoint) error {
-	return writeJSON(n.dir, id, filepath.Join("users", id), e, false)
+	b, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(n.user(id), b, 0o600)
 }
 
-// readUser is nil when a container isn't on the network.
+// readUser returns nil if a container isn't on the network.
 func (n *network) readUser(id string) (*Endpoint, error) {
 	b, err := os.ReadFile(n.user(id))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -186,7 +192,7 @@ func (n *network) readUser(id string) (*Endpoint, error) {
 	}
 	e := new(Endpoint)
 	if json.Unmarshal(b, e) != nil {
-		// A loss of power can cut it short, and ends the link too.
+		// It is being written, or a loss of power cut it short, which ended the link, too.
 		return &Endpoint{Network: n.Name, Internal: n.Internal}, nil
 	}
 	return e, nil
@@ -223,8 +229,8 @@ func (m *Manager) Attached(id string) (*Endpoint, error) {
 	return n.readUser(id)
 }
 
-// Detach takes back all that MakeNetns and Attach gave a container, in whatever state they
-// were cut short. What isn't there is no error.
+// Detach undoes MakeNetns and Attach for a container, even if they were cut short. What
+// isn't there is no error.
 func (m *Manager) Detach(ctx context.Context, id string) error {
 	dir, err := m.used(id)
 	if err != nil {
@@ -248,7 +254,7 @@ func (m *Manager) unplug(ctx context.Context, dir, id, path string) error {
 		return err
 	}
 	if n == nil {
-		n = &network{dir: dir} // can't be, but must not keep a container for good
+		n = &network{dir: dir} // it can't be, but mustn't keep a container for good
 	} else {
 		c, err := m.cni(n)
 		if err != nil {
@@ -259,21 +265,19 @@ func (m *Manager) unplug(ctx context.Context, dir, id, path string) error {
 			return err
 		}
 		if !there {
-			path = "" // in the plug-ins' language: give back what isn't in it
+			path = "" // the plug-ins then free what isn't in the namespace
 		}
 		if err := c.Remove(ctx, id, path); err != nil {
 			return err
 		}
 	}
-	for _, file := range []string{filepath.Join(dir, tempPrefix+id), n.user(id)} {
-		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
+	if err := os.Remove(n.user(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	return nil
 }
 
-// Attachments lists the containers that Detach would find anything of.
+// Attachments lists the containers that Detach would find something of.
 func (m *Manager) Attachments() ([]string, error) {
 	ids, err := names(m.path("netns"))
 	if err != nil {

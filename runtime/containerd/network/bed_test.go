@@ -200,7 +200,7 @@ func (b *netBed) container(t testing.TB, network string) testContainer {
 	return c
 }
 
-// serve answers everyone on port 7 with his address, within a network namespace.
+// serve returns everyone on port 7 with his address, within a network namespace.
 func (b *netBed) serve(t testing.TB, netns string) {
 	t.Helper()
 	var l net.Listener
@@ -263,7 +263,7 @@ func (b *netBed) ipt(t testing.TB, args string) {
 		if err != nil {
 			return err
 		}
-		if out, err := exec.Command(path, strings.Fields(args)...).CombinedOutput(); err != nil {
+		if out, err := exec.Command(path, append([]string{"--wait"}, strings.Fields(args)...)...).CombinedOutput(); err != nil {
 			return fmt.Errorf("iptables %s: %w: %s", args, err, bytes.TrimSpace(out))
 		}
 		return nil

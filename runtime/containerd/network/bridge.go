@@ -16,7 +16,7 @@ import (
 
 // The functions here must run on the host's side (onHost).
 
-// findBridge is nil when it isn't there.
+// findBridge returns nil if there is no such bridge.
 func findBridge(name string) (*netlink.Bridge, error) {
 	link, err := netlink.LinkByName(name)
 	if isNoLink(err) {
@@ -37,8 +37,8 @@ func isNoLink(err error) bool {
 	return errors.As(err, &none)
 }
 
-// makeBridge makes a network's bridge, or what is missing of it. The firewall must be
-// in place, for it comes up here.
+// makeBridge makes a network's bridge, or completes it, and brings it up. The firewall must
+// be in place.
 func makeBridge(n *network, log *slog.Logger) error {
 	bridge, err := findBridge(n.Bridge)
 	if err != nil {
@@ -61,7 +61,7 @@ func makeBridge(n *network, log *slog.Logger) error {
 		return err
 	}
 	if n.Internal {
-		// The host shouldn't tell of the addresses that it has elsewhere.
+		// The host shouldn't answer for addresses of its other interfaces.
 		if err := setSysctl("ipv4/conf/"+n.Bridge+"/arp_ignore", "1"); err != nil {
 			return fmt.Errorf("quieten %s: %w", n.Bridge, err)
 		}
@@ -74,8 +74,8 @@ func makeBridge(n *network, log *slog.Logger) error {
 	return nil
 }
 
-// addAddress lets the host reach the containers: on an internal network the firewall
-// sees to it that only the host can begin.
+// addAddress lets the host reach the containers. On an internal network the firewall lets
+// only the host begin a connection.
 func addAddress(n *network, bridge *netlink.Bridge) error {
 	gateway := netip.PrefixFrom(n.gateway(), n.Subnet.Bits())
 	addr, err := netlink.ParseAddr(gateway.String())
@@ -88,7 +88,7 @@ func addAddress(n *network, bridge *netlink.Bridge) error {
 	return nil
 }
 
-// forward lets the host pass on what containers send.
+// forward makes the host forward the containers' packets.
 func forward(log *slog.Logger) error {
 	const file = "/proc/sys/net/ipv4/ip_forward"
 	b, err := os.ReadFile(file)
@@ -99,8 +99,8 @@ func forward(log *slog.Logger) error {
 	return err
 }
 
-// joinBridge makes a container's host-side interface a port of the network's bridge,
-// as the network's isolation wants it. One that is gone is no error.
+// joinBridge makes a container's host-side interface a port of the network's bridge, isolated
+// if the network is. An interface that is gone is no error.
 func joinBridge(n *network, veth string) error {
 	bridge, err := findBridge(n.Bridge)
 	if err != nil {
@@ -137,11 +137,11 @@ func removeBridge(name string) error {
 	return nil
 }
 
-// steadyTries is how often the kernel is asked for a list that changes while it is told.
+// steadyTries is how often steady asks the kernel.
 const steadyTries = 100
 
-// steady asks for a list of the kernel's until it is one that didn't change meanwhile. On a busy
-// host the next answer is, as a rule.
+// steady asks the kernel for a list until it gets one that didn't change meanwhile. On a busy
+// host the second usually didn't.
 func steady[T any](ask func() ([]T, error)) (list []T, err error) {
 	for range steadyTries {
 		if list, err = ask(); !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -151,8 +151,7 @@ func steady[T any](ask func() ([]T, error)) (list []T, err error) {
 	return list, err
 }
 
-// takenPrefixes are those of the host's addresses and routes, the way to everywhere
-// else left out.
+// takenPrefixes returns those of the host's addresses and routes, but for the default route.
 func takenPrefixes() ([]netip.Prefix, error) {
 	addrs, err := steady(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_V4) })
 	if err != nil {
@@ -184,7 +183,7 @@ func takenPrefixes() ([]netip.Prefix, error) {
 	return taken, nil
 }
 
-// freeSubnet is the first /24 of a pool that overlaps with nothing that is taken.
+// freeSubnet returns the first /24 of a pool that overlaps with no taken prefix.
 func freeSubnet(pool netip.Prefix, taken []netip.Prefix) (netip.Prefix, error) {
 	addr := pool.Masked().Addr()
 	for carry := uint32(0); pool.Contains(addr) && carry>>24 == 0; {

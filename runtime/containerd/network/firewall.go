@@ -13,8 +13,7 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// ruleTables are in the order in which they are put in place: what drops comes
-// before what lets through.
+// ruleTables are in the order in which they are filled: the rules that drop come first.
 var ruleTables = []string{"mangle", "nat", "filter"}
 
 // tableRules are the rules of one network in one table of iptables: those of its
@@ -27,14 +26,13 @@ type tableRules struct {
 
 // networkRules are a network's rules by table.
 //
-// What drops is in mangle, which comes before filter and where nobody puts himself
-// in front: Docker, for one, makes the front of filter's FORWARD its own at each
-// start, and lets its containers go anywhere. The rules in filter let through what
-// Docker's policy for FORWARD would drop. They repeat the drops, so that a network
-// is still closed when someone flushes one of the tables. IPv6 has no rules: it is
-// disabled on the bridges and in the containers' namespaces, so that the host has no
-// address there and forwards nothing, and isolated ports of a bridge carry nothing
-// to each other, of whatever protocol.
+// Packets are dropped in mangle, which comes before filter. In filter, other programs put
+// their rules in front: at each start Docker takes the front of FORWARD, and lets its
+// containers go anywhere. The rules in filter accept what Docker's policy for FORWARD would
+// drop. They repeat the drops, so a network stays closed if someone flushes one table. IPv6
+// has no rules. It is disabled on the bridges and in the containers' namespaces, so the host
+// has no address there and forwards nothing. Isolated ports of a bridge carry no protocol to
+// each other.
 func networkRules(n *network) map[string]tableRules {
 	forward := func(pass string) tableRules {
 		t := tableRules{jumps: []string{
@@ -44,7 +42,7 @@ func networkRules(n *network) map[string]tableRules {
 		add := func(match, verdict string) {
 			t.rules = append(t.rules, fmt.Sprintf("-A %s%s -j %s", n.chain(), match, verdict))
 		}
-		add(fmt.Sprintf(" ! -s %s -i %s", n.Subnet, n.Bridge), "DROP") // a sender that isn't what it says
+		add(fmt.Sprintf(" ! -s %s -i %s", n.Subnet, n.Bridge), "DROP") // a forged sender
 		within := pass
 		if n.Isolated {
 			within = "DROP" // by way of the gateway, too
@@ -52,7 +50,7 @@ func networkRules(n *network) map[string]tableRules {
 		add(fmt.Sprintf(" -i %[1]s -o %[1]s", n.Bridge), within)
 		if n.Internal {
 			t.jumps = append(t.jumps, fmt.Sprintf("-A INPUT -i %s -j %s", n.Bridge, n.chain()))
-			add(" -i "+n.Bridge+" -m conntrack --ctstate ESTABLISHED", pass) // answers to the host: none else is let in to ask
+			add(" -i "+n.Bridge+" -m conntrack --ctstate ESTABLISHED", pass) // answers to the host, as only the host can ask
 			add("", "DROP")
 			return t
 		}
@@ -71,8 +69,7 @@ func networkRules(n *network) map[string]tableRules {
 	return rules
 }
 
-// firewall is what iptables-save tells: the rules of each table, in order, and its
-// chains.
+// firewall is the output of iptables-save: the chains of each table, and its rules in order.
 type firewall map[string]*firewallTable
 
 type firewallTable struct {
@@ -99,15 +96,15 @@ func parseFirewall(save []byte) firewall {
 	return fw
 }
 
-// of finds the rules of one chain of ours in a table, and those that lead there.
-// Front tells that among the latter none stands behind a rule of somebody else's.
+// of finds the rules of one chain of ours in a table, and those that lead there. Front is
+// false if one of the latter comes after another program's rule.
 func (fw firewall) of(table, chain string) (found tableRules, front bool) {
 	t := fw[table]
 	if t == nil {
 		return found, true
 	}
 	front = true
-	others := make(map[string]bool) // built-in chains in which we have seen somebody else's rule
+	others := make(map[string]bool) // built-in chains that had another program's rule so far
 	for _, rule := range t.rules {
 		builtin := strings.Fields(rule)[1]
 		switch {
@@ -123,9 +120,8 @@ func (fw firewall) of(table, chain string) (found tableRules, front bool) {
 	return found, front
 }
 
-// restore writes the input of iptables-restore that makes a network's rules what
-// they should be, wanted being nil when there should be none. It is empty if they
-// are. Each table is changed in one step.
+// restore returns the input of iptables-restore that gives a network the wanted rules; nil
+// is none. It is empty if the network has them. Each table changes in one step.
 func (fw firewall) restore(chain string, wanted map[string]tableRules) []byte {
 	var out bytes.Buffer
 	for _, table := range ruleTables {
@@ -156,7 +152,7 @@ func (fw firewall) restore(chain string, wanted map[string]tableRules) []byte {
 	return out.Bytes()
 }
 
-// readFirewall asks for all rules; it must run on the host's side (onHost).
+// readFirewall reads all rules. It must run on the host's side (onHost).
 func readFirewall(ctx context.Context) (firewall, error) {
 	out, err := iptables(ctx, nil, "iptables-save")
 	if err != nil {
@@ -165,10 +161,10 @@ func readFirewall(ctx context.Context) (firewall, error) {
 	return parseFirewall(out), nil
 }
 
-// setRules makes a network's rules what they should be; wanted is nil for none. It
-// must run on the host's side (onHost).
+// setRules gives a network the wanted rules; nil is none. It must run on the host's side
+// (onHost).
 func setRules(ctx context.Context, chain string, wanted map[string]tableRules) error {
-	// A rule that somebody else removed since it was read makes the change fail.
+	// The change fails if another program has removed a rule since.
 	var err error
 	for range 3 {
 		var fw firewall
@@ -186,8 +182,7 @@ func setRules(ctx context.Context, chain string, wanted map[string]tableRules) e
 	return err
 }
 
-// iptables runs one of the programs of that package, within this thread's network
-// namespace.
+// iptables runs a program of that package in this thread's network namespace.
 func iptables(ctx context.Context, stdin []byte, program string, args ...string) ([]byte, error) {
 	path, err := findProgram(program)
 	if err != nil {

@@ -23,6 +23,7 @@ func TestNetworkReach(t *testing.T) {
 		{true, false, false}, {true, false, true}, {true, true, false}, {true, true, true},
 	} {
 		t.Run(fmt.Sprintf("internal %t isolated %t br_netfilter %t", tt.internal, tt.isolated, tt.bridgeNetfilter), func(t *testing.T) {
+			t.Parallel() // it mostly waits for what must not answer
 			b := newNetBed(t, nil)
 			setBridgeNetfilter(t, b, tt.bridgeNetfilter)
 			b.ipt(t, "-P FORWARD DROP") // as Docker has it

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	goruntime "runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -15,46 +14,40 @@ import (
 )
 
 // MakeNetns makes a network namespace for a container, or takes the one at from, which has no
-// interfaces, if that isn't empty. It answers its path.
+// interfaces, if from isn't empty. It returns the path where the namespace is mounted.
 func (m *Manager) MakeNetns(id, from string) (string, error) {
 	path := m.path("netns", id)
-	if err := os.MkdirAll(m.path("netns"), 0o700); err != nil {
-		return "", fmt.Errorf("make a network namespace: %w", err)
+	err := os.MkdirAll(m.path("netns"), 0o700)
+	var f *os.File
+	if err == nil {
+		f, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o600)
 	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDONLY, 0o600)
 	if err != nil {
 		return "", fmt.Errorf("make a network namespace: %w", err)
 	}
-	if err := f.Close(); err != nil {
-		return "", fmt.Errorf("make a network namespace: %w", err)
-	}
-	made := make(chan error, 1)
-	go func() {
-		goruntime.LockOSThread() // and never unlocked: the thread is in the new namespace, and ends here
-		made <- func() error {
-			var err error
-			if from == "" {
-				err = unix.Unshare(unix.CLONE_NEWNET)
-			} else {
-				err = enterNetns(from)
-			}
-			if err != nil {
-				return err
-			}
-			if err := disableIPv6("all", "default"); err != nil {
-				return err
-			}
-			return unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "")
-		}()
-	}()
-	if err := <-made; err != nil {
+	_ = f.Close() // nothing was written
+	err = runtime.OnThread(func() (err error) {
+		if from == "" {
+			err = unix.Unshare(unix.CLONE_NEWNET)
+		} else {
+			err = enterNetns(from)
+		}
+		if err == nil {
+			err = disableIPv6("all", "default")
+		}
+		if err == nil {
+			err = unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "")
+		}
+		return err
+	})
+	if err != nil {
 		return "", errors.Join(fmt.Errorf("make a network namespace: %w", err), RemoveNetns(path))
 	}
 	return path, nil
 }
 
-// disableIPv6 does so for interfaces of this thread's network namespace. The firewall
-// speaks IPv4 only; this is what makes that enough.
+// disableIPv6 disables IPv6 on interfaces of this thread's network namespace. The firewall
+// has no rules for it.
 func disableIPv6(interfaces ...string) error {
 	for _, name := range interfaces {
 		err := setSysctl("ipv6/conf/"+name+"/disable_ipv6", "1")
@@ -65,7 +58,7 @@ func disableIPv6(interfaces ...string) error {
 	return nil
 }
 
-// setSysctl sets one of this thread's network namespace, unless it is as it should be.
+// setSysctl sets a sysctl of this thread's network namespace, unless it has the value.
 func setSysctl(name, value string) error {
 	path := "/proc/sys/net/" + name
 	if b, err := os.ReadFile(path); err == nil && string(b) == value+"\n" {
@@ -74,7 +67,7 @@ func setSysctl(name, value string) error {
 	return os.WriteFile(path, []byte(value), 0o600)
 }
 
-// isNetns tells whether a network namespace is mounted at a path.
+// isNetns reports whether a network namespace is mounted at a path.
 func isNetns(path string) (bool, error) {
 	var stat unix.Statfs_t
 	err := unix.Statfs(path, &stat)
@@ -84,7 +77,7 @@ func isNetns(path string) (bool, error) {
 	return err == nil && stat.Type == unix.NSFS_MAGIC, err
 }
 
-// RemoveNetns lets go of a namespace, which ends with the last process in it.
+// RemoveNetns unmounts a namespace, which ends with the last process in it.
 func RemoveNetns(path string) error {
 	for {
 		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
@@ -101,20 +94,21 @@ func RemoveNetns(path string) error {
 	return nil
 }
 
-// onHost runs f on a thread in the network namespace where bridges are, so that
-// what f asks of the kernel, and the programs that it starts, are there. It gives f
-// the grace to end after its context has, and then leaves it.
+// onHost runs f, and the programs that f starts, on a thread in the network namespace of the
+// bridges. After the context ends, it waits for f for the grace, and then leaves it.
 func (m *Manager) onHost(ctx context.Context, f func(context.Context) error) error {
 	done := make(chan error, 1)
 	go func() {
-		if m.opts.Netns != "" {
-			goruntime.LockOSThread() // and never unlocked: the thread has moved, and ends here
-			if err := enterNetns(m.opts.Netns); err != nil {
-				done <- err
-				return
-			}
+		if m.opts.Netns == "" {
+			done <- f(ctx)
+			return
 		}
-		done <- f(ctx)
+		done <- runtime.OnThread(func() error {
+			if err := enterNetns(m.opts.Netns); err != nil {
+				return err
+			}
+			return f(ctx)
+		})
 	}()
 	select {
 	case err := <-done:

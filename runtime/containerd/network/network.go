@@ -49,7 +49,7 @@ type Options struct {
 type Manager struct {
 	opts Options
 	log  *slog.Logger
-	// standing holds the IDs of the networks that this process has put in order.
+	// standing holds the IDs of the networks that this process has completed.
 	standing sync.Map
 }
 
@@ -72,8 +72,8 @@ func fail(ctx context.Context, op string, err error) error {
 	return fmt.Errorf("%s: %w", op, runtime.Classify(ctx, err))
 }
 
-// EnsureNetwork makes a network unless one of its name is there. Of one that is
-// there it makes anew what the host has lost, as in a reboot.
+// EnsureNetwork makes a network unless one of its name is there. It repairs one that is
+// there, after a reboot for example.
 func (m *Manager) EnsureNetwork(ctx context.Context, want runtime.Network) error {
 	op := fmt.Sprintf("make network %q", want.Name)
 	if want.Name == "" {
@@ -126,9 +126,9 @@ func (n *network) same(want runtime.Network) error {
 	return nil
 }
 
-// call runs f on the host's side, with the call timeout as its bound, and classes
-// its error. F gets a context to wait with, which ends with the caller's, and one to
-// work with, which leaves it the grace to finish what is half done.
+// call runs f on the host's side, within the call timeout, and classes its error. F waits
+// with a context that ends with the caller's, and works with one that lasts for the grace
+// longer.
 func (m *Manager) call(ctx context.Context, op string, f func(wait, work context.Context) error) error {
 	if ctx.Err() != nil {
 		return fail(ctx, op, ctx.Err())
@@ -139,12 +139,12 @@ func (m *Manager) call(ctx context.Context, op string, f func(wait, work context
 	defer cancel()
 	err := m.onHost(work, func(work context.Context) error { return f(wait, work) })
 	if err != nil && work.Err() != nil && !runtime.HasClass(err) {
-		err = fmt.Errorf("%w: %w", work.Err(), err) // a program that was killed says no more than that
+		err = fmt.Errorf("%w: %w", work.Err(), err) // the error of a killed program doesn't say why
 	}
 	return fail(ctx, op, err)
 }
 
-// newNetwork finds a subnet and keeps the record.
+// newNetwork finds a subnet and writes the record.
 func (m *Manager) newNetwork(ctx context.Context, dir string, want runtime.Network) (*network, error) {
 	if err := m.checkPlugins(); err != nil {
 		return nil, err
@@ -198,8 +198,8 @@ func (m *Manager) undo(ctx context.Context, dir string, n *network) error {
 	return m.clearNetwork(ctx, n)
 }
 
-// stand makes what a network lacks of its rules and its bridge, in this order: no
-// packet passes a bridge without rules. The network is locked.
+// stand completes a network's rules and then its bridge, so that no packet passes a bridge
+// without rules. The network is locked.
 func (m *Manager) stand(ctx context.Context, n *network) error {
 	if m.stands(n) {
 		return nil
@@ -210,8 +210,8 @@ func (m *Manager) stand(ctx context.Context, n *network) error {
 	return m.raise(n)
 }
 
-// raise makes the bridge, and puts the containers back on it that have lost it. The
-// rules are in place.
+// raise makes the bridge, and connects the network's containers to it. The rules are in
+// place.
 func (m *Manager) raise(n *network) error {
 	if err := makeBridge(n, m.log); err != nil {
 		return err
@@ -236,8 +236,8 @@ func (m *Manager) raise(n *network) error {
 	return nil
 }
 
-// stands tells whether this process has put a network in order, and its bridge is
-// still there. Rules that somebody flushed are the sweep's concern.
+// stands reports whether this process has completed a network, and its bridge exists. The
+// sweep restores rules that another program removed.
 func (m *Manager) stands(n *network) bool {
 	if _, ok := m.standing.Load(n.ID); !ok {
 		return false
@@ -246,7 +246,7 @@ func (m *Manager) stands(n *network) bool {
 	return err == nil && bridge != nil
 }
 
-// networks reads all records, those of networks that are being removed too.
+// networks reads all records, also of networks that are being removed.
 func (m *Manager) networks() ([]*network, error) {
 	dirs, err := m.networkDirs()
 	if err != nil {
@@ -277,12 +277,7 @@ func (m *Manager) Networks(ctx context.Context, labels map[string]string) ([]run
 	}
 	out := make([]runtime.Network, 0, len(all))
 	for _, n := range all {
-		matches := !n.Removing
-		for name, value := range labels {
-			got, ok := n.Labels[name]
-			matches = matches && ok && (value == "" || value == got)
-		}
-		if matches {
+		if !n.Removing && runtime.HasLabels(n.Labels, labels) {
 			out = append(out, runtime.Network{Name: n.Name, ID: n.ID, Labels: n.Labels, Internal: n.Internal, Isolated: n.Isolated, CreatedAt: n.Created})
 		}
 	}
@@ -312,8 +307,8 @@ func (m *Manager) RemoveNetwork(ctx context.Context, name string) error {
 	})
 }
 
-// holdNetwork locks a network, until unlock is called, and reads it. Nil is none: what is
-// left of one that was half made is removed.
+// holdNetwork locks a network, until unlock is called, and reads it. It returns nil if there
+// is none, and removes what is left of one that was half made.
 func (m *Manager) holdNetwork(wait context.Context, dir string) (n *network, unlock func(), err error) {
 	unlock, err = m.lockNetwork(wait, dir, false)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -332,9 +327,8 @@ func (m *Manager) holdNetwork(wait context.Context, dir string) (n *network, unl
 	return n, unlock, nil
 }
 
-// clearNetwork removes a network without users, whatever state it is in. It is
-// locked. From the first step on it is no network any more, and whoever finds it,
-// this or another call, has to go on from there.
+// clearNetwork removes a network without users, in any state. The network is locked. After
+// the first step it is no network any more, and the next call that finds it goes on.
 func (m *Manager) clearNetwork(ctx context.Context, n *network) error {
 	m.standing.Delete(n.ID)
 	if !n.Removing {

@@ -19,6 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/atomicfile"
 )
 
 func TestEnsureNetwork(t *testing.T) {
@@ -84,32 +85,6 @@ func TestNetworksAtOnce(t *testing.T) {
 	all(func(name string) error { return b.RemoveNetwork(t.Context(), name) })
 }
 
-func TestNetworks(t *testing.T) {
-	b := newNetBed(t, nil)
-	b.ensure(t, runtime.Network{Name: "x", Labels: map[string]string{"k": "1", "l": ""}})
-	b.ensure(t, runtime.Network{Name: "y", Labels: map[string]string{"k": "2"}})
-	for _, tt := range []struct {
-		labels map[string]string
-		want   []string
-	}{
-		{nil, []string{"x", "y"}},
-		{map[string]string{"k": ""}, []string{"x", "y"}},
-		{map[string]string{"k": "2"}, []string{"y"}},
-		{map[string]string{"k": "", "l": ""}, []string{"x"}},
-		{map[string]string{"k": "3"}, nil},
-		{map[string]string{"none": ""}, nil},
-	} {
-		list, err := b.Networks(t.Context(), tt.labels)
-		var got []string
-		for _, n := range list {
-			got = append(got, n.Name)
-		}
-		if err != nil || !slices.Equal(got, tt.want) {
-			t.Errorf("%v: %v, %v; want %v", tt.labels, got, err, tt.want)
-		}
-	}
-}
-
 func TestRemoveNetwork(t *testing.T) {
 	b := newNetBed(t, nil)
 	b.ipt(t, "-A FORWARD -s 192.0.2.1 -j DROP")
@@ -161,7 +136,7 @@ func TestNetworkRecovery(t *testing.T) {
 			}
 		}, true},
 		"temporary": {func(t *testing.T, _ *netBed, n *network) {
-			if err := os.WriteFile(filepath.Join(n.dir, tempPrefix+"x"), []byte("{"), 0o600); err != nil {
+			if err := os.WriteFile(filepath.Join(n.dir, atomicfile.TempPrefix+"x"), []byte("{"), 0o600); err != nil {
 				t.Fatal(err)
 			}
 		}, false},
@@ -198,7 +173,7 @@ func TestNetworkRecovery(t *testing.T) {
 	}
 }
 
-// works tells whether a container on a network gets out of it.
+// works reports whether a container on a network gets out of it.
 func (b *netBed) works(t *testing.T, network string) {
 	t.Helper()
 	b.serve(t, b.outside)
@@ -221,6 +196,7 @@ func TestSweepNetworks(t *testing.T) {
 		"isolation ended": "isolation",
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			b := newNetBed(t, nil)
 			n := b.ensure(t, runtime.Network{Name: "n", Isolated: true})
 			x, y := b.container(t, "n"), b.container(t, "n")

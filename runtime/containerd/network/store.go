@@ -2,7 +2,6 @@ package network
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -16,6 +15,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/atomicfile"
 )
 
 // network is the record of a network, networks/HASH/network.json. It is the first
@@ -25,9 +27,8 @@ import (
 //	users/ID        endpoints of containers, there from before they get an address
 //	                until after it is given back
 //	ipam/           the addresses that are taken, as the CNI plug-in host-local keeps them
-//	network.json, users/ID are written as tmp-… first
 //
-// Whoever makes, repairs or removes a network, or adds a user, holds the flock of
+// The process that makes, repairs or removes a network, or adds a user, holds the flock of
 // the directory.
 type network struct {
 	Name     string            `json:"name"`
@@ -38,7 +39,7 @@ type network struct {
 	Subnet   netip.Prefix      `json:"subnet"`
 	Bridge   string            `json:"bridge"`
 	Created  time.Time         `json:"created"`
-	Removing bool              `json:"removing"` // being removed, or that was cut short
+	Removing bool              `json:"removing"` // its removal has begun
 
 	dir string
 }
@@ -48,7 +49,6 @@ const (
 	chainPrefix   = "BERM-"
 	lockPoll      = 2 * time.Millisecond
 	networkRecord = "network.json"
-	tempPrefix    = "tmp-"
 )
 
 // chain of the firewall that holds the network's rules.
@@ -89,34 +89,13 @@ func readNetwork(dir string) (*network, error) {
 	return n, nil
 }
 
-// write keeps the record; it outlasts a loss of power.
+// write writes the record. It survives a loss of power.
 func (n *network) write() error {
-	return writeJSON(n.dir, rand.Text(), networkRecord, n, true)
-}
-
-// writeJSON replaces a file in or below dir as a whole. The temporary name is the
-// caller's, so that what is left of it can be told apart.
-func writeJSON(dir, temp, name string, v any, durable bool) error {
-	b, err := json.Marshal(v)
+	b, err := json.Marshal(n)
 	if err != nil {
 		return err
 	}
-	temp = filepath.Join(dir, tempPrefix+temp)
-	f, err := os.OpenFile(temp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	if err == nil && durable {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(temp, filepath.Join(dir, name))
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(temp))
-	}
-	return nil
+	return atomicfile.WriteString(filepath.Join(n.dir, networkRecord), 0o600, string(b))
 }
 
 // networkDirs lists the directories of networks, half-made ones too.
@@ -141,8 +120,8 @@ func names(dir string) ([]string, error) {
 	return f.Readdirnames(-1)
 }
 
-// lockNetwork takes the lock of a network's directory, which it makes if told to.
-// NotFound when it isn't there.
+// lockNetwork takes the lock of a network's directory, which it makes if make is true. The
+// error is fs.ErrNotExist if it isn't there.
 func (m *Manager) lockNetwork(ctx context.Context, dir string, make bool) (unlock func(), err error) {
 	for {
 		if make {
@@ -158,17 +137,17 @@ func (m *Manager) lockNetwork(ctx context.Context, dir string, make bool) (unloc
 	}
 }
 
-// errMoved says that what was locked isn't there any more.
+// errMoved says that the locked directory was removed.
 var errMoved = errors.New("the directory was removed")
 
-// LockDir takes a directory's flock. It polls, as a wait in the kernel can't be
-// broken off.
+// LockDir takes a directory's flock. It polls, as a wait in the kernel can't be cancelled.
 func LockDir(ctx context.Context, dir string) (unlock func(), err error) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, err
 	}
-	if err := flock(ctx, f); err != nil {
+	err = runtime.Poll(ctx, lockPoll, func() (bool, error) { return runtime.TryFlock(f, unix.LOCK_EX) })
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), f.Close())
 	}
 	mine, err := f.Stat()
@@ -184,20 +163,4 @@ func LockDir(ctx context.Context, dir string) (unlock func(), err error) {
 		return nil, err
 	}
 	return func() { _ = f.Close() }, nil
-}
-
-func flock(ctx context.Context, f *os.File) error {
-	tick := time.NewTicker(lockPoll)
-	defer tick.Stop()
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			return err
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
 }

@@ -9,10 +9,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/bermhq/berm/runtime/atomicfile"
 )
 
-// Sweep removes what is half made or half removed of networks, and makes
-// anew what complete ones have lost. It goes on after a failure.
+// Sweep removes networks that are half made or half removed, and repairs the others. It goes
+// on after a failure.
 func (m *Manager) Sweep(ctx context.Context) error {
 	return m.call(ctx, "sweep networks", func(wait, work context.Context) error {
 		dirs, err := m.networkDirs()
@@ -48,8 +50,7 @@ func (m *Manager) sweepNetwork(wait, work context.Context, dir string, fw firewa
 	if n.Removing {
 		return fail(m.clearNetwork(work, n))
 	}
-	// What was read before the lock may tell of rules as missing that have come since;
-	// setRules reads them again.
+	// The rules were read before the lock, and may be there by now. setRules reads again.
 	wanted := networkRules(n)
 	if len(fw.restore(n.chain(), wanted)) > 0 {
 		if err := setRules(work, n.chain(), wanted); err != nil {
@@ -59,9 +60,9 @@ func (m *Manager) sweepNetwork(wait, work context.Context, dir string, fw firewa
 	return fail(errors.Join(m.raise(n), n.clean()))
 }
 
-// clean frees addresses that no user has, and removes files that were never moved
-// into place. A plug-in that outlived the process which started it can have taken an
-// address after its container was detached.
+// clean frees addresses that no user has, and removes temporary files of processes that
+// ended. A plug-in that outlived the process which started it can have taken an address
+// after its container was detached. The network is locked.
 func (n *network) clean() error {
 	users, err := n.users()
 	if err != nil {
@@ -77,8 +78,7 @@ func (n *network) clean() error {
 	}
 	var errs []error
 	for _, part := range parts {
-		// A user's is written for as long as it is one.
-		if id, ok := strings.CutPrefix(part, tempPrefix); ok && !known[id] {
+		if strings.HasPrefix(part, atomicfile.TempPrefix) { // of a record: nobody writes it now
 			errs = append(errs, os.RemoveAll(filepath.Join(n.dir, part)))
 		}
 	}

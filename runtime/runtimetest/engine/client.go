@@ -69,8 +69,6 @@ func tlsConfig(dir string) (*tls.Config, error) {
 	return &tls.Config{Certificates: []tls.Certificate{cert}, RootCAs: roots, MinVersion: tls.VersionTLS12}, nil
 }
 
-func (c *client) close() { c.http.CloseIdleConnections() }
-
 func (c *client) ping(ctx context.Context) error {
 	_, err := c.call(ctx, http.MethodGet, "/_ping", "", nil)
 	return err
@@ -110,7 +108,7 @@ func (c *client) importImage(ctx context.Context, ref string, changes []string, 
 	}
 }
 
-// call answers the body of a successful reply.
+// call returns the body of a successful reply.
 func (c *client) call(ctx context.Context, method, path, contentType string, body []byte) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(body))
 	if err != nil {

@@ -39,6 +39,9 @@ func StartContainerd(ctx context.Context, opts Options) (*Containerd, error) {
 	if err = os.Mkdir(c.Root(), 0o711); err == nil {
 		err = g.prepare(ctx)
 	}
+	if err == nil && opts.Image != "" {
+		err = c.ImportBusybox(ctx, opts.Image)
+	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start a private engine: %w", err), c.Close())
 	}

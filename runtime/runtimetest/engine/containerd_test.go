@@ -15,27 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func startContainerd(t *testing.T, opts Options) *Containerd {
-	t.Helper()
-	Require(t, "containerd")
-	if opts.Log == nil {
-		opts.Log = t.Output()
-	}
-	c, err := StartContainerd(t.Context(), opts)
-	if err != nil {
-		Lacking(t, "containerd", err)
-	}
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-		for _, what := range leftovers(t, c.place) {
-			t.Errorf("left behind: %s", what)
-		}
-	})
-	return c
-}
-
 // runTask starts a container that sleeps.
 func runTask(t *testing.T, c *Containerd, name string) {
 	t.Helper()
@@ -99,7 +78,7 @@ func tasks(t *testing.T, c *Containerd) string {
 }
 
 func TestContainerd(t *testing.T) {
-	c := startContainerd(t, Options{})
+	c := startOwn(t, "containerd", StartContainerd, Options{})
 	if err := c.ImportBusybox(t.Context(), image, "USER 1000:1000"); err != nil {
 		t.Fatal(err)
 	}
@@ -160,16 +139,13 @@ func TestContainerd(t *testing.T) {
 func TestContainerdOwnerKilled(t *testing.T) {
 	Require(t, "containerd")
 	testOwnerKilled(t, unix.SIGKILL, func(dir string) {
-		c, err := StartContainerd(context.Background(), Options{Dir: dir})
+		c, err := StartContainerd(context.Background(), Options{Dir: dir, Image: image})
 		if err != nil {
-			t.Fatal(err)
-		}
-		if err := c.ImportBusybox(context.Background(), image); err != nil {
 			t.Fatal(err)
 		}
 		runTask(t, c, "probe")
 		litter(t, c)
-	}, func(dir string) { startContainerd(t, Options{Dir: dir}) })
+	}, func(dir string) { startOwn(t, "containerd", StartContainerd, Options{Dir: dir}) })
 }
 
 func TestContainerdSideBySide(t *testing.T) {
@@ -177,13 +153,10 @@ func TestContainerdSideBySide(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 3 {
 		wg.Go(func() {
-			c, err := StartContainerd(context.Background(), Options{NoNetns: i == 0})
+			c, err := StartContainerd(context.Background(), Options{NoNetns: i == 0, Image: image})
 			if err != nil {
 				t.Errorf("engine %d: %v", i, err)
 				return
-			}
-			if err := c.ImportBusybox(context.Background(), image); err != nil {
-				t.Error(err)
 			}
 			// Its name is the engine's, as all engines share runcStateDir.
 			if _, err := c.Store().ctr(context.Background(), nil, "run", "--rm", "--cgroup", c.CgroupParent()+"/one", image, c.place.name, "true"); err != nil {

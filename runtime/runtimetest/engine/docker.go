@@ -43,6 +43,9 @@ func StartDocker(ctx context.Context, opts Options) (*Docker, error) {
 	if err = g.prepare(ctx); err == nil {
 		err = d.startDockerd(ctx)
 	}
+	if err == nil && opts.Image != "" {
+		err = d.ImportBusybox(ctx, opts.Image)
+	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start a private engine: %w", err), d.Close())
 	}
@@ -141,7 +144,6 @@ func (d *Docker) startDockerd(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer client.close()
 	if err := d.dockerd.await(ctx, d.opts.StartTimeout, client.ping); err != nil {
 		d.dockerd.kill()
 		d.dockerd = nil

@@ -2,11 +2,11 @@ package engine
 
 import (
 	"context"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -14,25 +14,34 @@ import (
 
 const image = "berm.local/enginetest:latest"
 
-func start(t *testing.T, opts Options) *Docker {
+// private is an engine of either kind.
+type private interface {
+	io.Closer
+	own() *place
+}
+
+func (g *ground) own() *place { return g.place }
+
+// startOwn starts an engine for a test, and checks that it leaves nothing.
+func startOwn[E private](t *testing.T, kind string, start func(context.Context, Options) (E, error), opts Options) E {
 	t.Helper()
-	Require(t, "docker")
+	Require(t, kind)
 	if opts.Log == nil {
 		opts.Log = t.Output()
 	}
-	d, err := StartDocker(t.Context(), opts)
+	e, err := start(t.Context(), opts)
 	if err != nil {
-		Lacking(t, "docker", err)
+		Lacking(t, kind, err)
 	}
 	t.Cleanup(func() {
-		if err := d.Close(); err != nil {
+		if err := e.Close(); err != nil {
 			t.Error(err)
 		}
-		for _, what := range leftovers(t, d.place) {
+		for _, what := range leftovers(t, e.own()) {
 			t.Errorf("left behind: %s", what)
 		}
 	})
-	return d
+	return e
 }
 
 // run starts a container that sleeps, by bare API calls.
@@ -42,7 +51,6 @@ func run(t *testing.T, d *Docker) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.close()
 	ctx := context.Background()
 	if err := c.postJSON(ctx, "/containers/create?name=probe", `{"Image":"`+image+`","Cmd":["sleep","1000"]}`); err != nil {
 		t.Fatal(err)
@@ -97,7 +105,7 @@ func leftovers(t *testing.T, p *place) []string {
 }
 
 func TestDocker(t *testing.T) {
-	d := start(t, Options{})
+	d := startOwn(t, "docker", StartDocker, Options{})
 	if err := d.ImportBusybox(t.Context(), image, "USER 1000:1000"); err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +121,6 @@ func TestDocker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.close()
 	if err := c.postJSON(t.Context(), "/containers/probe/pause", ""); err != nil {
 		t.Error(err) // left frozen on purpose: Close has to cope
 	}
@@ -131,14 +138,9 @@ func TestDocker(t *testing.T) {
 	if err := RemoveImage(t.Context(), d.Host(), "no.such/image:latest"); err == nil {
 		t.Error("removing an image that isn't there succeeded")
 	}
-}
-
-func TestDockerClosedWithRunningContainer(t *testing.T) {
-	d := start(t, Options{})
-	if err := d.ImportBusybox(t.Context(), image); err != nil {
+	if err := c.postJSON(t.Context(), "/containers/probe/start", ""); err != nil {
 		t.Fatal(err)
 	}
-	run(t, d)
 	if err := d.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -147,49 +149,15 @@ func TestDockerClosedWithRunningContainer(t *testing.T) {
 	}
 }
 
-func TestDockerSideBySide(t *testing.T) {
-	engines := make([]*Docker, 3)
-	var wg sync.WaitGroup
-	for i := range engines {
-		wg.Go(func() {
-			Require(t, "docker")
-			d, err := StartDocker(context.Background(), Options{NoNetns: i == 0})
-			if err != nil {
-				t.Errorf("engine %d: %v", i, err)
-				return
-			}
-			engines[i] = d
-		})
-	}
-	wg.Wait()
-	for _, d := range engines {
-		if d == nil {
-			continue
-		}
-		if err := d.ImportBusybox(t.Context(), image); err != nil {
-			t.Error(err)
-		}
-		if err := d.Close(); err != nil {
-			t.Error(err)
-		}
-		for _, what := range leftovers(t, d.place) {
-			t.Errorf("left behind: %s", what)
-		}
-	}
-}
-
 func TestDockerOwnerKilled(t *testing.T) {
 	Require(t, "docker")
 	testOwnerKilled(t, unix.SIGTERM, func(dir string) {
-		d, err := StartDocker(context.Background(), Options{Dir: dir})
+		d, err := StartDocker(context.Background(), Options{Dir: dir, Image: image})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := d.ImportBusybox(context.Background(), image); err != nil {
-			t.Fatal(err)
-		}
 		run(t, d)
-	}, func(dir string) { start(t, Options{Dir: dir}) })
+	}, func(dir string) { startOwn(t, "docker", StartDocker, Options{Dir: dir}) })
 }
 
 func TestBusyboxRootfs(t *testing.T) {

@@ -27,6 +27,9 @@ type Options struct {
 	// Runtimes are OCI runtimes by the names of their classes, the paths of programs,
 	// for a Docker Engine to offer besides its own.
 	Runtimes map[string]string
+	// Image, when not empty, is the name of the image of Docker.ImportBusybox that the engine
+	// is to have.
+	Image string
 	// StartTimeout is how long a daemon may take to answer. 0 is 30 s.
 	StartTimeout time.Duration
 }

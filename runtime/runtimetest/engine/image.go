@@ -35,7 +35,6 @@ func ImportBusybox(ctx context.Context, host, ref string, changes ...string) err
 	if err != nil {
 		return err
 	}
-	defer c.close()
 	if err := c.importImage(ctx, ref, append(slices.Clone(baseChanges), changes...), rootfs); err != nil {
 		return fmt.Errorf("import image %s: %w", ref, err)
 	}
@@ -48,7 +47,6 @@ func HasImage(ctx context.Context, host, ref string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	defer c.close()
 	return c.hasImage(ctx, ref)
 }
 
@@ -58,7 +56,6 @@ func RemoveImage(ctx context.Context, host, ref string) error {
 	if err != nil {
 		return err
 	}
-	defer c.close()
 	return c.removeImage(ctx, ref)
 }
 
@@ -68,7 +65,6 @@ func Ping(ctx context.Context, host string) error {
 	if err != nil {
 		return err
 	}
-	defer c.close()
 	return c.ping(ctx)
 }
 

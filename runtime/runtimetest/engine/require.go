@@ -24,7 +24,7 @@ var programs = map[string][]string{
 // pluginDirs are where CNI plug-ins are looked for.
 var pluginDirs = []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}
 
-// Check tells whether this machine and this user can have a private engine of a
+// Check reports whether this machine and this user can have a private engine of a
 // kind ("docker", "containerd"), as far as that shows without starting one. The
 // error is FailedPrecondition and says what is missing.
 func Check(kind string) error {
