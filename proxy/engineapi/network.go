@@ -236,6 +236,16 @@ func connectNetwork(c *call, asked *network.ConnectOptions) error {
 	return c.status(http.StatusOK)
 }
 
+// joinOf describes a network to the policy, for a container that is there already.
+func joinOf(c *call, ref string, info *network.Inspect) policy.ContainerNetwork {
+	join := policy.ContainerNetwork{Field: "network", Asked: ref, Mode: policy.NetNamed}
+	meantNetwork(c, &join, info)
+	if join.Mode == policy.NetDefault { // the engine's own bridge, and not the profile's network
+		join.Mode, join.Name = policy.NetNamed, info.Name
+	}
+	return join
+}
+
 // joinable judges a network for a container that is there already, gives its ID, and tells
 // whether it is the caller's own. Of one that isn't, or the policy's, it says that it isn't there.
 func joinable(c *call, ref string, settings *network.EndpointSettings) (id string, own bool, err error) {
@@ -246,11 +256,7 @@ func joinable(c *call, ref string, settings *network.EndpointSettings) (id strin
 	if info == nil || c.others(lifecycle.ObjectNetwork, info.ID, info.Labels) {
 		return "", false, noNetwork(ref)
 	}
-	join := policy.ContainerNetwork{Field: "network", Asked: ref, Mode: policy.NetNamed}
-	meantNetwork(c, &join, info)
-	if join.Mode == policy.NetDefault { // the engine's own bridge, and not the profile's network
-		join.Mode, join.Name = policy.NetNamed, info.Name
-	}
+	join := joinOf(c, ref, info)
 	if join.Options, err = endpointOptions(settings, join); err != nil {
 		return "", false, err
 	}

@@ -81,6 +81,30 @@ func TestClientsNetwork(t *testing.T) {
 	}
 }
 
+// TestTightenedJoin checks that a network that a container joined is judged again at a start.
+func TestTightenedJoin(t *testing.T) {
+	host, direct := testEngine(t)
+	ctx := t.Context()
+	const networks = "networks: {team: {engine_network: tight-policy-net, internal: true}}\n"
+	d := doorTo(t, host, basePolicy+networks)
+	made := must(direct.NetworkCreate(ctx, "tight-policy-net", network.CreateOptions{Internal: true, Labels: d.policyNetworkLabels()}))(t)
+	t.Cleanup(func() { _ = direct.NetworkRemove(context.Background(), made.ID) })
+	sweepOwn(t, direct, d)
+	c := d.client("mine")
+	own := must(c.NetworkCreate(ctx, "tight-own-net", network.CreateOptions{Internal: true}))(t)
+	ct := must(c.ContainerCreate(ctx, sleeper, &container.HostConfig{NetworkMode: container.NetworkMode(own.ID)}, nil, nil, ""))(t)
+	const locked = basePolicy + networks + "profiles: {default: {locked: [network]}}\n"
+	d.under(locked, testImage)
+	noError(t, startIt(t, c, ct.ID))
+	noError(t, direct.ContainerKill(ctx, ct.ID, "KILL"))
+	d.under(basePolicy+networks, testImage)
+	noError(t, c.NetworkConnect(ctx, "tight-policy-net", ct.ID, nil))
+	d.under(locked, testImage)
+	deniedBy(t, startIt(t, c, ct.ID), "verify.start")
+	d.under(basePolicy+networks, testImage)
+	noError(t, startIt(t, c, ct.ID))
+}
+
 // TestNetworksOfThePolicy joins them late, and leaves them.
 func TestNetworksOfThePolicy(t *testing.T) {
 	host, direct := testEngine(t)

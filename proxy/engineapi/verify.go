@@ -119,8 +119,8 @@ func differencesOf(c *call, want effective, ct *container.InspectResponse, v ups
 }
 
 // networkDifferences looks up by its own name each network that the container would be
-// connected with: one that was judged, one of the caller's that it was connected with
-// since, or one of the policy's.
+// connected with: one that was judged, or one of the caller's or the policy's that it was
+// connected with since, and that it still may join.
 func networkDifferences(c *call, d *body.Differences, s policy.ContainerSpec, ct *container.InspectResponse) error {
 	mode := string(ct.HostConfig.NetworkMode)
 	switch s.Network {
@@ -144,7 +144,10 @@ func networkDifferences(c *call, d *body.Differences, s policy.ContainerSpec, ct
 			continue // it is gone, and the container can't start
 		}
 		judged := slices.ContainsFunc(s.Networks, func(w policy.ContainerNetwork) bool { return w.ID == n.ID })
-		d.Add(judged || policyOwn(c, n) || c.own(lifecycle.ObjectNetwork, n.ID, n.Labels), "NetworkSettings.Networks")
+		if !judged && (policyOwn(c, n) || c.own(lifecycle.ObjectNetwork, n.ID, n.Labels)) {
+			judged = c.rules.NetworkJoin(c.caller.Profile, joinOf(c, n.Name, n)) == nil
+		}
+		d.Add(judged, "NetworkSettings.Networks")
 		d.Add(endpoint == nil || endpoint.NetworkID == "" || endpoint.NetworkID == n.ID, "NetworkSettings.Networks")
 	}
 	return nil
