@@ -39,11 +39,17 @@ func (o *owners) get(key ownedKey) (w Workspace, known bool, turn int) {
 func (o *owners) put(key ownedKey, w Workspace, turn int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	switch {
-	case o.turn != turn:
+	if o.turn != turn {
 		return
-	case o.known == nil || len(o.known) >= maxOwners:
+	}
+	if o.known == nil {
 		o.known = map[ownedKey]Workspace{}
+	}
+	if _, there := o.known[key]; !there && len(o.known) >= maxOwners {
+		for other := range o.known { // any: a tenant with more keys asks about few of them again
+			delete(o.known, other)
+			break
+		}
 	}
 	o.known[key] = w
 }

@@ -2,6 +2,7 @@ package quota
 
 import (
 	"context"
+	"strconv"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -63,4 +64,21 @@ func TestOwner(t *testing.T) {
 	}
 	w.set(func() { w.failing = nil })
 	owner("e", false, 7)
+}
+
+// TestOwnersEvict checks that more keys than are remembered don't have all of them asked about.
+func TestOwnersEvict(t *testing.T) {
+	var o owners
+	for n := range 2 * maxOwners {
+		o.put(ownedKey{"t", strconv.Itoa(n % (maxOwners + 100))}, Workspace{}, 0)
+	}
+	known := 0
+	for n := range maxOwners + 100 {
+		if _, ok, _ := o.get(ownedKey{"t", strconv.Itoa(n)}); ok {
+			known++
+		}
+	}
+	if known != maxOwners {
+		t.Errorf("%d are remembered", known)
+	}
 }
