@@ -228,19 +228,23 @@ func TestFollower(t *testing.T) {
 			if !p.ready() {
 				return
 			}
-			p.begun("p")
 			switch req.Process.Follow.From {
-			case -1:
+			case -2:
+				p.json(wire.KindItem, wire.ProcessInfo{ID: "p", FirstSeq: 100, NextSeq: 200})
+				_ = p.session.Close()
+			case 100:
+				p.json(wire.KindItem, wire.ProcessInfo{ID: "p", FirstSeq: 100, NextSeq: 200})
 				p.output(105, "first")
 				_ = p.session.Close()
 			case 105:
+				p.json(wire.KindItem, wire.ProcessInfo{ID: "p", FirstSeq: 105, NextSeq: 200})
 				p.output(111, "second")
 				p.output(111, "second")
 				p.hungUp()
 			}
 		})
 	}
-	w, err := b.Follow(t.Context(), id, "p", runtime.Follow{From: runtime.FromFirst})
+	w, err := b.Follow(t.Context(), id, "p", runtime.Follow{From: runtime.FromNow})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -384,6 +388,7 @@ func TestMisled(t *testing.T) {
 		call   func(*bed, string) error
 	}{
 		"another process":      {func(p *program) { p.begun("q") }, follow},
+		"another place":        {func(p *program) { p.json(wire.KindItem, wire.ProcessInfo{ID: "p", FirstSeq: 1, NextSeq: 2}) }, follow},
 		"output at first":      {func(p *program) { p.output(1, "x") }, follow},
 		"end of another":       {func(p *program) { p.begun("p"); p.json(wire.KindResult, wire.ProcessInfo{ID: "q"}) }, follow},
 		"end of one that runs": {func(p *program) { p.begun("p"); p.json(wire.KindResult, wire.ProcessInfo{ID: "p", Running: true}) }, follow},
