@@ -76,4 +76,9 @@ func TestHome(t *testing.T) {
 			t.Errorf("with %q: home %q, want %q; %v", tt.env, out, tt.want, err)
 		}
 	}
+	t.Setenv("HOME", "")
+	k, _ := serveStdio(t)
+	if a := k.run("x", "echo $HOME"); a.stdout.String() != "/\n" {
+		t.Errorf("of a command: home %q", &a.stdout)
+	}
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"os"
 	"time"
@@ -60,9 +59,9 @@ func (c *conn) feed(p *process, _ *wire.Process) (any, error) {
 			if err != nil || kind != wire.KindData && kind != wire.KindEnd {
 				return
 			}
-			var b []byte
+			var b []byte // nil is the end
 			if kind == wire.KindData {
-				b = bytes.Clone(payload)
+				b = append([]byte{}, payload...)
 			}
 			select {
 			case data <- b:

@@ -230,7 +230,9 @@ func (p *process) leave(f *follower, err error) {
 // serve serves a follower to the end of the process, or until Berm hangs up.
 func (p *process) serve(c *conn, f *follower) (any, error) {
 	defer p.leave(f, errGone)
-	if c.w.SendJSON(wire.KindItem, p.tell()) != nil {
+	info := p.tell()
+	info.FirstSeq = f.seq
+	if c.w.SendJSON(wire.KindItem, info) != nil {
 		return nil, errGone
 	}
 	go func() {

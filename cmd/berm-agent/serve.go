@@ -76,6 +76,7 @@ func runServe(args []string) int {
 		return complain("take the standard input and output: "+reason(err), exitNotExecutable)
 	}
 	enterOwn()
+	setHome()
 	// What this process starts, has its start in a later tick than what was there before.
 	for before := ticksNow(); ticksNow() == before && before > 0; {
 		time.Sleep(time.Millisecond)

@@ -123,6 +123,7 @@ func TestRunInput(t *testing.T) {
 		t.Fatal(a.failure)
 	}
 	in := k.input("x")
+	in.write("") // is no end
 	in.write("one ")
 	in.write("two")
 	in.end() // and the output goes on

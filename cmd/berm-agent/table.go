@@ -1,6 +1,7 @@
 package main
 
 import (
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -19,13 +20,13 @@ const (
 
 // table is the processes that are known.
 type table struct {
-	mu     sync.Mutex
-	byID   map[string]*process // nil: about to be started
-	change sync.Cond           // of what is nil there, and of watchers
-	ended  []*process          // the first to have ended first
-	last   int                 // order of the newest
-	closed bool
-	told   map[*watcher]bool
+	mu       sync.Mutex
+	byID     map[string]*process // nil: about to be started
+	change   sync.Cond           // of what is nil there, and of watchers
+	ended    []*process          // the first to have ended first
+	last     int                 // order of the newest
+	closed   bool
+	watchers map[*watcher]bool
 }
 
 // watcher is a connection that is told of processes.
@@ -43,10 +44,10 @@ func (t *table) watch() *watcher {
 	for _, p := range t.byID {
 		w.note(p)
 	}
-	if t.told == nil {
-		t.told = map[*watcher]bool{}
+	if t.watchers == nil {
+		t.watchers = map[*watcher]bool{}
 	}
-	t.told[w] = true
+	t.watchers[w] = true
 	return w
 }
 
@@ -61,13 +62,13 @@ func (t *table) unwatch(w *watcher) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	w.gone = true
-	delete(t.told, w)
+	delete(t.watchers, w)
 	t.change.Broadcast()
 }
 
 // noteLocked tells all watchers of a process.
 func (t *table) noteLocked(p *process) {
-	for w := range t.told {
+	for w := range t.watchers {
 		w.note(p)
 	}
 	t.change.Broadcast()
@@ -214,19 +215,19 @@ func (t *table) dropEnded(i int) {
 	t.ended = slices.Delete(t.ended, i, i+1)
 }
 
-// all are in the order they were started, also those without a name.
-func (t *table) all() []*process {
+// all returns the processes in the order they were started, also those without a name. It
+// waits for those that are being started.
+func (t *table) all() (out []*process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.trimLocked(time.Now())
-	var out []*process
-	for _, p := range t.byID {
-		if p != nil {
-			out = append(out, p)
+	for t.change.L = &t.mu; ; t.change.Wait() {
+		out = slices.Collect(maps.Values(t.byID))
+		if !slices.Contains(out, nil) {
+			slices.SortFunc(out, func(a, b *process) int { return a.order - b.order })
+			return out
 		}
 	}
-	slices.SortFunc(out, func(a, b *process) int { return a.order - b.order })
-	return out
 }
 
 // close lets nothing be started any more.

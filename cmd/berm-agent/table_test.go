@@ -78,6 +78,19 @@ func TestNothingStartsAtTheEnd(t *testing.T) {
 	}
 }
 
+// What is being started when all is killed is killed, too.
+func TestAllWaitsForStarts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv, begun := bounded(), time.Now()
+		srv.launch = func(*process, *wire.Start) error { time.Sleep(time.Second); return nil }
+		go func() { _, _, _ = srv.begin(new(conn), &wire.Start{ID: "x", Command: []string{"x"}}) }()
+		synctest.Wait()
+		if all := srv.processes.all(); len(all) != 1 || time.Since(begun) != time.Second {
+			t.Errorf("%d after %s", len(all), time.Since(begun))
+		}
+	})
+}
+
 // Nothing is started for a connection that has hung up.
 func TestNothingStartsForNobody(t *testing.T) {
 	near, far := net.Pipe()

@@ -771,7 +771,11 @@ func FuzzAgentSays(f *testing.F) {
 	ready := func(p *program) { p.send(wire.KindReady, "") }
 	f.Add([]byte(nil), uint8(0))
 	f.Add([]byte("garbage"), uint8(1))
+	begun := func(p *program) { p.begun("p") }
 	f.Add(seed(ready, func(p *program) { p.output(2, "hi") }, func(p *program) { p.json(wire.KindResult, wire.ProcessInfo{ID: "x"}) }), uint8(0))
+	f.Add(seed(ready, begun, func(p *program) { p.output(2, "hi") }, func(p *program) { p.json(wire.KindResult, wire.ProcessInfo{ID: "p"}) }), uint8(6))
+	f.Add(seed(ready, ready, ready, ready), uint8(8))
+	f.Add(seed(ready, begun, ready, begun, ready, ready), uint8(9))
 	f.Add(seed(ready, func(p *program) { p.json(wire.KindItem, wire.FileInfo{Path: []byte("/x")}) }, func(p *program) { p.send(wire.KindResult, "null") }), uint8(2))
 	f.Add(seed(ready, func(p *program) { p.json(wire.KindFailure, wire.Failure{Class: wire.ClassExists}) }), uint8(3))
 	f.Add(seed(ready, func(p *program) { p.json(wire.KindItem, wire.FileEvent{Type: "ready"}) }), uint8(4))

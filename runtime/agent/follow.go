@@ -21,7 +21,7 @@ var errEnd = errors.New("the process has ended")
 // output is what a process prints, as a program in a container tells of it.
 type output struct {
 	proc string              // its ID
-	seq  int64               // up to where it has come; negative before the first, if that may be anywhere
+	seq  int64               // up to where it has come
 	info runtime.ProcessInfo // set at its end
 }
 
@@ -39,7 +39,7 @@ func (o *output) read(c *conn) (runtime.Chunk, error) {
 			if err != nil {
 				return runtime.Chunk{}, err
 			}
-			if o.seq >= 0 && out.Seq-int64(len(out.Data)) != o.seq {
+			if out.Seq-int64(len(out.Data)) != o.seq {
 				return runtime.Chunk{}, fmt.Errorf("%w: output of another place than %d", wire.ErrProtocol, o.seq)
 			}
 			if o.seq = out.Seq; len(out.Data) > 0 {
@@ -97,7 +97,7 @@ func (r *Runtime) Follow(ctx context.Context, id, process string, f runtime.Foll
 	x, err := r.reach(ctx, id, &wire.Request{Op: wire.OpFollow, Process: &wire.Process{ID: process, Follow: wireFollow(f)}})
 	var out *follower
 	if err == nil {
-		out, _, err = r.newFollower(ctx, x, id, process, f, f.From)
+		out, _, err = r.newFollower(ctx, x, id, process, f)
 	}
 	if err != nil {
 		return nil, about("follow", id, process, err)
@@ -106,8 +106,11 @@ func (r *Runtime) Follow(ctx context.Context, id, process string, f runtime.Foll
 }
 
 // newFollower waits until the program follows, and takes the call over.
-func (r *Runtime) newFollower(ctx context.Context, x *call, id, process string, how runtime.Follow, from int64) (*follower, runtime.ProcessInfo, error) {
+func (r *Runtime) newFollower(ctx context.Context, x *call, id, process string, how runtime.Follow) (*follower, runtime.ProcessInfo, error) {
 	info, err := x.process(wire.KindItem, process)
+	if err == nil && how.From >= 0 && info.FirstSeq != how.From {
+		err = x.unexpected("output of another place")
+	}
 	if err != nil {
 		return nil, info, err
 	}
@@ -115,7 +118,7 @@ func (r *Runtime) newFollower(ctx context.Context, x *call, id, process string, 
 		x.drop()
 		return nil, info, runtime.Ended(ctx)
 	}
-	f := &follower{r: r, id: id, how: how, output: output{proc: process, seq: from}}
+	f := &follower{r: r, id: id, how: how, output: output{proc: process, seq: info.FirstSeq}}
 	f.ctx, f.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	f.x.Store(x.under(f.ctx))
 	return f, info, nil
@@ -315,9 +318,7 @@ func (in *input) Close() error {
 // rejoin follows a process whose connection broke. Pid is of who was at its other end. The
 // error is classed.
 func (b *container) rejoin(ctx context.Context, id string, out output, how runtime.Follow, pid int) (*call, error) {
-	if out.seq >= 0 {
-		how.From = out.seq
-	}
+	how.From = out.seq
 	request, err := encode(&wire.Request{Op: wire.OpFollow, Process: &wire.Process{ID: out.proc, Follow: wireFollow(how)}})
 	if err != nil {
 		return nil, err

@@ -228,19 +228,23 @@ func TestFollower(t *testing.T) {
 			if !p.ready() {
 				return
 			}
-			p.begun("p")
 			switch req.Process.Follow.From {
-			case -1:
+			case -2:
+				p.json(wire.KindItem, wire.ProcessInfo{ID: "p", FirstSeq: 100, NextSeq: 200})
+				_ = p.session.Close()
+			case 100:
+				p.json(wire.KindItem, wire.ProcessInfo{ID: "p", FirstSeq: 100, NextSeq: 200})
 				p.output(105, "first")
 				_ = p.session.Close()
 			case 105:
+				p.json(wire.KindItem, wire.ProcessInfo{ID: "p", FirstSeq: 105, NextSeq: 200})
 				p.output(111, "second")
 				p.output(111, "second")
 				p.hungUp()
 			}
 		})
 	}
-	w, err := b.Follow(t.Context(), id, "p", runtime.Follow{From: runtime.FromFirst})
+	w, err := b.Follow(t.Context(), id, "p", runtime.Follow{From: runtime.FromNow})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -384,6 +388,7 @@ func TestMisled(t *testing.T) {
 		call   func(*bed, string) error
 	}{
 		"another process":      {func(p *program) { p.begun("q") }, follow},
+		"another place":        {func(p *program) { p.json(wire.KindItem, wire.ProcessInfo{ID: "p", FirstSeq: 1, NextSeq: 2}) }, follow},
 		"output at first":      {func(p *program) { p.output(1, "x") }, follow},
 		"end of another":       {func(p *program) { p.begun("p"); p.json(wire.KindResult, wire.ProcessInfo{ID: "q"}) }, follow},
 		"end of one that runs": {func(p *program) { p.begun("p"); p.json(wire.KindResult, wire.ProcessInfo{ID: "p", Running: true}) }, follow},
@@ -419,19 +424,20 @@ func TestEventsAreBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	total := 0
-	for total < 10*maxListed {
+	for range 3 {
 		all, err := events.Next()
 		if err != nil || len(all) > maxListed {
 			t.Fatalf("%d, %v", len(all), err)
 		}
-		total += len(all)
-		if before := n.Load(); total > maxListed {
-			time.Sleep(20 * time.Millisecond)
-			if after := n.Load(); after-before > 3*maxListed {
-				t.Fatalf("%d were taken while nobody asked", after-before)
+		asked := n.Load()
+		await(t, "the program to wait", func() bool {
+			if n.Load() > asked+3*maxListed {
+				t.Fatalf("%d were taken while nobody asked", n.Load()-asked)
 			}
-		}
+			before := n.Load()
+			time.Sleep(50 * time.Millisecond)
+			return n.Load() == before && before >= maxListed
+		})
 	}
 	if err := events.Close(); err != nil {
 		t.Error(err)

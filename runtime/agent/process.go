@@ -217,7 +217,9 @@ func (r *Runtime) start(ctx context.Context, id string, p runtime.Process) (runt
 	if p.Follow == nil {
 		info, err = x.only(p.ID)
 	} else {
-		f, info, err = r.newFollower(ctx, x, id, p.ID, *p.Follow, 0)
+		how := *p.Follow
+		how.From = 0
+		f, info, err = r.newFollower(ctx, x, id, p.ID, how)
 	}
 	if err != nil {
 		b.disown(p.ID)

@@ -145,8 +145,14 @@ func TestStreamsOfAllSessions(t *testing.T) {
 	if _, err := second.s.open(wire.MaxStreams); !errors.Is(err, errBusy) {
 		t.Errorf("one more stream: %v", err)
 	}
-	if _, err := second.s.open(wire.MaxStreams + spareStreams); err != nil {
-		t.Errorf("a stream to spare: %v", err)
+	for op, spare := range map[wire.Op]bool{wire.OpKill: true, wire.OpProcess: false} {
+		req, err := encode(&wire.Request{Op: op})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := second.s.open(req.most); (err == nil) != spare {
+			t.Errorf("one more to %s: %v", op, err)
+		}
 	}
 }
 

@@ -30,8 +30,8 @@ const (
 
 	// OpStart starts a process; Result is a ProcessInfo. With a Follow it goes on as OpFollow.
 	OpStart Op = "start"
-	// OpFollow has an Item, a ProcessInfo, once it follows, then Output. Result is a
-	// ProcessInfo, when the process has ended.
+	// OpFollow has an Item once it follows, a ProcessInfo in which FirstSeq is where it
+	// begins, then Output. Result is a ProcessInfo, when the process has ended.
 	OpFollow Op = "follow"
 	// OpInput has Ready once the input is open, and again whenever the process has taken
 	// a Data. End closes the input for good; Result is empty.
