@@ -109,6 +109,15 @@ func (c *child) signal(t testing.TB, s os.Signal) {
 	}
 }
 
+// end has a signal end the server, which is no failure.
+func (c *child) end(t testing.TB, s os.Signal) {
+	t.Helper()
+	c.signal(t, s)
+	if err := c.cmd.Wait(); err != nil {
+		t.Errorf("after %s: %v", s, err)
+	}
+}
+
 func TestServeProcess(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "policy.yaml")
@@ -157,10 +166,7 @@ func TestServeProcess(t *testing.T) {
 		t.Error("/metrics doesn't count the reloads")
 	}
 
-	c.signal(t, syscall.SIGTERM)
-	if err := c.cmd.Wait(); err != nil {
-		t.Errorf("after SIGTERM: %v", err)
-	}
+	c.end(t, syscall.SIGTERM)
 	for _, name := range []string{"berm.sock", "state/address"} {
 		if _, err := os.Lstat(filepath.Join(dir, name)); !os.IsNotExist(err) {
 			t.Errorf("%s is left: %v", name, err)
@@ -182,10 +188,7 @@ func TestServeAfterKill(t *testing.T) {
 	if !strings.Contains(second.log.String(), "instance="+strings.TrimSpace(string(id))) {
 		t.Errorf("the instance isn't %s any more:\n%s", id, second.log)
 	}
-	second.signal(t, os.Interrupt)
-	if err := second.cmd.Wait(); err != nil {
-		t.Errorf("after SIGINT: %v", err)
-	}
+	second.end(t, os.Interrupt)
 }
 
 // TestServeEndsClean ends a server whose collector is away. That is no failure.
@@ -195,10 +198,7 @@ func TestServeEndsClean(t *testing.T) {
 	write(t, filepath.Join(dir, "berm.yaml"), "otel: {endpoint: 'http://127.0.0.1:9'}\n") // where nobody listens
 	c := startChild(t, dir, "--config", filepath.Join(dir, "berm.yaml"))
 	c.get(t, "/healthz")
-	c.signal(t, syscall.SIGTERM)
-	if err := c.cmd.Wait(); err != nil {
-		t.Errorf("without the collector: %v", err)
-	}
+	c.end(t, syscall.SIGTERM)
 	c.log.wait(t, "msg=telemetry_failed")
 }
 
