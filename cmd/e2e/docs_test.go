@@ -189,10 +189,7 @@ engine_api:
 		t.Errorf("%d blocks are marked runnable", ran)
 	}
 
-	c.signal(t, os.Interrupt)
-	if err := c.cmd.Wait(); err != nil {
-		t.Error(err)
-	}
+	c.end(t, os.Interrupt)
 	if log := c.log.String(); strings.Contains(log, collectorKey) || !strings.Contains(log, "msg=stopped") {
 		t.Errorf("the log has a secret, or lacks its end:\n%s", log)
 	}

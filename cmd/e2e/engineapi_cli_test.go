@@ -331,10 +331,7 @@ func TestSweepAfterKill(t *testing.T) {
 			strings.Contains(body, `berm_engine_api_cleanups_total{kind="network",result="deleted"} 1`) &&
 			strings.Contains(body, `berm_engine_api_cleanups_total{kind="volume",result="deleted"} 1`)
 	})
-	b.signal(t, os.Interrupt)
-	if err := b.cmd.Wait(); err != nil {
-		t.Errorf("after SIGINT: %v", err)
-	}
+	b.end(t, os.Interrupt)
 	if left := strings.Join(b.made(t), ", "); left != "container /living, volume long" {
 		t.Errorf("left are %s", left)
 	}

@@ -80,10 +80,7 @@ engine_api:
 	if err != nil || !strings.Contains(string(log), `"caller":"ci"`) || !strings.Contains(string(log), `"rule":"callers.unknown"`) {
 		t.Errorf("the audit log: %v\n%s", err, log)
 	}
-	c.signal(t, syscall.SIGTERM)
-	if err := c.cmd.Wait(); err != nil {
-		t.Errorf("after SIGTERM: %v", err)
-	}
+	c.end(t, syscall.SIGTERM)
 	for _, name := range []string{"docker.sock", "others.sock"} {
 		if _, err := os.Lstat(filepath.Join(dir, name)); !os.IsNotExist(err) {
 			t.Errorf("%s is left: %v", name, err)
@@ -99,10 +96,7 @@ engine_api:
 	if _, err := os.Lstat(filepath.Join(dir, "berm.sock")); !os.IsNotExist(err) {
 		t.Errorf("the door that is off has a socket: %v", err)
 	}
-	alone.signal(t, syscall.SIGTERM)
-	if err := alone.cmd.Wait(); err != nil {
-		t.Errorf("after SIGTERM: %v", err)
-	}
+	alone.end(t, syscall.SIGTERM)
 }
 
 // tcpAddress is what the log says of the only TCP listener.

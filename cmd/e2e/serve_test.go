@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -80,32 +79,30 @@ func (c *child) get(t testing.TB, path string) (int, string) {
 // call makes a call with a body.
 func (c *child) call(t testing.TB, method, path, body string) (int, string) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), method, "http://localhost"+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if body != "" {
-		req.Header.Set("Content-Type", "application/json")
-	}
+	var headers []string
 	if strings.Contains(path, "/files?") {
-		req.Header.Set("Content-Type", "application/octet-stream")
+		headers = []string{"Content-Type", "application/octet-stream"}
 	}
-	resp, err := c.http.Do(req)
+	resp, answer, err := exchange(t.Context(), &c.http, method, "http://localhost"+path, body, headers...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = resp.Body.Close() }()
-	answer, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return resp.StatusCode, string(answer)
+	return resp.StatusCode, answer
 }
 
 func (c *child) signal(t testing.TB, s os.Signal) {
 	t.Helper()
 	if err := c.cmd.Process.Signal(s); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// end has a signal end the server, which is no failure.
+func (c *child) end(t testing.TB, s os.Signal) {
+	t.Helper()
+	c.signal(t, s)
+	if err := c.cmd.Wait(); err != nil {
+		t.Errorf("after %s: %v", s, err)
 	}
 }
 
@@ -157,10 +154,7 @@ func TestServeProcess(t *testing.T) {
 		t.Error("/metrics doesn't count the reloads")
 	}
 
-	c.signal(t, syscall.SIGTERM)
-	if err := c.cmd.Wait(); err != nil {
-		t.Errorf("after SIGTERM: %v", err)
-	}
+	c.end(t, syscall.SIGTERM)
 	for _, name := range []string{"berm.sock", "state/address"} {
 		if _, err := os.Lstat(filepath.Join(dir, name)); !os.IsNotExist(err) {
 			t.Errorf("%s is left: %v", name, err)
@@ -182,10 +176,7 @@ func TestServeAfterKill(t *testing.T) {
 	if !strings.Contains(second.log.String(), "instance="+strings.TrimSpace(string(id))) {
 		t.Errorf("the instance isn't %s any more:\n%s", id, second.log)
 	}
-	second.signal(t, os.Interrupt)
-	if err := second.cmd.Wait(); err != nil {
-		t.Errorf("after SIGINT: %v", err)
-	}
+	second.end(t, os.Interrupt)
 }
 
 // TestServeEndsClean ends a server whose collector is away. That is no failure.
@@ -195,10 +186,7 @@ func TestServeEndsClean(t *testing.T) {
 	write(t, filepath.Join(dir, "berm.yaml"), "otel: {endpoint: 'http://127.0.0.1:9'}\n") // where nobody listens
 	c := startChild(t, dir, "--config", filepath.Join(dir, "berm.yaml"))
 	c.get(t, "/healthz")
-	c.signal(t, syscall.SIGTERM)
-	if err := c.cmd.Wait(); err != nil {
-		t.Errorf("without the collector: %v", err)
-	}
+	c.end(t, syscall.SIGTERM)
 	c.log.wait(t, "msg=telemetry_failed")
 }
 

@@ -155,10 +155,7 @@ func TestSystemdEngineAPIAlone(t *testing.T) {
 	if _, stderr, code := berm(t, "", "healthcheck", "--config", filepath.Join(u.dir, "berm.yaml"), "--state-dir", c.dir, "--timeout", "1m"); code != 0 {
 		t.Errorf("exit code %d, %q", code, stderr)
 	}
-	c.signal(t, syscall.SIGTERM)
-	if err := c.cmd.Wait(); err != nil {
-		t.Errorf("after SIGTERM: %v", err)
-	}
+	c.end(t, syscall.SIGTERM)
 	if _, stderr, code := berm(t, "", "healthcheck", "--config", filepath.Join(u.dir, "berm.yaml"), "--state-dir", c.dir); code != 1 || !strings.Contains(stderr, "no server runs") {
 		t.Errorf("without the server: exit code %d, %q", code, stderr)
 	}
