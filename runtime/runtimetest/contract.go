@@ -26,8 +26,8 @@ type Subject interface {
 type Harness struct {
 	// New makes a client of the engine, the same engine each time. Mandatory.
 	New func(t *testing.T) Subject
-	// Starter and Collector are the backend itself; the cases about the programs that it
-	// starts, and about what others make, need them.
+	// Starter and Collector are the backend itself. The cases about starting programs, and
+	// about what others make, need them.
 	Starter   runtime.Starter
 	Collector runtime.Collector
 	// Image is in the engine's store: a busybox, all applets, /tmp, users root and
@@ -74,7 +74,7 @@ type Harness struct {
 	// for an answer.
 	Hang func(t *testing.T) (impatient Subject, resume func())
 	// Outside, when not empty, is the address and port of a server that says
-	// "outside", and that ordinary networks lead to while internal ones mustn't; the
+	// "outside", which ordinary networks reach and internal ones don't. The
 	// case about internal networks needs it.
 	Outside string
 	// Terminals is how many pseudo terminals a container may have; 0 is as many as the host.
@@ -114,7 +114,7 @@ func inOne(name string, cases ...containerCase) contractCase {
 	}}
 }
 
-// bed is what a case stands on.
+// bed is the fixture of a case.
 type bed struct {
 	Harness
 	rt     Subject
