@@ -26,8 +26,8 @@ type Subject interface {
 type Harness struct {
 	// New makes a client of the engine, the same engine each time. Mandatory.
 	New func(t *testing.T) Subject
-	// Starter and Collector are the backend itself; the cases about the programs that it
-	// starts, and about what others make, need them.
+	// Starter and Collector are the backend itself. The cases about starting programs, and
+	// about what others make, need them.
 	Starter   runtime.Starter
 	Collector runtime.Collector
 	// Image is in the engine's store: a busybox, all applets, /tmp, users root and
@@ -74,7 +74,7 @@ type Harness struct {
 	// for an answer.
 	Hang func(t *testing.T) (impatient Subject, resume func())
 	// Outside, when not empty, is the address and port of a server that says
-	// "outside", and that ordinary networks lead to while internal ones mustn't; the
+	// "outside", which ordinary networks reach and internal ones don't. The
 	// case about internal networks needs it.
 	Outside string
 	// Terminals is how many pseudo terminals a container may have; 0 is as many as the host.
@@ -114,7 +114,7 @@ func inOne(name string, cases ...containerCase) contractCase {
 	}}
 }
 
-// bed is what a case stands on.
+// bed is the fixture of a case.
 type bed struct {
 	Harness
 	rt     Subject
@@ -135,55 +135,23 @@ func Run(t *testing.T, h Harness) {
 		t.Fatal("a Harness needs New, Image and Agent, and a real one Configured")
 	}
 	rt := h.New(t)
-	together := slices.Concat(basicCases(), createCases(), execCases(), programCases(h.Real))
-	var alone []contractCase // those that want the machine, or the engine, for themselves
-	alone = append(alone, loadCases()...)
-	if h.Real {
-		together = slices.Concat(together, kernelCases(), insideCases(), syscallCases(), killCases())
-	}
-	if h.Configured != "" {
-		together = append(together, configuredCases()...)
-	}
-	if h.Registry != "" {
-		together = append(together, pullCases()...)
-	}
-	if h.Starter != nil {
-		together = append(together, starterCases()...)
-	}
-	if _, ok := rt.(runtime.Pauser); ok {
-		together = append(together, pauserCases()...)
-	}
-	if _, ok := rt.(runtime.Logger); ok {
-		together = append(together, loggerCases(h.Real)...)
-	}
-	if _, ok := rt.(runtime.Statser); ok {
-		together = append(together, statserCases(h.Real)...)
-	}
-	if _, ok := rt.(runtime.Watcher); ok {
-		together = append(together, watcherCases(h.Real)...)
-	}
-	if _, ok := rt.(runtime.Networker); ok {
-		together = append(together, networkerCases(h)...)
-		if h.Real {
-			alone = append(alone, contractCase{"network/apart", testNetworksApart})
-		}
-	}
-	if h.Collector != nil {
-		together = append(together, collectorCases()...)
-	}
-	if _, ok := rt.(runtime.Sweeper); ok {
-		alone = append(alone, sweeperCases()...)
-	}
-	together = append(together, agentCases(h)...)
-	if h.Hang != nil {
-		alone = append(alone, hangCases()...)
-	}
-	if h.Engine != nil {
-		alone = append(alone, engineCases()...)
-	}
-	for _, cases := range []*[]contractCase{&together, &alone} {
-		*cases = slices.DeleteFunc(*cases, func(c contractCase) bool { return !h.wants(c.name) })
-	}
+	_, pauses := rt.(runtime.Pauser)
+	_, logs := rt.(runtime.Logger)
+	_, measures := rt.(runtime.Statser)
+	_, watches := rt.(runtime.Watcher)
+	_, networks := rt.(runtime.Networker)
+	_, sweeps := rt.(runtime.Sweeper)
+	together := h.choose([]caseGroup{
+		{true, basicCases()}, {true, createCases()}, {true, execCases()}, {true, programCases(h.Real)},
+		{h.Real, kernelCases()}, {h.Real, insideCases()}, {h.Real, syscallCases()}, {h.Real, killCases()},
+		{h.Configured != "", configuredCases()}, {h.Registry != "", pullCases()}, {h.Starter != nil, starterCases()},
+		{pauses, pauserCases()}, {logs, loggerCases(h.Real)}, {measures, statserCases(h.Real)}, {watches, watcherCases(h.Real)},
+		{networks, networkerCases(h)}, {h.Collector != nil, collectorCases()}, {true, agentCases(h)},
+	})
+	alone := h.choose([]caseGroup{ // those that want the machine, or the engine, for themselves
+		{true, loadCases()}, {networks && h.Real, []contractCase{{"network/apart", testNetworksApart}}},
+		{sweeps, sweeperCases()}, {h.Hang != nil, hangCases()}, {h.Engine != nil, engineCases()},
+	})
 	t.Run("together", func(t *testing.T) {
 		for _, c := range together {
 			t.Run(c.name, func(t *testing.T) {
@@ -197,9 +165,22 @@ func Run(t *testing.T, h Harness) {
 	}
 }
 
-// wants reports whether a case is to be run.
-func (h Harness) wants(name string) bool {
-	return h.Only == nil || slices.ContainsFunc(h.Only, func(begin string) bool { return strings.HasPrefix(name, begin) })
+// caseGroup is cases that run if the harness, or its engine, can do what they need.
+type caseGroup struct {
+	can   bool
+	cases []contractCase
+}
+
+// choose returns the cases to run, by what the harness can and by its Only.
+func (h Harness) choose(groups []caseGroup) (out []contractCase) {
+	for _, g := range groups {
+		for _, c := range g.cases {
+			if g.can && (h.Only == nil || slices.ContainsFunc(h.Only, func(begin string) bool { return strings.HasPrefix(c.name, begin) })) {
+				out = append(out, c)
+			}
+		}
+	}
+	return out
 }
 
 func newBed(t *testing.T, h Harness, rt Subject) *bed {

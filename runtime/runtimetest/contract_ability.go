@@ -93,7 +93,7 @@ func testPause(t *testing.T, b *bed) {
 	class(t, "resume", p.Resume(b.ctx, noID), errdefs.IsNotFound, "NotFound")
 }
 
-// testPauseRunning: a command that is frozen goes on where it was. One that is to be
+// testPauseRunning checks that a frozen command goes on where it was. One that is to be
 // killed while it is frozen may be beyond a backend's reach, which then says so.
 func testPauseRunning(t *testing.T, b *bed) {
 	p := b.rt.(runtime.Pauser)

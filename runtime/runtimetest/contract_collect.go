@@ -66,7 +66,7 @@ func testVolumes(t *testing.T, b *bed) {
 	}
 }
 
-// testNetworkByID: the ID alone counts, not a name that looks like one.
+// testNetworkByID checks that an ID selects the network, not a name that looks like one.
 func testNetworkByID(t *testing.T, b *bed) {
 	c, n := b.Collector, b.rt.(runtime.Networker)
 	if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}); err != nil {

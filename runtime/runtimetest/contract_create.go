@@ -23,7 +23,8 @@ func createCases() []contractCase {
 	}
 }
 
-// testCreateNameWanted: one of many gets the name, and the others leave it alone.
+// testCreateNameWanted checks that one of many creates gets the name, and that the others
+// leave its container alone.
 func testCreateNameWanted(t *testing.T, b *bed) {
 	spec := b.spec()
 	var mu sync.Mutex
@@ -132,7 +133,7 @@ func testOddLabels(t *testing.T, b *bed) {
 	}
 }
 
-// testOddEnvironment: as much as the policy lets through, in any characters.
+// testOddEnvironment uses any characters, and as many as the policy allows.
 func testOddEnvironment(t *testing.T, b *bed) {
 	spec := b.spec()
 	spec.Env = []string{`QUOTES="double" and 'single'`, "UNICODE=ünïcödé ✓ 世界", "SHELL_LIKE=$HOME `id` $(id) \\"}
@@ -152,7 +153,7 @@ func testOddEnvironment(t *testing.T, b *bed) {
 	}
 }
 
-// testOddIDs: what isn't an ID mustn't reach anything, the container least of all.
+// testOddIDs checks that what isn't an ID reaches nothing.
 func testOddIDs(t *testing.T, b *bed) {
 	_, err := b.rt.Inspect(b.ctx, noID)
 	class(t, "inspect", err, errdefs.IsNotFound, "NotFound")
@@ -177,7 +178,7 @@ func testOddIDs(t *testing.T, b *bed) {
 	}
 }
 
-// configuredCases are about what an image brings along.
+// configuredCases are about the configuration of an image.
 func configuredCases() []contractCase {
 	return []contractCase{{"image/configuration", testImageConfiguration}}
 }

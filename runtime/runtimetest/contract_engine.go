@@ -31,7 +31,7 @@ func testEngineRestart(t *testing.T, b *bed) {
 	before := b.awaitState(t, b.create(t, ended).ID, runtime.StateExited)
 	ending, end := b.ending(t)
 
-	// What is under way when the engine dies.
+	// These calls are under way when the engine dies.
 	ctx, cancelExec := context.WithCancel(b.ctx)
 	defer cancelExec()
 	exec := b.underWay(ctx, t, c.ID)

@@ -145,7 +145,7 @@ func testReadOnlyRoot(t *testing.T, b *bed) {
 				t.Errorf("read-only %t: touch in %s: %s", readonly, dir, got)
 			}
 		}
-		// /dev is a tmpfs of the engine's own; what is put there can't be run as a device.
+		// /dev is a tmpfs of the engine's.
 		if options, line := b.mountOptions(t, c.ID, "/dev"); !slices.Contains(options, "nosuid") {
 			t.Errorf("/dev can hold set-user-id files: %s", line)
 		}
@@ -191,7 +191,7 @@ func testPrivileges(t *testing.T, b *bed, id string) {
 			t.Errorf("process %s: NoNewPrivs %s, Seccomp %s", pid, status["NoNewPrivs"], status["Seccomp"])
 		}
 	}
-	// None of them does harm if it succeeds: the container may turn out to be no boundary.
+	// None of them does harm if it succeeds, as it might in a container that is no boundary.
 	for _, script := range []string{
 		"mount -t tmpfs none /tmp", "umount /proc", "unshare -U true", "chown 1:1 /etc/passwd", "chroot / true",
 		"mknod /tmp/null c 1 3", "hostname $(hostname)", "ip link set lo mtu 1400", "nice -n -5 true",

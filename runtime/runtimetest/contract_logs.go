@@ -138,7 +138,7 @@ func testLogsFollowToTheEnd(t *testing.T, b *bed) {
 	}
 }
 
-// kept is what a log still has, on both streams.
+// kept returns what a log has kept of both streams.
 func (b *bed) kept(t *testing.T, id string) string {
 	t.Helper()
 	var out bytes.Buffer
@@ -148,8 +148,8 @@ func (b *bed) kept(t *testing.T, id string) string {
 	return out.String()
 }
 
-// testLogsBounded checks that the bound holds and that the end is what is kept. How
-// an engine writes a line down counts too, so that the text may be a good deal less.
+// testLogsBounded checks that a log keeps the end of the output, within its bound. The bound
+// includes an engine's own bytes, so that the text may be much shorter.
 func testLogsBounded(t *testing.T, b *bed) {
 	const limit, lines = 16 << 10, 1500
 	var script, all strings.Builder
@@ -169,8 +169,8 @@ func testLogsBounded(t *testing.T, b *bed) {
 	}
 }
 
-// testLogsText prints what is no plain line. Bytes that aren't UTF-8 may come back
-// as the character that stands for them: an engine may keep its logs in JSON.
+// testLogsText prints long lines, control characters and invalid UTF-8. An engine that keeps
+// logs in JSON returns replacement characters for the latter.
 func testLogsText(t *testing.T, b *bed) {
 	spec := b.spec()
 	spec.Command = []string{"sh", "-c", `head -c 100000 /dev/zero | tr '\0' x; echo; ` +
@@ -182,8 +182,8 @@ func testLogsText(t *testing.T, b *bed) {
 	}
 }
 
-// testLogsFlood prints more than anybody keeps: the container must not wait for its
-// log, nor stop at the bound.
+// testLogsFlood prints more than a log keeps. The container mustn't wait for its log, nor stop
+// at the bound.
 func testLogsFlood(t *testing.T, b *bed) {
 	spec := b.spec()
 	spec.LogMaxBytes = 1 << 20

@@ -86,7 +86,7 @@ func testNetworkReach(t *testing.T, b *bed) {
 		}
 		server, client := b.onNetwork(t, name), b.onNetwork(t, name)
 		b.serve(t, server, "echo hello")
-		// Where nothing is to answer, it is waited for.
+		// Where no answer should come, a second is enough.
 		patience := map[bool]string{true: "nc -w 5 ", false: "nc -w 1 "}
 		got := b.shell(t, client.ID, patience[!isolated]+server.IP+" 7777")
 		if strings.Contains(got, "hello") == isolated {
@@ -111,9 +111,9 @@ func (b *bed) serve(t *testing.T, c runtime.Container, command string) {
 	})
 }
 
-// testNetworksApart: a network is a border, whatever is allowed within it. It runs
-// alone: a Docker Engine 20.10 opens all borders for some milliseconds whenever it
-// makes a network.
+// testNetworksApart checks that containers don't reach other networks. It runs alone, as a
+// Docker Engine 20.10 lets all networks reach each other for some milliseconds whenever it
+// makes one.
 func testNetworksApart(t *testing.T, b *bed) {
 	var on []runtime.Container
 	for i := range 2 {

@@ -56,7 +56,7 @@ func testPid(t *testing.T, b *bed) {
 	}
 }
 
-// agent is one whose directory has a file.
+// agent returns an Agent whose directory has a file.
 func (b *bed) agent(t *testing.T) *runtime.Agent {
 	t.Helper()
 	dir := t.TempDir()
@@ -86,7 +86,7 @@ func testAgent(t *testing.T, b *bed) {
 				t.Errorf("%s: it was done", try)
 			}
 		}
-		// What Berm adds later is seen, and gone when it is removed.
+		// The container sees a file that Berm adds later.
 		path := filepath.Join(spec.Agent.Dir, "later")
 		if err := os.WriteFile(path, nil, 0o644); err != nil {
 			t.Fatal(err)
@@ -150,8 +150,8 @@ func testAgentImageCommand(t *testing.T, b *bed) {
 	}
 }
 
-// testAgentInWay: what would hide the agent's places, or make them in a directory of
-// the host's, is refused, and makes nothing.
+// testAgentInWay checks that Create refuses mounts that would hide the agent's places, or make
+// them in a directory of the host's, and that it makes nothing there.
 func testAgentInWay(t *testing.T, b *bed) {
 	source := t.TempDir()
 	for _, target := range []string{"/run/berm", "/run/berm/", "/run/./berm/x", "/run", "/sbin", "/sbin/", "/sbin/berm-init", "/sbin/berm-init/x", "/"} {

@@ -23,7 +23,7 @@ func testPull(t *testing.T, b *bed) {
 	_, err = b.rt.Image(b.ctx, ref)
 	class(t, "the image before", err, errdefs.IsNotFound, "NotFound")
 
-	// In the middle, wherever that is when the first progress is told.
+	// Canceled when the first progress is reported.
 	midway, cancel := context.WithCancel(b.ctx)
 	defer cancel()
 	_, err = b.rt.Pull(midway, ref, func(runtime.PullProgress) { cancel() })

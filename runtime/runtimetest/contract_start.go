@@ -84,7 +84,7 @@ func testStartBytes(t *testing.T, b *bed, id string) {
 	}
 }
 
-// testStartEnd: Close ends the input, and how the program then ended is still known.
+// testStartEnd checks that Close ends the input, and that Wait still returns the exit code.
 func testStartEnd(t *testing.T, b *bed, id string) {
 	s := b.program(t, id, "", "/bin/sh", "-c", "cat; echo end >&2; exit 5")
 	if _, err := s.Write([]byte("x")); err != nil {
@@ -123,7 +123,7 @@ func testStartExitCodes(t *testing.T, b *bed, id string) {
 	}
 }
 
-// testStartStderr: more than is kept doesn't hold the program up.
+// testStartStderr checks that a program isn't blocked by more standard error than is kept.
 func testStartStderr(t *testing.T, b *bed, id string) {
 	s := b.program(t, id, "", "/bin/sh", "-c", "echo begin >&2; yes | head -c 1000000 >&2; echo out")
 	out, stderr := b.said(t, s, 0)
@@ -221,8 +221,8 @@ func testStartCanceled(t *testing.T, b *bed, id string) {
 	})
 }
 
-// testStartClose: a program that ignores the end of its input, or doesn't read it, or
-// whose output nobody reads, holds nobody up.
+// testStartClose checks that no call is blocked by a program that ignores the end of its
+// input, or doesn't read it, or whose output nobody reads.
 func testStartClose(t *testing.T, b *bed, id string) {
 	for _, script := range []string{"sleep 70000", "exec yes", "trap '' PIPE; yes; sleep 70000"} {
 		s := b.program(t, id, "", "/bin/sh", "-c", script)

@@ -16,8 +16,8 @@ func sweeperCases() []contractCase {
 	return []contractCase{{"sweep/busy engine", testSweepBusy}, {"sweep/canceled", testSweepCanceled}}
 }
 
-// testSweepBusy sweeps again and again beside everything else: nothing that is in
-// use, or on its way to be, may be taken.
+// testSweepBusy sweeps while containers and networks come and go. A sweep mustn't remove what
+// is in use or being made.
 func testSweepBusy(t *testing.T, b *bed) {
 	s := b.rt.(runtime.Sweeper)
 	kept := b.spec()

@@ -90,7 +90,7 @@ func (b *bed) programs(t *testing.T, programs map[string][]byte) runtime.Contain
 	return b.create(t, spec)
 }
 
-// testForeignSyscalls: the doors of other architectures are shut.
+// testForeignSyscalls checks that system calls of other architectures kill the process.
 func testForeignSyscalls(t *testing.T, b *bed) {
 	// exit(42), by syscall, by int 0x80 in 64 and 32 bits, and as x32.
 	programs := map[string][]byte{
@@ -104,7 +104,7 @@ func testForeignSyscalls(t *testing.T, b *bed) {
 	for name, want := range map[string]int{"native": 42, "int80": 128 + 31, "i386": 128 + 31, "x32": 128 + 31} {
 		_, _, code := b.run(t, c.ID, runtime.Exec{Command: []string{"/t/" + name}})
 		if no32 && code != 42 && (name == "int80" || name == "i386") {
-			continue // the kernel has no such door
+			continue // the kernel has no such calls
 		}
 		if code != want {
 			t.Errorf("%s: exit code %d, want %d", name, code, want)

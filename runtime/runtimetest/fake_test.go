@@ -201,30 +201,3 @@ func TestFakeExecHook(t *testing.T) {
 		}
 	}
 }
-
-func BenchmarkFakeCycle(b *testing.B) {
-	f := NewFake(FakeOptions{})
-	ctx := context.Background()
-	for i := 0; b.Loop(); i++ {
-		c := mustCreate(b, f, runtime.Spec{Name: fmt.Sprint(i)})
-		if _, err := f.Exec(ctx, c.ID, runtime.Exec{Command: []string{"true"}}); err != nil {
-			b.Fatal(err)
-		}
-		if err := f.Remove(ctx, c.ID); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func BenchmarkFakeList10000(b *testing.B) {
-	f := NewFake(FakeOptions{})
-	for i := range 10_000 {
-		mustCreate(b, f, runtime.Spec{Name: fmt.Sprint(i), Labels: map[string]string{"berm.owner": "a"}})
-	}
-	for b.Loop() {
-		cs, err := f.List(context.Background(), map[string]string{"berm.owner": "a"})
-		if err != nil || len(cs) != 10_000 {
-			b.Fatal(len(cs), err)
-		}
-	}
-}

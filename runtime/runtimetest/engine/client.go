@@ -19,8 +19,8 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// client makes the few calls that need no more than HTTP, so that the harness
-// stands apart from what it is there to test.
+// client makes the few calls that the harness needs, by plain HTTP, so that it doesn't depend
+// on what it tests.
 type client struct {
 	base string
 	http *http.Client

@@ -10,9 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Freeze stops a daemon as a hang would: it is there, and does nothing. It returns when
-// the last of its threads stands still, which may be a while after the signal. Thaw lets
-// it go on, also one that never stood still.
+// Freeze stops a daemon, as if it hung. It returns when the last of its threads has stopped,
+// which may be a while after the signal. Thaw continues it, also if Freeze failed.
 func Freeze(pid int) (thaw func() error, err error) {
 	thaw = func() error { return unix.Kill(pid, unix.SIGCONT) }
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {

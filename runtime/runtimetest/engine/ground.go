@@ -34,8 +34,8 @@ type Options struct {
 	StartTimeout time.Duration
 }
 
-// ground is what an engine of either kind stands on: a place, a network namespace
-// with a world outside, and a containerd.
+// ground is the part that both kinds of engines have: a place, a network namespace with a
+// world outside, and a containerd.
 type ground struct {
 	place *place
 	opts  Options

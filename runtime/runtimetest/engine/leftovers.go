@@ -204,7 +204,7 @@ func cniResults(root string) ([]string, error) {
 	return out, nil
 }
 
-// settleTime is for what still goes on by itself when those who asked for it are gone.
+// settleTime is how long an engine may take to finish calls of clients that have gone.
 const settleTime = 20 * time.Second
 
 // Settled sweeps until nothing is left. It returns what is left when that takes too long.
