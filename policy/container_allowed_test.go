@@ -180,9 +180,7 @@ func TestContainerUpdate(t *testing.T) {
 			for _, r := range v.Denials {
 				rules = append(rules, r.Rule)
 			}
-			if d := cmp.Diff(tt.rules, rules); d != "" {
-				t.Error(d)
-			}
+			same(t, tt.rules, rules)
 			if d := cmp.Diff(tt.want, v.Spec); d != "" && v.Allowed() {
 				t.Error(d)
 			}

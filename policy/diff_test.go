@@ -5,8 +5,6 @@ import (
 	"regexp"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 func someSpec() Spec {
@@ -70,9 +68,7 @@ func TestDiff(t *testing.T) {
 			a, b := someSpec(), someSpec()
 			tt.change(&b)
 			got := Diff(a, b)
-			if d := cmp.Diff(tt.want, got); d != "" {
-				t.Error(d)
-			}
+			same(t, tt.want, got)
 			if (a.Digest() == b.Digest()) != (len(got) == 0) || !digest.MatchString(b.Digest()) {
 				t.Errorf("digests %s %s", a.Digest(), b.Digest())
 			}

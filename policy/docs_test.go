@@ -86,9 +86,7 @@ func TestDocsHaveEveryKey(t *testing.T) {
 	if d := cmp.Diff(want.profiles, got.profiles); d != "" {
 		t.Errorf("profiles: %s", d)
 	}
-	if d := cmp.Diff(want.file, got.file, cmpopts.EquateEmpty()); d != "" {
-		t.Error(d)
-	}
+	same(t, want.file, got.file, cmpopts.EquateEmpty())
 }
 
 func TestDocsExampleParses(t *testing.T) {

@@ -19,9 +19,7 @@ func TestEngineAPIOfTheFile(t *testing.T) {
 		TmpfsMB: 5, MaxUlimit: 6, Pull: "off", Build: "on", BuildAddURL: []string{"https://x.local:1/a/"}, Commit: "on", Tags: []string{"acme/*"}, Archive: "off", Exec: "off", RedactEnv: []string{"*KEY*"}, MaxExecs: 7,
 		ReadOnlyRootfs: true,
 	}
-	if d := cmp.Diff(want, got.EngineAPI); d != "" {
-		t.Error(d)
-	}
+	same(t, want, got.EngineAPI)
 	// A caller can't change the policy through what it was given.
 	got.EngineAPI.Capabilities[0], got.EngineAPI.Tags[0] = "x", "x"
 	if again, _ := p.Profile("big"); !cmp.Equal(want, again.EngineAPI) {
@@ -116,9 +114,7 @@ profiles:
 	for _, p := range le.Problems {
 		got = append(got, p.String())
 	}
-	if d := cmp.Diff(want, got); d != "" {
-		t.Error(d)
-	}
+	same(t, want, got)
 }
 
 // A profile is printed by the keys of the file, and a copy of it shares no list.

@@ -54,9 +54,7 @@ func TestContainerExec(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			env, _, err := p.ContainerExec(tt.profile, tt.privileged, tt.user, tt.env)
-			if d := cmp.Diff(tt.want, rulesOf(t, err)); d != "" {
-				t.Error(d)
-			}
+			same(t, tt.want, rulesOf(t, err))
 			if err == nil && env["TZ"] != "UTC" {
 				t.Errorf("%v", env)
 			}

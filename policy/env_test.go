@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
 const envYAML = `
@@ -70,12 +68,8 @@ func TestEnv(t *testing.T) {
 					t.Errorf("%+v", r)
 				}
 			}
-			if d := cmp.Diff(tt.over, over); d != "" {
-				t.Error(d)
-			}
-			if d := cmp.Diff(tt.denials, denials); d != "" {
-				t.Error(d)
-			}
+			same(t, tt.over, over)
+			same(t, tt.denials, denials)
 			if strings.Contains(fmt.Sprintf("%+v %+v", v.Denials, v.Overridden), "canary") {
 				t.Error("a value is told")
 			}
@@ -91,12 +85,8 @@ func TestEnv(t *testing.T) {
 			for name, value := range tt.want {
 				want[name] = value
 			}
-			if d := cmp.Diff(want, v.Spec.Env); d != "" {
-				t.Error(d)
-			}
-			if d := cmp.Diff(want, env); d != "" {
-				t.Error(d)
-			}
+			same(t, want, v.Spec.Env)
+			same(t, want, env)
 		})
 	}
 }

@@ -371,9 +371,7 @@ func TestContainerCollectsDenials(t *testing.T) {
 		rules = append(rules, r.Rule)
 	}
 	want := []string{ruleImageAllow, ruleEnvAllow, ruleTarget, ruleAlwaysRefused, rulePorts, ruleCapability, ruleCapability, rulePrivileged, ruleDevice, ruleDevice, ruleOverMax, ruleRange}
-	if d := cmp.Diff(want, rules); d != "" {
-		t.Error(d)
-	}
+	same(t, want, rules)
 	if v := containerPolicies(t).Container(ContainerRequest{Image: "busybox", CapAdd: make([]string, 1<<16)}); len(v.Denials) != maxReasons {
 		t.Errorf("%d reasons", len(v.Denials))
 	}

@@ -34,9 +34,7 @@ func TestSandboxTakesTheRequest(t *testing.T) {
 		WorkspaceQuotaMB: 7, Env: map[string]string{}, TTL: time.Minute, IdleTTL: time.Second, MaxLifetime: 24 * time.Hour,
 		User: "1:1", RuntimeClass: "runsc", CapAdd: []string{"CAP_CHOWN"}, Agent: "off", Userns: "auto",
 	}
-	if d := cmp.Diff(Verdict{Spec: want}, v); d != "" {
-		t.Error(d)
-	}
+	same(t, Verdict{Spec: want}, v)
 	if s := p.Sandbox(Request{Profile: "q"}).Spec; s.Userns != "" || s.User != "1:1" {
 		t.Errorf("userns: off is %+v", s)
 	}
@@ -112,9 +110,7 @@ func TestSandboxCollectsDenials(t *testing.T) {
 		fields = append(fields, r.Field)
 	}
 	want := []string{"image", "network", "cpus", "memory_mb", "pids_limit", "host_path_mode", "mount_path", "host_path", "env.1", "ttl", "idle_ttl"}
-	if d := cmp.Diff(want, fields); d != "" {
-		t.Error(d)
-	}
+	same(t, want, fields)
 	var denied *DeniedError
 	if !errors.As(v.Err(), &denied) || denied.Invalid() || strings.Count(denied.Error(), "; ") < len(want)-1 {
 		t.Errorf("%v", denied)

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -187,7 +186,5 @@ version: 1
 # - mounts.allowed_roots: cut
 # - profiles.unknown: there is none?mounts: {}
 `, `evil\\n- x: *\\u202e`)
-	if d := cmp.Diff(want, string(out)); d != "" {
-		t.Error(d)
-	}
+	same(t, want, string(out))
 }

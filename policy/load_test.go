@@ -29,6 +29,13 @@ func mustParse(t testing.TB, yaml string, opts Options) *Policy {
 	return p
 }
 
+func same(t testing.TB, want, got any, opts ...cmp.Option) {
+	t.Helper()
+	if d := cmp.Diff(want, got, opts...); d != "" {
+		t.Error(d)
+	}
+}
+
 // fakeHost is a host's file system: each path and what it really is. "" and what
 // isn't there are no directories; the parents of what is there are.
 type fakeHost map[string]string
@@ -127,14 +134,10 @@ func TestYAMLRoundTrip(t *testing.T) {
 		}
 		second, err := again.YAML()
 		must(t, err)
-		if d := cmp.Diff(string(first), string(second)); d != "" {
-			t.Error(d)
-		}
+		same(t, string(first), string(second))
 		p.mounts.resolve, again.mounts.resolve = nil, nil
 		opts := cmp.AllowUnexported(Policy{}, mountRules{}, root{}, mapping{}, envRules{}, imageRules{}, imagePattern{}, ttlFile{}, file{})
-		if d := cmp.Diff(*p, *again, opts, cmpopts.EquateEmpty(), cmp.FilterPath(func(x cmp.Path) bool { return x.String() == "file.Profiles" }, cmp.Ignore())); d != "" {
-			t.Error(d)
-		}
+		same(t, *p, *again, opts, cmpopts.EquateEmpty(), cmp.FilterPath(func(x cmp.Path) bool { return x.String() == "file.Profiles" }, cmp.Ignore()))
 	}
 }
 
@@ -145,9 +148,7 @@ func TestPolicyNeverPrintsSecrets(t *testing.T) {
 			t.Errorf("printed as %s", s)
 		}
 	}
-	if d := cmp.Diff([]string{"KEY=hunter2"}, p.InjectedEnv()); d != "" {
-		t.Error(d)
-	}
+	same(t, []string{"KEY=hunter2"}, p.InjectedEnv())
 }
 
 func TestParseProblems(t *testing.T) {
@@ -261,9 +262,7 @@ func TestParseProblems(t *testing.T) {
 			for _, p := range le.Problems {
 				got = append(got, p.String())
 			}
-			if d := cmp.Diff(tt.want, got); d != "" {
-				t.Error(d)
-			}
+			same(t, tt.want, got)
 		})
 	}
 }
@@ -307,9 +306,7 @@ func TestParseOtherProblems(t *testing.T) {
 
 func TestProfilesTable(t *testing.T) {
 	p := mustParse(t, "", Options{})
-	if d := cmp.Diff([]string{"default", "network_basic", "network_extended", "offline_readonly"}, p.Profiles()); d != "" {
-		t.Error(d)
-	}
+	same(t, []string{"default", "network_basic", "network_extended", "offline_readonly"}, p.Profiles())
 	tests := []struct {
 		name, network, mode string
 		maxTimeout          time.Duration
@@ -376,19 +373,13 @@ profiles:
 func TestAccessors(t *testing.T) {
 	p := mustParse(t, strings.Replace(fullPolicy, "user_x", "image", 1), fullOptions())
 	want := []NetworkRule{{Name: "on", EngineNetwork: "berm-sandbox", Isolated: true}, {Name: "team", EngineNetwork: "team-net", Internal: true}}
-	if d := cmp.Diff(want, p.Networks()); d != "" {
-		t.Error(d)
-	}
+	same(t, want, p.Networks())
 	if p.PullPolicy() != PullNever || !p.HoldRequired() || !p.AllowsMounts() {
 		t.Error("pull or hold got lost")
 	}
-	if d := cmp.Diff([]string{"KEY=hunter2/run/secrets/key", "OTHER=hunter2OTHER_KEY"}, p.InjectedEnv()); d != "" {
-		t.Error(d)
-	}
+	same(t, []string{"KEY=hunter2/run/secrets/key", "OTHER=hunter2OTHER_KEY"}, p.InjectedEnv())
 	b, _ := p.Profile("big")
-	if d := cmp.Diff([]string{"CAP_CHOWN", "CAP_NET_BIND_SERVICE"}, b.CapAdd); d != "" {
-		t.Error(d)
-	}
+	same(t, []string{"CAP_CHOWN", "CAP_NET_BIND_SERVICE"}, b.CapAdd)
 	q := mustParse(t, "", Options{})
 	if q.PullPolicy() != PullMissing || q.HoldRequired() || q.AllowsMounts() || len(q.InjectedEnv()) != 0 {
 		t.Error("the built-in policy pulls what is missing, and demands and injects nothing")

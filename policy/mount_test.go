@@ -340,15 +340,9 @@ profiles:
 			for _, r := range v.Denials {
 				denials = append(denials, r.Field+" "+r.Rule)
 			}
-			if d := cmp.Diff(tt.mounts, mounts); d != "" {
-				t.Error(d)
-			}
-			if d := cmp.Diff(tt.overrides, overrides); d != "" {
-				t.Error(d)
-			}
-			if d := cmp.Diff(tt.denials, denials); d != "" {
-				t.Error(d)
-			}
+			same(t, tt.mounts, mounts)
+			same(t, tt.overrides, overrides)
+			same(t, tt.denials, denials)
 			if v.Spec.HostPathMode == "none" && v.Spec.HostPath != "" {
 				t.Errorf("host path %q with mode none", v.Spec.HostPath)
 			}

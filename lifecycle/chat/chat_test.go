@@ -150,9 +150,7 @@ func TestEnsureAdopts(t *testing.T) {
 	w.write("old", "old")
 	w.ensure(tenant, chatID)
 	w.put("new", "new")
-	if got := w.names(10); !slices.Equal(got, []string{"new", "old"}) {
-		t.Errorf("files %q", got)
-	}
+	w.wantFiles("new", "old")
 	for _, name := range []string{"new", chat.HistoryName} {
 		fi, err := os.Stat(w.path(name))
 		must(t, err)
@@ -236,16 +234,12 @@ func TestPolicyOwner(t *testing.T) {
 	}
 	must(t, os.Chown(w.path(), 1234, 4321), os.Chmod(w.path(), 0))
 	restore = only(t, unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE)
-	if got := w.read("old.txt"); got != "x" {
-		t.Errorf("read %q", got)
-	}
+	w.wantFile("old.txt", "x")
 	w.put("old.txt", "y")
 	if err := w.DeleteFile(ctx, tenant, chatID, "theirs"); err != nil {
 		t.Error(err)
 	}
-	if got := w.names(10); !slices.Equal(got, []string{"old.txt"}) {
-		t.Errorf("there are %q", got)
-	}
+	w.wantFiles("old.txt")
 	restore()
 	w.checkSound()
 }
@@ -279,9 +273,7 @@ func TestPolicyOwnerRefused(t *testing.T) {
 			t.Errorf("the chat again: %v", err)
 		}
 	}
-	if got := w.names(10); len(got) > 0 {
-		t.Errorf("there are %q", got)
-	}
+	w.wantFiles()
 	w.checkSound()
 }
 
@@ -300,9 +292,7 @@ func TestTenantsAreApart(t *testing.T) {
 	if b, err := os.ReadFile(filepath.Join(w.root, ".tenants", "b", chatID, "a")); err != nil || string(b) != "theirs" {
 		t.Errorf("%q, %v", b, err)
 	}
-	if got := w.read("a"); got != "mine" {
-		t.Errorf("read %q", got)
-	}
+	w.wantFile("a", "mine")
 	w.checkSound()
 }
 
@@ -317,9 +307,7 @@ func TestDelete(t *testing.T) {
 	if err := w.Delete(ctx, tenant, chatID); !errorIs[*lifecycle.ActiveError](err) {
 		t.Fatalf("with a sandbox: %v", err)
 	}
-	if got := w.read("a"); got != "content" {
-		t.Errorf("read %q", got)
-	}
+	w.wantFile("a", "content")
 	w.boxes.set(chatID, false)
 	must(t, w.Delete(ctx, tenant, chatID))
 	if _, err := os.Stat(w.path()); !errors.Is(err, os.ErrNotExist) {
@@ -333,9 +321,7 @@ func TestDelete(t *testing.T) {
 	}
 	w.checkSound()
 	w.ensure(tenant, chatID)
-	if got := w.names(10); len(got) > 0 {
-		t.Errorf("made again, it has %q", got)
-	}
+	w.wantFiles()
 	w.checkSound()
 }
 
@@ -380,30 +366,6 @@ func TestDeleteOfNoChat(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(w.root, "box")); err != nil {
 		t.Error(err)
 	}
-}
-
-// The store fails in the middle: the chat is as it was.
-func TestDeleteThatFails(t *testing.T) {
-	t.Parallel()
-	ctx := context.Background()
-	broken := errors.New("broken")
-	dir := t.TempDir()
-	w := openWorld(t, dir, 0, func(step string) error {
-		if step == "moved_away" {
-			return broken
-		}
-		return nil
-	})
-	w.ensure(tenant, chatID)
-	file := w.put("a", "content")
-	if err := w.Delete(ctx, tenant, chatID); !errors.Is(err, broken) {
-		t.Fatalf("error %v", err)
-	}
-	got, err := w.File(ctx, tenant, file.ID)
-	if diff := cmp.Diff(file, got); err != nil || diff != "" {
-		t.Errorf("%v\n%s", err, diff)
-	}
-	w.checkSound()
 }
 
 // forgetful deletes chats, and reports an error.

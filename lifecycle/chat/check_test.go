@@ -104,8 +104,6 @@ func TestStoreUnavailable(t *testing.T) {
 	if _, err := w.Check(ctx); err != nil {
 		t.Error(err)
 	}
-	if got := w.read("a"); got != "old" {
-		t.Errorf("read %q", got)
-	}
+	w.wantFile("a", "old")
 	w.checkSound()
 }

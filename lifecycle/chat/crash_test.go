@@ -82,9 +82,7 @@ func prepare(t *testing.T, dir string) {
 	w.ensure(tenant, chatID)
 	w.put("a", "a")
 	w.put("b", "b")
-	if _, err := w.PutHistory(context.Background(), tenant, chatID, -1, strings.NewReader("said\n")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(w.PutHistory(context.Background(), tenant, chatID, -1, strings.NewReader("said\n"))))
 	must(t, os.Mkdir(w.path("d"), 0o755))
 	w.write("d/kept", "kept")
 	w.ensure(tenant, "model")
@@ -95,9 +93,7 @@ func prepare(t *testing.T, dir string) {
 	} {
 		must(t, err)
 	}
-	if _, err := w.Check(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(w.Check(context.Background())))
 	_ = w.db.Close()
 }
 
@@ -310,7 +306,8 @@ func TestContentType(t *testing.T) {
 	want("", "another")
 }
 
-// A deletion that fails leaves the chat as it was, also for the next process.
+// A deletion that fails leaves the chat and its records as they were, also for the next
+// process.
 func TestFailedDeletion(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("broken")
@@ -323,15 +320,22 @@ func TestFailedDeletion(t *testing.T) {
 			}
 			return nil
 		})
+		file, err := w.FileNamed(context.Background(), tenant, chatID, "a")
+		must(t, err)
 		if err := w.Delete(context.Background(), tenant, chatID); !errors.Is(err, broken) {
 			t.Errorf("%s: %v", at, err)
 		}
-		_ = w.db.Close()
-		w = openWorld(t, dir, 1<<20, nil)
-		if diff := cmp.Diff(before, w.state()); diff != "" {
-			t.Errorf("%s: %s", at, diff)
+		for range 2 {
+			if got, err := w.File(context.Background(), tenant, file.ID); err != nil || got != file {
+				t.Errorf("%s: %+v, %v", at, got, err)
+			}
+			if diff := cmp.Diff(before, w.state()); diff != "" {
+				t.Errorf("%s: %s", at, diff)
+			}
+			w.checkSound()
+			_ = w.db.Close()
+			w = openWorld(t, dir, 1<<20, nil)
 		}
-		w.checkSound()
 	}
 }
 

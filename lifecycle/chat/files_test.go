@@ -63,9 +63,7 @@ func TestPut(t *testing.T) {
 	if _, _, err := w.Put(ctx, tenant, chatID, put, strings.NewReader("three")); !errdefs.IsAlreadyExists(err) {
 		t.Errorf("with NoClash: %v", err)
 	}
-	if got := w.read(put.Name); got != "two, longer" {
-		t.Errorf("read %q", got)
-	}
+	w.wantFile(put.Name, "two, longer")
 	w.checkSound()
 }
 
@@ -148,9 +146,7 @@ func TestPutIntoDeleted(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 		if again {
-			if got := w.names(10); len(got) > 0 {
-				t.Errorf("files %q", got)
-			}
+			w.wantFiles()
 		} else if _, err := os.Stat(w.path()); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("its directory: %v", err)
 		}
@@ -188,9 +184,7 @@ func TestPutAll(t *testing.T) {
 		if _, err := w.PutAll(ctx, tenant, chatID, several(tt.files...)); !tt.want(err) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if got := w.names(10); !slices.Equal(got, []string{"b"}) {
-			t.Errorf("%s: left %q", name, got)
-		}
+		w.wantFiles("b")
 	}
 	must(t, os.Remove(w.path("dir")))
 	w.checkSound()
@@ -276,9 +270,7 @@ func TestTar(t *testing.T) {
 	ctx := context.Background()
 	w := newWorld(t, 10_000)
 	file := w.put("a", "old")
-	if _, err := w.PutHistory(ctx, tenant, chatID, -1, strings.NewReader("said")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(w.PutHistory(ctx, tenant, chatID, -1, strings.NewReader("said"))))
 	must(t, os.Mkdir(w.path("d"), 0o755))
 	w.write("d/deep", "deep")
 	var archive strings.Builder
@@ -286,9 +278,7 @@ func TestTar(t *testing.T) {
 	w.put("a", "new, and longer")
 	w.put("b", "stays")
 	w.write("d/other", "stays")
-	if _, err := w.AppendHistory(ctx, tenant, chatID, -1, strings.NewReader(" more")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(w.AppendHistory(ctx, tenant, chatID, -1, strings.NewReader(" more"))))
 	if err := w.WriteTar(ctx, tenant, chatID, strings.NewReader(archive.String()[:archive.Len()/2])); err == nil {
 		t.Error("half an archive was taken")
 	}

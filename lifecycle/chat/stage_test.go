@@ -105,9 +105,7 @@ func TestProjects(t *testing.T) {
 	must(t, err)
 	w.ensure(tenant, chatID)
 	w.put("a", "a")
-	if _, err := w.AppendHistory(ctx, tenant, chatID, -1, strings.NewReader("h")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(w.AppendHistory(ctx, tenant, chatID, -1, strings.NewReader("h"))))
 	if want := []string{"chats 0", ".staging 1", ".staging 1"}; !slices.Equal(projects.dirs, want) {
 		t.Errorf("adopted %q, want %q", projects.dirs, want)
 	}
@@ -140,9 +138,7 @@ func TestStreamingHoldsNobody(t *testing.T) {
 		if _, _, err := w.Put(ctx, tenant, chatID, chat.PutFile{Name: "a", Size: -1}, strings.NewReader("quick")); err != nil {
 			return err
 		}
-		if got := w.read("a"); got != "quick" {
-			t.Errorf("read %q", got)
-		}
+		w.wantFile("a", "quick")
 		return second(w.AppendHistory(ctx, tenant, chatID, -1, strings.NewReader("x")))
 	}})
 	if err != nil || w.read("a") != "slow" {

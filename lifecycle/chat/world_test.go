@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -145,6 +146,20 @@ func (w *world) read(name string) string {
 	w.t.Helper()
 	content, err := w.Content(context.Background(), tenant, chatID, name)
 	return w.drain(content, err)
+}
+
+func (w *world) wantFile(name, content string) {
+	w.t.Helper()
+	if got := w.read(name); got != content {
+		w.t.Errorf("%s is %q, want %q", name, got, content)
+	}
+}
+
+func (w *world) wantFiles(names ...string) {
+	w.t.Helper()
+	if got := w.names(10); !slices.Equal(got, names) {
+		w.t.Errorf("files %q, want %q", got, names)
+	}
 }
 
 func (w *world) history() string {

@@ -274,8 +274,7 @@ func TestReservations(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld()
 	s, ws := w.service(t, setup{QuotaBytes: 100}, "k", "l")
-	one, err := s.Reserve(ctx, ws, "k", 60, 0)
-	must(t, err)
+	one := reserve(t, s, ws, 60, 0, false)
 	if _, err := s.Reserve(ctx, ws, "l", 41, 0); !over(t, err) {
 		t.Error("a second one went beyond the quota")
 	}
@@ -513,8 +512,7 @@ func TestNoQuota(t *testing.T) {
 	w := newWorld()
 	s, ws := w.service(t, setup{}, "k")
 	w.holds("k", 100)
-	r, err := s.Reserve(ctx, ws, "k", math.MaxInt64, 0)
-	must(t, err)
+	r := reserve(t, s, ws, math.MaxInt64, 0, false)
 	if err := errors.Join(r.Grow(ctx, math.MaxInt64), r.Commit(ctx, math.MaxInt64, 0), s.Left(ctx, of("t", "k"), true)); err != nil {
 		t.Error(err)
 	}
@@ -544,8 +542,7 @@ func TestWalkBeforeCommit(t *testing.T) {
 		w := newWorld()
 		s, ws := w.service(t, setup{QuotaBytes: 1000}, "k")
 		w.holds("k", 10)
-		r, err := s.Reserve(t.Context(), ws, "k", 100, 0)
-		must(t, err)
+		r := reserve(t, s, ws, 100, 0, false)
 		defer r.Release()
 		s.Freed(ws, "k")
 		goOn := make(chan struct{})
@@ -574,8 +571,7 @@ func TestWalkWithinCommit(t *testing.T) {
 	w := newWorld()
 	s, ws := w.service(t, setup{QuotaBytes: 159}, "k")
 	w.holds("k", 10)
-	r, err := s.Reserve(t.Context(), ws, "k", 100, 0)
-	must(t, err)
+	r := reserve(t, s, ws, 100, 0, false)
 	defer r.Release()
 	must(t, r.Commit(t.Context(), 100, 0))
 	w.holds("k", 60)
@@ -596,8 +592,7 @@ func TestCommitFindsLess(t *testing.T) {
 	s, ws := w.service(t, setup{QuotaBytes: 100}, "k")
 	w.holds("k", 50)
 	w.isLive("k", true)
-	r, err := s.Reserve(t.Context(), ws, "k", 50, 0)
-	must(t, err)
+	r := reserve(t, s, ws, 50, 0, false)
 	w.holds("k", 51)
 	must(t, s.Left(t.Context(), of("t", "k"), true))
 	if err := r.Commit(t.Context(), 50, 0); !over(t, err) {
@@ -615,8 +610,7 @@ func TestGrowsAnew(t *testing.T) {
 		s, ws := w.service(t, setup{QuotaBytes: 100}, "k")
 		w.holds("k", 50)
 		w.isLive("k", true)
-		r, err := s.Reserve(t.Context(), ws, "k", 10, 0)
-		must(t, err)
+		r := reserve(t, s, ws, 10, 0, false)
 		defer r.Release()
 		w.holds("k", 80)
 		if err := r.Grow(t.Context(), 30); err != nil {
@@ -634,8 +628,7 @@ func TestNotAsCommitted(t *testing.T) {
 	w := newWorld()
 	s, ws := w.service(t, setup{QuotaBytes: 100}, "k")
 	for _, forget := range []bool{false, true} {
-		r, err := s.Reserve(t.Context(), ws, "k", 10, 0)
-		must(t, err)
+		r := reserve(t, s, ws, 10, 0, false)
 		must(t, r.Commit(t.Context(), 10, 0))
 		w.holds("k", 3)
 		if !forget {
@@ -760,8 +753,7 @@ func TestFailures(t *testing.T) {
 	w := newWorld()
 	s, ws := w.service(t, setup{QuotaBytes: 100}, "k")
 	w.holds("k", 1)
-	r, err := s.Reserve(ctx, ws, "k", 1, 0)
-	must(t, err)
+	r := reserve(t, s, ws, 1, 0, false)
 	calls := map[string]func(context.Context) error{
 		"usage":   func(ctx context.Context) error { _, err := s.Usage(ctx, ws); return err },
 		"left":    func(ctx context.Context) error { return s.Left(ctx, of("t", "k"), true) },
@@ -801,8 +793,7 @@ func TestIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld()
 		s, ws := w.service(t, setup{QuotaBytes: 100}, "k")
-		kept, err := s.Reserve(t.Context(), ws, "k", 60, 0)
-		must(t, err)
+		kept := reserve(t, s, ws, 60, 0, false)
 		var last Workspace
 		for i := range 10 {
 			last = w.workspace(fmt.Sprint(i))
@@ -815,9 +806,7 @@ func TestIdle(t *testing.T) {
 		if n := len(s.accounts); n != 2 { // the last, and the one that has a reservation
 			t.Errorf("%d accounts are kept", n)
 		}
-		if _, err := s.Reserve(t.Context(), ws, "k", 41, 0); !over(t, err) {
-			t.Error("a reservation was forgotten")
-		}
+		reserve(t, s, ws, 41, 0, true)
 		kept.Release()
 	})
 }
@@ -879,11 +868,8 @@ func TestHard(t *testing.T) {
 	if k.limit[ws.Project] != 100 || s.Enforcement(of("t", "k")) != "hard" {
 		t.Errorf("limits %v", k.limit)
 	}
-	if _, err := s.Reserve(ctx, ws, "k", 41, 0); !over(t, err) {
-		t.Error("reserved beyond the quota")
-	}
-	r, err := s.Reserve(ctx, ws, "k", 40, 0)
-	must(t, err)
+	reserve(t, s, ws, 41, 0, true)
+	r := reserve(t, s, ws, 40, 0, false)
 	k.stage(t, r, 40)
 	if err := errors.Join(r.Commit(ctx, 40, 0), s.Left(ctx, of("t", "k"), true)); err != nil {
 		t.Error(err)

@@ -440,9 +440,7 @@ func TestProjectsRunOut(t *testing.T) {
 	ctx := t.Context()
 	s := open(t, filepath.Join(t.TempDir(), "berm.db"))
 	chatIn(t, s, "a", "1", "k")
-	if _, err := s.db.ExecContext(ctx, "UPDATE workspaces SET project = 4294967294"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err2(s.db.ExecContext(ctx, "UPDATE workspaces SET project = 4294967294")))
 	if w, made, err := s.EnsureWorkspace(ctx, space("a", "2", "v")); err == nil || made {
 		t.Errorf("%+v, made %v", w, made)
 	}

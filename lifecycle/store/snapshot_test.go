@@ -184,9 +184,7 @@ func TestCheckFinds(t *testing.T) {
 			f, err := os.OpenFile(path, os.O_RDWR, 0)
 			must(t, err)
 			defer func() { _ = f.Close() }()
-			if _, err := f.WriteAt([]byte(strings.Repeat("x", 4096)), 2*4096); err != nil {
-				t.Fatal(err)
-			}
+			must(t, err2(f.WriteAt([]byte(strings.Repeat("x", 4096)), 2*4096)))
 		}, "malformed"},
 		"not a database": {func(t *testing.T, path string) {
 			must(t, os.WriteFile(path, []byte(strings.Repeat("x", 8192)), 0o600))

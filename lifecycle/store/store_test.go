@@ -133,9 +133,7 @@ func TestRefusals(t *testing.T) {
 	newer := filepath.Join(dir, "newer.db")
 	db, err := sql.Open("sqlite", newer)
 	must(t, err)
-	if _, err := db.Exec("PRAGMA user_version = 1000"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err2(db.Exec("PRAGMA user_version = 1000")))
 	must(t, db.Close())
 	for name, tt := range map[string]struct{ path, want string }{
 		"garbage":      {garbage, "not a database"},
