@@ -101,21 +101,13 @@ func TestEnsure(t *testing.T) {
 	if err != nil || made || !again.CreatedAt.Equal(c.CreatedAt) {
 		t.Errorf("again %+v, %v, %v", again, made, err)
 	}
-	if _, _, err := w.Ensure(ctx, tenant, c.ID, other.ID); !errorIs[*chat.ConflictError](err) {
-		t.Errorf("another workspace: %v", err)
-	}
-	if _, _, err := w.Ensure(ctx, tenant, "new", "nothing"); !errorIs[*workspace.NotFoundError](err) {
-		t.Errorf("no workspace: %v", err)
-	}
+	wantError[*chat.ConflictError](t, "another workspace", third(w.Ensure(ctx, tenant, c.ID, other.ID)))
+	wantError[*workspace.NotFoundError](t, "no workspace", third(w.Ensure(ctx, tenant, "new", "nothing")))
 	if _, err := os.Stat(filepath.Join(w.root, "new")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a chat that was refused has a directory: %v", err)
 	}
-	if _, _, err := w.Ensure(ctx, tenant, ".staging", w.space.ID); !errorIs[*lifecycle.InvalidError](err) {
-		t.Errorf("a bad ID: %v", err)
-	}
-	if _, err := w.Get(ctx, "other", c.ID); !errorIs[*chat.NotFoundError](err) {
-		t.Errorf("another tenant's chat: %v", err)
-	}
+	wantError[*lifecycle.InvalidError](t, "a bad ID", third(w.Ensure(ctx, tenant, ".staging", w.space.ID)))
+	wantError[*chat.NotFoundError](t, "another tenant's chat", second(w.Get(ctx, "other", c.ID)))
 	for _, id := range []string{"b", "a"} {
 		w.ensure(tenant, id)
 	}
@@ -134,9 +126,7 @@ func TestEnsure(t *testing.T) {
 	if want := []string{c.ID, "a", "b", chatID}; !slices.Equal(ids, want) {
 		t.Errorf("listed %q, want %q", ids, want)
 	}
-	if _, _, err := w.List(ctx, tenant, "nothing", "", 2); !errorIs[*workspace.NotFoundError](err) {
-		t.Errorf("list of no workspace: %v", err)
-	}
+	wantError[*workspace.NotFoundError](t, "list of no workspace", third(w.List(ctx, tenant, "nothing", "", 2)))
 }
 
 // What a sandbox wrote before its key became a chat is the chat's.
@@ -269,9 +259,7 @@ func TestPolicyOwnerRefused(t *testing.T) {
 		}
 	}
 	for range 3 { // what an earlier call left is not taken as it is
-		if _, _, err := w.Ensure(ctx, tenant, "c2", w.space.ID); !errorIs[*policy.OwnerError](err) {
-			t.Errorf("the chat again: %v", err)
-		}
+		wantError[*policy.OwnerError](t, "the chat again", third(w.Ensure(ctx, tenant, "c2", w.space.ID)))
 	}
 	w.wantFiles()
 	w.checkSound()
@@ -283,12 +271,8 @@ func TestTenantsAreApart(t *testing.T) {
 	w := newWorld(t, 0)
 	w.ensure("b", chatID)
 	w.put("a", "mine")
-	if _, err := w.FileNamed(ctx, "b", chatID, "a"); !errorIs[*chat.FileNotFoundError](err) {
-		t.Errorf("another tenant's file: %v", err)
-	}
-	if _, _, err := w.Put(ctx, "b", chatID, chat.PutFile{Name: "a", Size: -1}, strings.NewReader("theirs")); err != nil {
-		t.Fatal(err)
-	}
+	wantError[*chat.FileNotFoundError](t, "another tenant's file", second(w.FileNamed(ctx, "b", chatID, "a")))
+	must(t, third(w.Put(ctx, "b", chatID, chat.PutFile{Name: "a", Size: -1}, strings.NewReader("theirs"))))
 	if b, err := os.ReadFile(filepath.Join(w.root, ".tenants", "b", chatID, "a")); err != nil || string(b) != "theirs" {
 		t.Errorf("%q, %v", b, err)
 	}
@@ -313,12 +297,8 @@ func TestDelete(t *testing.T) {
 	if _, err := os.Stat(w.path()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the directory: %v", err)
 	}
-	if err := w.Delete(ctx, tenant, chatID); !errorIs[*chat.NotFoundError](err) {
-		t.Errorf("again: %v", err)
-	}
-	if _, err := w.File(ctx, tenant, file.ID); !errorIs[*chat.FileNotFoundError](err) {
-		t.Errorf("its file: %v", err)
-	}
+	wantError[*chat.NotFoundError](t, "again", w.Delete(ctx, tenant, chatID))
+	wantError[*chat.FileNotFoundError](t, "its file", second(w.File(ctx, tenant, file.ID)))
 	w.checkSound()
 	w.ensure(tenant, chatID)
 	w.wantFiles()
@@ -346,9 +326,7 @@ func TestOwnerIsKnown(t *testing.T) {
 	left("deleted", false)
 	other, _, err := w.spaces.Ensure(ctx, tenant, "other")
 	must(t, err)
-	if _, _, err := w.Ensure(ctx, tenant, "box", other.ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, third(w.Ensure(ctx, tenant, "box", other.ID)))
 	left("of an empty workspace", false)
 	must(t, os.WriteFile(filepath.Join(w.root, "box", "much"), make([]byte, 2000), 0o644))
 	left("that is full by now", true)
@@ -360,9 +338,7 @@ func TestDeleteOfNoChat(t *testing.T) {
 	w := newWorld(t, 0)
 	must(t, os.Mkdir(filepath.Join(w.root, "box"), 0o755))
 	w.boxes.set("box", true)
-	if err := w.Delete(context.Background(), tenant, "box"); !errorIs[*chat.NotFoundError](err) {
-		t.Errorf("error %v", err)
-	}
+	wantError[*chat.NotFoundError](t, "error", w.Delete(context.Background(), tenant, "box"))
 	if _, err := os.Stat(filepath.Join(w.root, "box")); err != nil {
 		t.Error(err)
 	}
@@ -404,9 +380,7 @@ func TestOpen(t *testing.T) {
 	if _, err := dir.Lstat(chat.HistoryName); err != nil {
 		t.Error(err)
 	}
-	if _, err := chat.Open(w.root, tenant, "none"); !errorIs[*chat.NotFoundError](err) {
-		t.Errorf("none: %v", err)
-	}
+	wantError[*chat.NotFoundError](t, "none", second(chat.Open(w.root, tenant, "none")))
 	must(t, os.Symlink(w.path(), filepath.Join(w.root, "link")))
 	if _, err := chat.Open(w.root, tenant, "link"); err == nil || errorIs[*chat.NotFoundError](err) {
 		t.Errorf("link: %v", err)

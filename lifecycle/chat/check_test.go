@@ -23,9 +23,7 @@ func TestCheck(t *testing.T) {
 	w.put("turned", "turned")
 	w.ensure(tenant, "lost")
 	w.ensure("b", "theirs")
-	if _, _, err := w.Put(ctx, tenant, "lost", chat.PutFile{Name: "a", Size: -1}, strings.NewReader("a")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, third(w.Put(ctx, tenant, "lost", chat.PutFile{Name: "a", Size: -1}, strings.NewReader("a"))))
 	w.ensure(tenant, "odd")
 	for _, err := range []error{
 		os.Remove(w.path("gone")), os.Remove(w.path("turned")), os.Symlink("kept", w.path("turned")), os.Remove(w.path(chat.HistoryName)),

@@ -392,9 +392,7 @@ func TestLateClash(t *testing.T) {
 		return nil
 	})
 	w.ensure(tenant, chatID)
-	if _, err := w.PutAll(context.Background(), tenant, chatID, several("a=a", "b=b")); !errorIs[*chat.FileError](err) {
-		t.Errorf("error %v", err)
-	}
+	wantError[*chat.FileError](t, "error", second(w.PutAll(context.Background(), tenant, chatID, several("a=a", "b=b"))))
 	// The order in which they are moved is the file system's.
 	if got := w.names(10); len(got) > 1 || len(got) == 1 && got[0] != "a" {
 		t.Errorf("files %q", got)

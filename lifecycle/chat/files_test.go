@@ -107,12 +107,8 @@ func TestPutRefused(t *testing.T) {
 	// All that was reserved has been given back, and what makes way counts.
 	w.put("a", strings.Repeat("x", 995))
 	w.put("a", strings.Repeat("y", 995))
-	if _, _, err := w.Put(ctx, tenant, chatID, chat.PutFile{Name: "b", Size: 1}, body(1, nil)); !errorIs[*workspace.QuotaError](err) {
-		t.Errorf("beyond the quota: %v", err)
-	}
-	if _, _, err := w.Put(ctx, tenant, "none", chat.PutFile{Name: "b", Size: 1}, body(1, nil)); !errorIs[*chat.NotFoundError](err) {
-		t.Errorf("no chat: %v", err)
-	}
+	wantError[*workspace.QuotaError](t, "beyond the quota", third(w.Put(ctx, tenant, chatID, chat.PutFile{Name: "b", Size: 1}, body(1, nil))))
+	wantError[*chat.NotFoundError](t, "no chat", third(w.Put(ctx, tenant, "none", chat.PutFile{Name: "b", Size: 1}, body(1, nil))))
 	w.checkSound()
 }
 
@@ -237,26 +233,16 @@ func TestDeleteFile(t *testing.T) {
 	w.put("b", strings.Repeat("b", 40))
 	must(t, w.DeleteFile(ctx, tenant, chatID, "a"))
 	w.checkSound()
-	if err := w.DeleteFile(ctx, tenant, chatID, "a"); !errorIs[*chat.FileNotFoundError](err) {
-		t.Errorf("again: %v", err)
-	}
-	if _, err := w.File(ctx, tenant, file.ID); !errorIs[*chat.FileNotFoundError](err) {
-		t.Errorf("by ID: %v", err)
-	}
-	if _, err := w.Content(ctx, tenant, chatID, "a"); !errorIs[*chat.FileNotFoundError](err) {
-		t.Errorf("its content: %v", err)
-	}
+	wantError[*chat.FileNotFoundError](t, "again", w.DeleteFile(ctx, tenant, chatID, "a"))
+	wantError[*chat.FileNotFoundError](t, "by ID", second(w.File(ctx, tenant, file.ID)))
+	wantError[*chat.FileNotFoundError](t, "its content", second(w.Content(ctx, tenant, chatID, "a")))
 	if again := w.put("a", strings.Repeat("a", 60)); again.ID == file.ID {
 		t.Error("another file has the ID of one that was deleted")
 	}
 	// One that a sandbox deletes is gone as well.
 	must(t, os.Remove(w.path("a")))
-	if err := w.DeleteFile(ctx, tenant, chatID, "a"); !errorIs[*chat.FileNotFoundError](err) {
-		t.Errorf("of a sandbox: %v", err)
-	}
-	if err := w.DeleteFile(ctx, tenant, chatID, "history.md"); !errorIs[*lifecycle.InvalidError](err) {
-		t.Errorf("the history: %v", err)
-	}
+	wantError[*chat.FileNotFoundError](t, "of a sandbox", w.DeleteFile(ctx, tenant, chatID, "a"))
+	wantError[*lifecycle.InvalidError](t, "the history", w.DeleteFile(ctx, tenant, chatID, "history.md"))
 	if n, err := w.DeleteFiles(ctx, tenant, chatID); n != 1 || err != nil {
 		t.Errorf("the others: %d, %v", n, err)
 	}
@@ -304,9 +290,7 @@ func TestTar(t *testing.T) {
 		t.Errorf("with a file in the way of a directory: %v, %q", err, w.read("a"))
 	}
 	w.put("big", strings.Repeat("x", 9_970))
-	if err := w.WriteTar(ctx, tenant, chatID, strings.NewReader(archive.String())); !errorIs[*workspace.QuotaError](err) {
-		t.Errorf("beyond the quota: %v", err)
-	}
+	wantError[*workspace.QuotaError](t, "beyond the quota", w.WriteTar(ctx, tenant, chatID, strings.NewReader(archive.String())))
 	must(t, w.DeleteFile(ctx, tenant, chatID, "big"))
 	if n, err := w.DeleteFiles(ctx, tenant, chatID); n != 3 || err != nil {
 		t.Errorf("deleted %d, %v", n, err)
@@ -390,9 +374,7 @@ func TestDeleteFileID(t *testing.T) {
 	})
 	must(t, err)
 	defer func() { _ = other.Close(ctx) }()
-	if err := other.DeleteFileID(ctx, tenant, old.ID); !errorIs[*chat.FileNotFoundError](err) {
-		t.Errorf("the old one: %v", err)
-	}
+	wantError[*chat.FileNotFoundError](t, "the old one", other.DeleteFileID(ctx, tenant, old.ID))
 	now, err := w.FileNamed(ctx, tenant, chatID, "a")
 	if err != nil || now.ID == old.ID {
 		t.Fatalf("there is %+v, %v", now, err)
@@ -400,8 +382,6 @@ func TestDeleteFileID(t *testing.T) {
 	if err := w.DeleteFileID(ctx, tenant, now.ID); err != nil {
 		t.Error(err)
 	}
-	if _, err := w.FileNamed(ctx, tenant, chatID, "a"); !errorIs[*chat.FileNotFoundError](err) {
-		t.Errorf("the new one: %v", err)
-	}
+	wantError[*chat.FileNotFoundError](t, "the new one", second(w.FileNamed(ctx, tenant, chatID, "a")))
 	w.checkSound()
 }

@@ -68,8 +68,6 @@ func TestHistory(t *testing.T) {
 	w.checkSound()
 }
 
-func second[T any](_ T, err error) error { return err }
-
 type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }
@@ -89,9 +87,7 @@ func TestHistoryLimit(t *testing.T) {
 	if err := os.Truncate(w.path(chat.HistoryName), chat.MaxHistory); err != nil { // by a sandbox
 		t.Fatal(err)
 	}
-	if _, err := w.AppendHistory(ctx, tenant, chatID, -1, strings.NewReader("x")); !errorIs[*chat.TooLargeError](err) {
-		t.Errorf("appended to one that is full: %v", err)
-	}
+	wantError[*chat.TooLargeError](t, "appended to one that is full", second(w.AppendHistory(ctx, tenant, chatID, -1, strings.NewReader("x"))))
 	if fi, err := os.Stat(w.path(chat.HistoryName)); err != nil || fi.Size() != chat.MaxHistory {
 		t.Errorf("%v, %v", fi, err)
 	}
@@ -144,9 +140,7 @@ func TestHistoryReplaced(t *testing.T) {
 			w := newWorld(t, 0)
 			must(t, os.Remove(w.path(chat.HistoryName)))
 			must(t, tt.plant(w.path(chat.HistoryName)))
-			if _, err := w.History(ctx, tenant, chatID); !errorIs[*chat.FileError](err) {
-				t.Errorf("read: %v", err)
-			}
+			wantError[*chat.FileError](t, "read", second(w.History(ctx, tenant, chatID)))
 			if _, err := w.AppendHistory(ctx, tenant, chatID, -1, strings.NewReader("x")); !errdefs.IsFailedPrecondition(err) {
 				t.Errorf("appended: %v", err)
 			}

@@ -40,9 +40,7 @@ func TestPlanted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, 1<<20)
 			w.ensure(tenant, "other")
-			if _, _, err := w.Put(ctx, tenant, "other", chat.PutFile{Name: "secret", Size: -1}, strings.NewReader("secret")); err != nil {
-				t.Fatal(err)
-			}
+			must(t, third(w.Put(ctx, tenant, "other", chat.PutFile{Name: "secret", Size: -1}, strings.NewReader("secret"))))
 			w.put("good", "good")
 			if err := plant(w, w.path("bad")); errors.Is(err, unix.EPERM) {
 				t.Skip("can't be made here")
@@ -174,9 +172,7 @@ func TestSparse(t *testing.T) {
 	if err != nil || f.Size != 1<<40 {
 		t.Errorf("%+v, %v", f, err)
 	}
-	if err := w.ReadTar(ctx, tenant, chatID, io.Discard); !errorIs[*chat.TooLargeError](err) {
-		t.Errorf("tar: %v", err)
-	}
+	wantError[*chat.TooLargeError](t, "tar", w.ReadTar(ctx, tenant, chatID, io.Discard))
 	w.put("a", strings.Repeat("a", 1<<20))
 	w.put("a", strings.Repeat("a", 1<<20-10))
 	// It doesn't make way for more than it takes.
@@ -236,9 +232,7 @@ func TestMostFiles(t *testing.T) {
 	}
 	w.put("c", "C")
 	w.write("0", "of a sandbox")
-	if _, err := w.FileNamed(ctx, tenant, chatID, "0"); !errorIs[*chat.FileNotFoundError](err) {
-		t.Errorf("a sandbox's: %v", err)
-	}
+	wantError[*chat.FileNotFoundError](t, "a sandbox's", second(w.FileNamed(ctx, tenant, chatID, "0")))
 	if got := w.names(10); len(got) > 3 {
 		t.Errorf("listed %q", got)
 	}

@@ -120,9 +120,7 @@ func TestProjects(t *testing.T) {
 	if _, _, err := w.Ensure(ctx, tenant, "new", w.space.ID); !errors.Is(err, projects.fail) {
 		t.Errorf("ensure: %v", err)
 	}
-	if _, err := w.Get(ctx, tenant, "new"); !errorIs[*chat.NotFoundError](err) {
-		t.Errorf("the chat is there: %v", err)
-	}
+	wantError[*chat.NotFoundError](t, "the chat is there", second(w.Get(ctx, tenant, "new")))
 	if list, err := os.ReadDir(filepath.Join(w.root, ".staging")); err != nil || len(list) > 0 {
 		t.Errorf("staged: %v, %v", list, err)
 	}

@@ -270,6 +270,17 @@ func errorIs[E error](err error) bool {
 	return errors.As(err, &want)
 }
 
+func wantError[E error](t testing.TB, what string, err error) {
+	t.Helper()
+	if !errorIs[E](err) {
+		t.Errorf("%s: %v", what, err)
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+func third[T, U any](_ T, _ U, err error) error { return err }
+
 // reading gives a reader's bytes, and what f answers in place of the end.
 type reading struct {
 	io.Reader

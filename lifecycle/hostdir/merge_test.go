@@ -174,7 +174,7 @@ func TestArchiveRoundTrip(t *testing.T) {
 	var buf bytes.Buffer
 	must(t, Tar(t.Context(), a, &buf, 0))
 	staged, s := grown(t)
-	must(t, Untar(t.Context(), &buf, s, UntarOptions{}))
+	must(t, Untar(t.Context(), &buf, s, plain))
 	to, b := grown(t, "kept", "a", "d/")
 	want := tree(t, to)
 	maps.Copy(want, tree(t, from))

@@ -28,16 +28,15 @@ func (e *ArchiveError) Error() string { return e.Message }
 // InvalidParameter puts the error into errdefs' InvalidArgument class.
 func (*ArchiveError) InvalidParameter() {}
 
-// UntarOptions say how an archive is unpacked.
+// UntarOptions say how an archive is unpacked. All are mandatory.
 type UntarOptions struct {
 	// Grow is called before bytes are written: with how many there will be then, of files
 	// and of links' targets, and how many are written, which may replace others. Its error
-	// ends the call. Nil lets the tree grow.
+	// ends the call.
 	Grow func(total, more int64) error
-	// Give gives a new file to its owner. Nil leaves it to this process's user.
+	// Give gives a new file to its owner.
 	Give func(f *os.File) error
 	// Check refuses a path at the top of the archive, whose file is a regular one or not.
-	// Nil accepts all.
 	Check func(elements []string, kind byte) error
 }
 
@@ -51,9 +50,6 @@ type UntarOptions struct {
 // Errors: *ArchiveError for an archive that is broken or cut off, or has
 // something else in it, *FileError without space, and those of r and of the options as they are.
 func Untar(ctx context.Context, r io.Reader, into *os.Root, o UntarOptions) error {
-	if o.Give == nil {
-		o.Give = func(*os.File) error { return nil }
-	}
 	return With(into, func(top *os.File) error {
 		in := &metered{r: r}
 		u := &unpacker{UntarOptions: o, in: in, tr: tar.NewReader(in), top: top, buf: make([]byte, copyBuffer)}
@@ -144,7 +140,7 @@ func (u *unpacker) entry(h *tar.Header) error {
 	if err != nil {
 		return err
 	}
-	if u.Check != nil && len(elements) > 0 {
+	if len(elements) > 0 {
 		if err := u.Check(elements, h.Typeflag); err != nil {
 			return err
 		}
@@ -278,9 +274,6 @@ func (u *unpacker) room(dir *os.File, name, path string, size int64) error {
 		return refuse("%q in the archive can't be %d bytes large", short(path), size)
 	}
 	u.total += size
-	if u.Grow == nil {
-		return nil
-	}
 	return u.Grow(u.total, size)
 }
 

@@ -45,6 +45,11 @@ func link(name, target string) tar.Header {
 	return tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target}
 }
 
+// plain are options that let a tree grow, as this process's user's.
+var plain = UntarOptions{
+	Give: func(*os.File) error { return nil }, Grow: func(_, _ int64) error { return nil }, Check: refuseNamed,
+}
+
 func TestUnpack(t *testing.T) {
 	t.Parallel()
 	into, root := grown(t)
@@ -52,9 +57,10 @@ func TestUnpack(t *testing.T) {
 	if uid == 0 {
 		uid, gid = 1234, 4321
 	}
-	o := UntarOptions{Give: func(f *os.File) error {
+	o := plain
+	o.Give = func(f *os.File) error {
 		return unix.Fchownat(int(f.Fd()), "", uid, gid, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW)
-	}}
+	}
 	var totals []int64
 	o.Grow = func(total, _ int64) error { totals = append(totals, total); return nil }
 	suid := reg("./d/suid")
@@ -140,7 +146,7 @@ func TestUnpackRefuses(t *testing.T) {
 		"cut in a header":    whole[:1100],
 	} {
 		into, root := grown(t)
-		err := Untar(t.Context(), bytes.NewReader(data), root, UntarOptions{Check: refuseNamed})
+		err := Untar(t.Context(), bytes.NewReader(data), root, plain)
 		if !isRefused(err) {
 			t.Errorf("%s: %v, want an InvalidError", name, err)
 		} else if len(err.Error()) > 500 {
@@ -153,7 +159,7 @@ func TestUnpackRefuses(t *testing.T) {
 		}
 	}
 	_, root := grown(t)
-	if err := Untar(t.Context(), bytes.NewReader(packed(t, dir(strings.Repeat("d/", maxDepth)), reg(strings.Repeat("d/", maxDepth-1)+"x"))), root, UntarOptions{Check: refuseNamed}); err != nil {
+	if err := Untar(t.Context(), bytes.NewReader(packed(t, dir(strings.Repeat("d/", maxDepth)), reg(strings.Repeat("d/", maxDepth-1)+"x"))), root, plain); err != nil {
 		t.Errorf("as deep as may be: %v", err)
 	}
 }
@@ -175,12 +181,12 @@ func TestUnpackPromises(t *testing.T) {
 	copy(data[124:136], "77777777777\x00")
 	checksum(data)
 	_, root := grown(t)
-	if err := Untar(t.Context(), bytes.NewReader(data), root, UntarOptions{Check: refuseNamed}); !isRefused(err) {
+	if err := Untar(t.Context(), bytes.NewReader(data), root, plain); !isRefused(err) {
 		t.Errorf("%v, want an InvalidError", err)
 	}
 	full := errors.New("full")
 	into, root := grown(t)
-	var o UntarOptions
+	o := plain
 	o.Grow = func(total, _ int64) error {
 		if total == 1<<33-1 {
 			return full
@@ -200,7 +206,7 @@ func TestUnpackReaderFails(t *testing.T) {
 		for _, cause := range []error{broken, io.ErrUnexpectedEOF} {
 			_, root := grown(t)
 			r := io.MultiReader(bytes.NewReader(data[:after]), iotest.ErrReader(cause))
-			if err := Untar(t.Context(), r, root, UntarOptions{Check: refuseNamed}); !errors.Is(err, cause) || isRefused(err) {
+			if err := Untar(t.Context(), r, root, plain); !errors.Is(err, cause) || isRefused(err) {
 				t.Errorf("after %d bytes: %v, want the reader's", after, err)
 			}
 		}
@@ -223,17 +229,17 @@ func TestUnpackBounds(t *testing.T) {
 	t.Parallel()
 	_, root := quick(t)
 	tall := packed(t, dir("a"))[:512]
-	if err := Untar(t.Context(), &endless{block: tall}, root, UntarOptions{Check: refuseNamed}); !isRefused(err) || !strings.Contains(err.Error(), "100000") {
+	if err := Untar(t.Context(), &endless{block: tall}, root, plain); !isRefused(err) || !strings.Contains(err.Error(), "100000") {
 		t.Errorf("entries without end: %v", err)
 	}
 	// Headers that tell of a file that never comes.
 	pax := tar.Header{Typeflag: tar.TypeReg, Name: "a", PAXRecords: map[string]string{"comment": strings.Repeat("x", 100_000)}}
 	long := packed(t, pax)
-	if err := Untar(t.Context(), &endless{block: long[:len(long)-2048]}, root, UntarOptions{Check: refuseNamed}); !isRefused(err) {
+	if err := Untar(t.Context(), &endless{block: long[:len(long)-2048]}, root, plain); !isRefused(err) {
 		t.Errorf("headers without end: %v", err)
 	}
 	// Directories that nobody names count as well.
-	u := &unpacker{UntarOptions: UntarOptions{Give: func(*os.File) error { return nil }}, top: open(t, root), entries: MaxEntries - 10}
+	u := &unpacker{UntarOptions: plain, top: open(t, root), entries: MaxEntries - 10}
 	defer u.keep(nil, "")
 	if _, err := u.directory(strings.Split(strings.Repeat("d/", 10)+"d", "/")); !isRefused(err) {
 		t.Errorf("directories without end: %v", err)
@@ -251,7 +257,7 @@ func FuzzUnpack(f *testing.F) {
 		parent := t.TempDir()
 		plant(t, parent, "canary", "into/")
 		into := filepath.Join(parent, "into")
-		var o UntarOptions
+		o := plain
 		const most = 1 << 20
 		var total int64
 		full := errors.New("full")

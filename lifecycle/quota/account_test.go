@@ -197,6 +197,15 @@ func over(t *testing.T, err error) bool {
 	return true
 }
 
+func wantOver(t *testing.T, what string, err error) {
+	t.Helper()
+	if !over(t, err) {
+		t.Errorf("%s: there was room", what)
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
 func isUnavailable(err error) bool {
 	var e *lifecycle.UnavailableError
 	return errors.As(err, &e)
@@ -275,21 +284,15 @@ func TestReservations(t *testing.T) {
 	w := newWorld()
 	s, ws := w.service(t, setup{QuotaBytes: 100}, "k", "l")
 	one := reserve(t, s, ws, 60, 0, false)
-	if _, err := s.Reserve(ctx, ws, "l", 41, 0); !over(t, err) {
-		t.Error("a second one went beyond the quota")
-	}
+	wantOver(t, "a second one went beyond the quota", second(s.Reserve(ctx, ws, "l", 41, 0)))
 	used(t, s, ws, 0) // what is reserved isn't used
-	if err := one.Grow(ctx, 101); !over(t, err) {
-		t.Error("it grew beyond the quota")
-	}
+	wantOver(t, "it grew beyond the quota", one.Grow(ctx, 101))
 	for _, n := range []int64{10, 100} {
 		if err := one.Grow(ctx, n); err != nil {
 			t.Errorf("grow to %d: %v", n, err)
 		}
 	}
-	if _, err := s.Reserve(ctx, ws, "l", 1, 0); !over(t, err) {
-		t.Error("a second one went beyond the quota")
-	}
+	wantOver(t, "a second one went beyond the quota", second(s.Reserve(ctx, ws, "l", 1, 0)))
 	one.Release()
 	one.Done(true)
 	two, err := s.Reserve(ctx, ws, "l", 100, 0)
@@ -575,9 +578,7 @@ func TestWalkWithinCommit(t *testing.T) {
 	defer r.Release()
 	must(t, r.Commit(t.Context(), 100, 0))
 	w.holds("k", 60)
-	if err := s.Left(t.Context(), of("t", "k"), true); !over(t, err) {
-		t.Error("what wasn't there yet doesn't count")
-	}
+	wantOver(t, "what wasn't there yet doesn't count", s.Left(t.Context(), of("t", "k"), true))
 	if n := w.walked(); n != 1+maxWalks {
 		t.Errorf("measured %d times, want %d", n, 1+maxWalks)
 	}
@@ -595,9 +596,7 @@ func TestCommitFindsLess(t *testing.T) {
 	r := reserve(t, s, ws, 50, 0, false)
 	w.holds("k", 51)
 	must(t, s.Left(t.Context(), of("t", "k"), true))
-	if err := r.Commit(t.Context(), 50, 0); !over(t, err) {
-		t.Error("committed beyond the quota")
-	}
+	wantOver(t, "committed beyond the quota", r.Commit(t.Context(), 50, 0))
 	r.Done(true)
 	r.Release()
 	used(t, s, ws, 51)
@@ -617,9 +616,7 @@ func TestGrowsAnew(t *testing.T) {
 			t.Error(err)
 		}
 		time.Sleep(liveFor + growFor)
-		if err := r.Grow(t.Context(), 31); !over(t, err) {
-			t.Error("it never looks at what the sandbox writes")
-		}
+		wantOver(t, "it never looks at what the sandbox writes", r.Grow(t.Context(), 31))
 	})
 }
 
@@ -653,12 +650,8 @@ func TestUnmeasurable(t *testing.T) {
 			t.Errorf("reserve: %v", err)
 		}
 	}
-	if err := s.Left(ctx, of("t", "l"), false); !over(t, err) {
-		t.Error("left")
-	}
-	if _, err := s.Usage(ctx, ws); !over(t, err) {
-		t.Error("usage")
-	}
+	wantOver(t, "left", s.Left(ctx, of("t", "l"), false))
+	wantOver(t, "usage", second(s.Usage(ctx, ws)))
 	if r, err := s.Reserve(ctx, ws, "k", 1, 1); err != nil { // what frees, or adds nothing, goes on
 		t.Error(err)
 	} else {
@@ -733,9 +726,7 @@ func TestWaitsForItsOwn(t *testing.T) {
 		w.holds("k", 101)
 		for range 3 {
 			go func() {
-				if err := s.Left(t.Context(), of("t", "k"), true); !over(t, err) {
-					t.Error("an old figure was the answer")
-				}
+				wantOver(t, "an old figure was the answer", s.Left(t.Context(), of("t", "k"), true))
 			}()
 		}
 		synctest.Wait()
@@ -877,9 +868,7 @@ func TestHard(t *testing.T) {
 	r.Done(true)
 	r.Release()
 	k.used[ws.Project] = 101
-	if err := s.Left(ctx, of("t", "k"), true); !over(t, err) {
-		t.Error("over the quota")
-	}
+	wantOver(t, "over the quota", s.Left(ctx, of("t", "k"), true))
 	dir, err := os.OpenRoot(t.TempDir())
 	must(t, err)
 	defer dir.Close()

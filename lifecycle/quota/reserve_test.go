@@ -31,15 +31,11 @@ func TestHardReservations(t *testing.T) {
 	one := reserve(t, s, ws, 60, 0, false)
 	reserve(t, s, ws, 41, 0, true)
 	two := reserve(t, s, ws, 40, 0, false)
-	if err := two.Grow(ctx, 41); !over(t, err) {
-		t.Error("it grew beyond the quota")
-	}
+	wantOver(t, "it grew beyond the quota", two.Grow(ctx, 41))
 	used(t, s, ws, 0)
 	k.stage(t, one, 60)
 	used(t, s, ws, 0) // what is staged counts once
-	if err := two.Grow(ctx, 41); !over(t, err) {
-		t.Error("it grew beyond the quota")
-	}
+	wantOver(t, "it grew beyond the quota", two.Grow(ctx, 41))
 	if err := two.Grow(ctx, 40); err != nil {
 		t.Error(err)
 	}
@@ -49,9 +45,7 @@ func TestHardReservations(t *testing.T) {
 	one.Release()
 	used(t, s, ws, 60)
 	k.used[ws.Project] = 100 // by a sandbox
-	if err := errors.Join(two.Refresh(ctx), two.Commit(ctx, 40, 0)); !over(t, err) {
-		t.Error("committed beyond the quota")
-	}
+	wantOver(t, "committed beyond the quota", errors.Join(two.Refresh(ctx), two.Commit(ctx, 40, 0)))
 	two.Done(true)
 	two.Release()
 
@@ -88,9 +82,7 @@ func TestReplacedInVain(t *testing.T) {
 	one.Release()
 	used(t, s, ws, quota+size)
 	k.stage(t, two, size)
-	if err := two.Commit(ctx, size, size); !over(t, err) {
-		t.Error("committed beyond the quota")
-	}
+	wantOver(t, "committed beyond the quota", two.Commit(ctx, size, size))
 	two.Release()
 	k.used[ws.Project] = quota + roundUp + 1 // what was staged is gone
 	reserve(t, s, ws, 1, size, true)
@@ -107,15 +99,11 @@ func TestReplacedOnce(t *testing.T) {
 	s, ws := w.service(t, setup{QuotaBytes: 100}, "k")
 	w.holds("k", 100)
 	one := reserve(t, s, ws, 100, 100, false)
-	if err := one.Grow(ctx, 101); !over(t, err) {
-		t.Error("it grew beyond what it replaces")
-	}
+	wantOver(t, "it grew beyond what it replaces", one.Grow(ctx, 101))
 	reserve(t, s, ws, 1, 100, true)
 	late := reserve(t, s, ws, 0, 0, false)
 	late.Replaces(100)
-	if err := late.Grow(ctx, 100); !over(t, err) {
-		t.Error("what is replaced counted twice")
-	}
+	wantOver(t, "what is replaced counted twice", late.Grow(ctx, 100))
 	one.Release()
 	if err := late.Grow(ctx, 100); err != nil {
 		t.Errorf("what was released isn't there: %v", err)
@@ -162,9 +150,7 @@ func TestCommitMeasuresNothing(t *testing.T) {
 		must(t, kept.Refresh(ctx), refused.Refresh(ctx))
 		s.Freed(ws, "l")
 		time.Sleep(time.Hour)
-		if err := refused.Commit(ctx, 61, 0); !over(t, err) {
-			t.Error("committed without what was found before")
-		}
+		wantOver(t, "committed without what was found before", refused.Commit(ctx, 61, 0))
 		refused.Release()
 		// A chat of which nothing was known then.
 		w.set(func() { w.chats["m"] = ws.ID })
@@ -176,9 +162,7 @@ func TestCommitMeasuresNothing(t *testing.T) {
 		n := w.walked()
 		must(t, newer.Commit(ctx, 10, 0))
 		newer.Done(true)
-		if err := kept.Commit(ctx, 61, 0); !over(t, err) {
-			t.Error("committed without what a newer chat holds")
-		}
+		wantOver(t, "committed without what a newer chat holds", kept.Commit(ctx, 61, 0))
 		if err := errors.Join(kept.Grow(ctx, 60), kept.Commit(ctx, 60, 0)); err != nil {
 			t.Error(err)
 		}
@@ -256,9 +240,7 @@ func TestUnheld(t *testing.T) {
 				t.Errorf("%s: %v", chat, err)
 			}
 		}
-		if err := s.Left(ctx, of("t", "k"), true); !over(t, err) {
-			t.Error("what the kernel doesn't count isn't counted")
-		}
+		wantOver(t, "what the kernel doesn't count isn't counted", s.Left(ctx, of("t", "k"), true))
 		w.holds("l", 20)
 		s.Freed(ws, "l")
 		used(t, s, ws, 77)
