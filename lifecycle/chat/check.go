@@ -3,11 +3,10 @@ package chat
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"strings"
 
 	"github.com/containerd/errdefs"
-
-	"github.com/bermhq/berm/lifecycle/hostdir"
 )
 
 // Report is what Check did.
@@ -64,35 +63,32 @@ func (s *Service) removeOrphans(ctx context.Context) (removed int, err error) {
 		return 0, err
 	}
 	defer staging.Close()
-	d, err := hostdir.Top(staging)
+	entries, err := fs.ReadDir(staging.FS(), ".")
 	if err != nil {
 		return 0, err
 	}
-	defer d.Close()
 	var failed []error
-	err = hostdir.Each(d, func(name string) error {
+	defer func() {
+		s.metrics.repaired("removed", removed)
+		if len(failed) > 0 {
+			s.log.ErrorContext(ctx, "staging_not_removed", "number", len(failed), "error", failed[0])
+		}
+	}()
+	for _, e := range entries {
+		if strings.HasPrefix(strings.TrimPrefix(e.Name(), deleted), s.run) {
+			continue
+		}
+		err := removeStaged(ctx, staging, e.Name())
 		if ctx.Err() != nil {
-			return context.Cause(ctx)
+			return removed, context.Cause(ctx)
 		}
-		if strings.HasPrefix(strings.TrimPrefix(name, deleted), s.run) {
-			return nil
-		}
-		err := removeStaged(ctx, staging, name)
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if err != nil {
-			failed = append(failed, err) // others can go nevertheless
-			return nil
+		if err != nil { // others can go nevertheless
+			failed = append(failed, err)
+			continue
 		}
 		removed++
-		return nil
-	})
-	s.metrics.repaired("removed", removed)
-	if len(failed) > 0 {
-		s.log.ErrorContext(ctx, "staging_not_removed", "number", len(failed), "error", failed[0])
 	}
-	return removed, err
+	return removed, nil
 }
 
 func (s *Service) checkChat(ctx context.Context, c Chat, r *Report) error {

@@ -160,32 +160,25 @@ func (s *Service) moveAway(ctx context.Context, c Chat, id string) (err error) {
 	return nil
 }
 
-// finishDeletions deletes the rows of chats that an earlier process has moved away.
+// finishDeletions deletes the rows of chats that an earlier process has moved away. A chat
+// that has a directory was made again, or put back.
 func (s *Service) finishDeletions(ctx context.Context) error {
-	away := map[key]bool{}
-	staging := os.DirFS(filepath.Join(s.root, stagingDir))
-	moved, err := fs.Glob(staging, deleted+"*/*/*")
-	if err != nil || len(moved) == 0 {
-		return err
-	}
+	moved, err := fs.Glob(os.DirFS(filepath.Join(s.root, stagingDir)), deleted+"*/*/*")
 	for _, name := range moved {
-		away[key{path.Base(path.Dir(name)), path.Base(name)}] = true
-	}
-	var gone []Chat
-	err = s.opts.Store.EachChat(ctx, func(c Chat) error {
-		if !away[c.key()] {
-			return nil
+		tenant, id := path.Base(path.Dir(name)), path.Base(name)
+		if _, there := lifecycle.ChatDir(s.root, tenant, id); !errors.Is(there, fs.ErrNotExist) {
+			continue
 		}
-		_, err := lifecycle.ChatDir(s.root, c.Tenant, c.ID)
-		if errors.Is(err, fs.ErrNotExist) { // else it was made again, or put back
-			gone = append(gone, c)
+		_, failed := s.opts.Store.Chat(ctx, tenant, id)
+		if errdefs.IsNotFound(failed) {
+			continue
 		}
-		return nil
-	})
-	for _, c := range gone {
-		err = errors.Join(err, s.opts.Store.DeleteChat(ctx, c.Tenant, c.ID))
+		if failed == nil {
+			s.ended.Finished++
+			failed = s.opts.Store.DeleteChat(ctx, tenant, id)
+		}
+		err = errors.Join(err, failed)
 	}
-	s.ended.Finished += len(gone)
 	return storeError(err)
 }
 
