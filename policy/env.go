@@ -58,9 +58,6 @@ func (p *Policy) ExecEnv(env map[string]string) (map[string]string, []Override, 
 
 func (l *loader) loadEnv() {
 	f := &l.file.Env
-	if f.Allow == nil {
-		f.Allow = []string{"*"}
-	}
 	l.globs("env.allow", f.Allow)
 	l.globs("env.deny", f.Deny)
 	for _, name := range sortedKeys(f.Pin) {

@@ -209,16 +209,13 @@ func add(list *[]string, s string) bool {
 
 // file gives what has been changed, by the keys of a policy file.
 func (l *learner) file() map[string]any {
-	p, out := l.policy, map[string]any{"version": 1}
-	if len(l.images) > len(p.images.patterns) {
-		out["images"] = map[string]any{"allow": l.images}
-	}
-	if len(l.env) > len(p.env.allow) {
-		out["env"] = map[string]any{"allow": l.env}
-	}
+	p, f := l.policy, l.policy.file
+	f.Images.Allow, f.Env.Allow = l.images, l.env
 	if len(l.roots) > len(p.mounts.roots) {
-		out["mounts"] = map[string]any{"allowed_roots": l.outermost()}
+		f.Mounts.AllowedRoots = l.outermost()
 	}
+	out := changedKeys(reflect.ValueOf(p.file), reflect.ValueOf(f))
+	out["version"] = 1
 	profiles := map[string]any{}
 	for name, pr := range l.profiles {
 		was, _ := p.Profile(name)

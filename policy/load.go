@@ -127,6 +127,7 @@ func Parse(data []byte, opts Options) (*Policy, error) {
 	}
 	l := &loader{opts: opts, policy: &Policy{}}
 	l.file.Version = -1
+	l.file.Env.Allow = []string{"*"}
 	l.file.TTL = ttlFile{Default: cmp.Or(opts.DefaultTTL, time.Hour), IdleDefault: opts.DefaultIdleTTL, MaxLifetime: 24 * time.Hour}
 	l.Document = Decode(data, &l.file)
 	switch {

@@ -370,19 +370,3 @@ func TestDeleteThatTookEffect(t *testing.T) {
 		t.Errorf("the next one has %q", names)
 	}
 }
-
-func TestOpen(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, 0)
-	dir, err := chat.Open(w.root, tenant, chatID)
-	must(t, err)
-	defer dir.Close()
-	if _, err := dir.Lstat(chat.HistoryName); err != nil {
-		t.Error(err)
-	}
-	wantError[*chat.NotFoundError](t, "none", second(chat.Open(w.root, tenant, "none")))
-	must(t, os.Symlink(w.path(), filepath.Join(w.root, "link")))
-	if _, err := chat.Open(w.root, tenant, "link"); err == nil || errorIs[*chat.NotFoundError](err) {
-		t.Errorf("link: %v", err)
-	}
-}

@@ -92,7 +92,7 @@ func (s *Service) removeOrphans(ctx context.Context) (removed int, err error) {
 }
 
 func (s *Service) checkChat(ctx context.Context, c Chat, r *Report) error {
-	dir, err := Open(s.root, c.Tenant, c.ID)
+	dir, err := s.openDir(c)
 	gone := errdefs.IsNotFound(err)
 	if err != nil && !gone {
 		return err

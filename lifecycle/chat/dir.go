@@ -16,10 +16,10 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
-// Open opens a chat's directory: *NotFoundError if there is
-// none. The handle leads nowhere but into this chat.
-func Open(root, tenant, chatID string) (*os.Root, error) {
-	path, err := lifecycle.ChatDir(root, tenant, chatID)
+// openDir opens a chat's directory. It is a *NotFoundError if there is none. The handle leads
+// nowhere but into this chat.
+func (s *Service) openDir(c Chat) (*os.Root, error) {
+	path, err := lifecycle.ChatDir(s.root, c.Tenant, c.ID)
 	if err == nil {
 		var dir *os.Root
 		if dir, err = os.OpenRoot(path); err == nil {
@@ -27,14 +27,14 @@ func Open(root, tenant, chatID string) (*os.Root, error) {
 		}
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, &NotFoundError{ID: chatID}
+		return nil, &NotFoundError{ID: c.ID}
 	}
-	return nil, fmt.Errorf("open the directory of chat %q: %w", chatID, err)
+	return nil, fmt.Errorf("open the directory of chat %q: %w", c.ID, err)
 }
 
 // open opens a chat's directory to read what is in it. Should it be gone, it is made again.
 func (s *Service) open(ctx context.Context, c Chat) (*os.Root, error) {
-	dir, err := Open(s.root, c.Tenant, c.ID)
+	dir, err := s.openDir(c)
 	if !errdefs.IsNotFound(err) {
 		return dir, err
 	}
@@ -43,7 +43,7 @@ func (s *Service) open(ctx context.Context, c Chat) (*os.Root, error) {
 		return nil, err
 	}
 	defer leave()
-	return Open(s.root, c.Tenant, c.ID)
+	return s.openDir(c)
 }
 
 // enter takes a chat's lock, sees that the chat is the same as before, and opens its
@@ -75,7 +75,7 @@ func (s *Service) enter(ctx context.Context, c Chat) (dir *os.Root, leave func()
 // its workspace's project. The chat's lock must be held. Adopt is false if all that is
 // there belongs to the project already.
 func (s *Service) layout(ctx context.Context, c Chat, adopt bool) (_ *os.Root, err error) {
-	dir, err := Open(s.root, c.Tenant, c.ID)
+	dir, err := s.openDir(c)
 	missing := errdefs.IsNotFound(err)
 	if missing {
 		path, err := lifecycle.MakeChatDir(s.root, c.Tenant, c.ID, s.opts.Sandboxes.Owner())
@@ -88,7 +88,7 @@ func (s *Service) layout(ctx context.Context, c Chat, adopt bool) (_ *os.Root, e
 		if !adopt {
 			s.log.WarnContext(ctx, "chat_directory_remade", c.attrs()...)
 		}
-		dir, err = Open(s.root, c.Tenant, c.ID)
+		dir, err = s.openDir(c)
 		if err != nil {
 			return nil, err
 		}
