@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"errors"
 	"reflect"
 	"slices"
 	"strings"
@@ -106,15 +105,7 @@ profiles:
 		`line 29: profiles.u.engine_api.build_add_url[7]: "http://x/" is there twice`,
 	}
 	_, err := Parse([]byte(yaml), Options{Resolve: fakeHost{}.resolve})
-	var le *LoadError
-	if !errors.As(err, &le) {
-		t.Fatal(err)
-	}
-	var got []string
-	for _, p := range le.Problems {
-		got = append(got, p.String())
-	}
-	same(t, want, got)
+	wantProblems(t, want, err)
 }
 
 // A profile is printed by the keys of the file, and a copy of it shares no list.

@@ -36,6 +36,19 @@ func same(t testing.TB, want, got any, opts ...cmp.Option) {
 	}
 }
 
+func wantProblems(t *testing.T, want []string, err error) {
+	t.Helper()
+	var le *LoadError
+	if !errors.As(err, &le) || !errdefs.IsInvalidArgument(err) {
+		t.Fatalf("error is %v", err)
+	}
+	var got []string
+	for _, p := range le.Problems {
+		got = append(got, p.String())
+	}
+	same(t, want, got)
+}
+
 // fakeHost is a host's file system: each path and what it really is. "" and what
 // isn't there are no directories; the parents of what is there are.
 type fakeHost map[string]string
@@ -251,18 +264,7 @@ func TestParseProblems(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := Parse([]byte(tt.yaml), Options{Resolve: dir.resolve, MakeDir: fakeHost{}.mkdir, Secret: secret})
-			var le *LoadError
-			if !errors.As(err, &le) {
-				t.Fatalf("error is %v", err)
-			}
-			if !errdefs.IsInvalidArgument(err) {
-				t.Error("not an InvalidArgument")
-			}
-			var got []string
-			for _, p := range le.Problems {
-				got = append(got, p.String())
-			}
-			same(t, tt.want, got)
+			wantProblems(t, tt.want, err)
 		})
 	}
 }
