@@ -186,8 +186,8 @@ func start(ctx context.Context, opts Options, at func(step) error) (*Service, er
 	return s, nil
 }
 
-// chat reads a chat's record.
-func (s *Service) chat(ctx context.Context, tenant, chatID string) (Chat, error) {
+// Get returns a chat.
+func (s *Service) Get(ctx context.Context, tenant, chatID string) (Chat, error) {
 	id, err := lifecycle.ParseKey(chatID)
 	if err != nil {
 		return Chat{}, err

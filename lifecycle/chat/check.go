@@ -6,7 +6,7 @@ import (
 	"io/fs"
 	"strings"
 
-	"github.com/containerd/errdefs"
+	"github.com/bermhq/berm/lifecycle"
 )
 
 // Report is what Check did.
@@ -92,14 +92,8 @@ func (s *Service) removeOrphans(ctx context.Context) (removed int, err error) {
 }
 
 func (s *Service) checkChat(ctx context.Context, c Chat, r *Report) error {
-	dir, err := s.openDir(c)
-	gone := errdefs.IsNotFound(err)
-	if err != nil && !gone {
-		return err
-	}
-	if !gone {
-		_ = dir.Close() // nothing was written
-	}
+	_, err := lifecycle.ChatDir(s.root, c.Tenant, c.ID)
+	gone := errors.Is(err, fs.ErrNotExist)
 	dir, leave, err := s.enter(ctx, c) // which makes what is missing
 	if err != nil {
 		return err

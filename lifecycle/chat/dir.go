@@ -58,7 +58,7 @@ func (s *Service) enter(ctx context.Context, c Chat) (dir *os.Root, leave func()
 			unlock()
 		}
 	}()
-	now, err := s.chat(ctx, c.Tenant, c.ID)
+	now, err := s.Get(ctx, c.Tenant, c.ID)
 	if err != nil {
 		return nil, nil, err
 	}

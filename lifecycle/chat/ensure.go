@@ -56,11 +56,6 @@ func (s *Service) Ensure(ctx context.Context, tenant, chatID, workspaceID string
 	return c, made, nil
 }
 
-// Get returns a chat.
-func (s *Service) Get(ctx context.Context, tenant, chatID string) (Chat, error) {
-	return s.chat(ctx, tenant, chatID)
-}
-
 // List lists a workspace's chats by ID, those after a given one, at most limit; more
 // says that there are others.
 func (s *Service) List(ctx context.Context, tenant, workspaceID, after string, limit int) (chats []Chat, more bool, err error) {
@@ -83,7 +78,7 @@ func (s *Service) List(ctx context.Context, tenant, workspaceID, after string, l
 // given back afterwards, at the next start at the latest.
 func (s *Service) Delete(ctx context.Context, tenant, chatID string) (err error) {
 	defer func() { s.metrics.count("delete", err) }()
-	c, err := s.chat(ctx, tenant, chatID)
+	c, err := s.Get(ctx, tenant, chatID)
 	if err != nil {
 		return err
 	}
@@ -109,7 +104,7 @@ func (s *Service) moveAway(ctx context.Context, c Chat, id string) (err error) {
 		return err
 	}
 	defer unlock()
-	now, err := s.chat(ctx, c.Tenant, c.ID)
+	now, err := s.Get(ctx, c.Tenant, c.ID)
 	if err != nil {
 		return err
 	}
@@ -142,7 +137,7 @@ func (s *Service) moveAway(ctx context.Context, c Chat, id string) (err error) {
 	}
 	if err == nil {
 		err = storeError(s.opts.Store.DeleteChat(ctx, c.Tenant, c.ID))
-		if _, there := s.chat(ctx, c.Tenant, c.ID); errdefs.IsNotFound(there) {
+		if _, there := s.Get(ctx, c.Tenant, c.ID); errdefs.IsNotFound(there) {
 			err = nil // a commit can take effect and report an error
 		}
 	}

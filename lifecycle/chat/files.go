@@ -24,7 +24,7 @@ type FileList struct {
 // than 10,000. What a sandbox has written meanwhile is in it.
 func (s *Service) Files(ctx context.Context, tenant, chatID, after string, limit int) (list FileList, err error) {
 	defer func() { s.metrics.count("list", err) }()
-	c, err := s.chat(ctx, tenant, chatID)
+	c, err := s.Get(ctx, tenant, chatID)
 	if err != nil {
 		return FileList{}, err
 	}
@@ -58,7 +58,7 @@ func (s *Service) File(ctx context.Context, tenant, fileID string) (File, error)
 	if err != nil {
 		return File{}, storeError(err)
 	}
-	c, err := s.chat(ctx, tenant, chatID)
+	c, err := s.Get(ctx, tenant, chatID)
 	if err != nil {
 		return File{}, err
 	}
@@ -83,7 +83,7 @@ func (s *Service) named(ctx context.Context, tenant, chatID, name string) (Chat,
 	if err := checkName(name); err != nil {
 		return Chat{}, err
 	}
-	return s.chat(ctx, tenant, chatID)
+	return s.Get(ctx, tenant, chatID)
 }
 
 func (s *Service) look(ctx context.Context, c Chat, name string) (File, error) {
@@ -219,7 +219,7 @@ func (s *Service) remove(ctx context.Context, c Chat, dir *os.Root, names []stri
 // isn't a file stays, and so may what a sandbox writes meanwhile.
 func (s *Service) DeleteFiles(ctx context.Context, tenant, chatID string) (n int, err error) {
 	defer func() { s.metrics.count("delete_file", err) }()
-	c, err := s.chat(ctx, tenant, chatID)
+	c, err := s.Get(ctx, tenant, chatID)
 	if err != nil {
 		return 0, err
 	}

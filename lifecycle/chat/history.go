@@ -18,7 +18,7 @@ const additionName = "addition"
 // else a sandbox has put in its place is a *FileError.
 func (s *Service) History(ctx context.Context, tenant, chatID string) (_ *Content, err error) {
 	defer func() { s.metrics.count("read", err) }()
-	c, err := s.chat(ctx, tenant, chatID)
+	c, err := s.Get(ctx, tenant, chatID)
 	if err != nil {
 		return nil, err
 	}
@@ -43,7 +43,7 @@ func (c Chat) history(fi fs.FileInfo) File {
 // PutFile.
 func (s *Service) PutHistory(ctx context.Context, tenant, chatID string, size int64, r io.Reader) (_ File, err error) {
 	defer func() { s.metrics.count("write", err) }()
-	c, err := s.chat(ctx, tenant, chatID)
+	c, err := s.Get(ctx, tenant, chatID)
 	if err != nil {
 		return File{}, err
 	}
@@ -59,7 +59,7 @@ func (s *Service) PutHistory(ctx context.Context, tenant, chatID string, size in
 // history at the same moment may lose what it writes.
 func (s *Service) AppendHistory(ctx context.Context, tenant, chatID string, size int64, r io.Reader) (_ File, err error) {
 	defer func() { s.metrics.count("append", err) }()
-	c, err := s.chat(ctx, tenant, chatID)
+	c, err := s.Get(ctx, tenant, chatID)
 	if err != nil {
 		return File{}, err
 	}

@@ -23,7 +23,7 @@ const minArchive = 1 << 30
 // what is in the directory takes; without a quota, than both 1 GiB and four times that.
 func (s *Service) ReadTar(ctx context.Context, tenant, chatID string, w io.Writer) (err error) {
 	defer func() { s.metrics.count("archive", err) }()
-	c, err := s.chat(ctx, tenant, chatID)
+	c, err := s.Get(ctx, tenant, chatID)
 	if err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func (r ctxReader) Read(p []byte) (int, error) {
 // merged. There has to be room for all that is in it beside what it takes the place of.
 func (s *Service) WriteTar(ctx context.Context, tenant, chatID string, r io.Reader) (err error) {
 	defer func() { s.metrics.count("unpack", err) }()
-	c, err := s.chat(ctx, tenant, chatID)
+	c, err := s.Get(ctx, tenant, chatID)
 	if err != nil {
 		return err
 	}

@@ -41,7 +41,7 @@ func (s *Service) PutAll(ctx context.Context, tenant, chatID string, next func()
 }
 
 func (s *Service) put(ctx context.Context, tenant, chatID string, next func() (PutFile, io.Reader, error)) (files []File, made bool, err error) {
-	c, err := s.chat(ctx, tenant, chatID)
+	c, err := s.Get(ctx, tenant, chatID)
 	if err != nil {
 		return nil, false, err
 	}

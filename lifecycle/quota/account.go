@@ -291,7 +291,7 @@ func (s *Service) keysTotal(ctx context.Context, a *account, w Workspace, key st
 	began := time.Now()
 	all, err := s.keys(w.Tenant, key)
 	if err != nil {
-		return total{}, unavailable(ctx, err)
+		return total{}, Unavailable(ctx, err)
 	}
 	var keys []string
 	for _, id := range all {
@@ -343,7 +343,7 @@ func (s *Service) fresh(ctx context.Context, a *account, w Workspace, chatID str
 		}
 	}
 	if err != nil {
-		return nil, unavailable(ctx, err)
+		return nil, Unavailable(ctx, err)
 	}
 	for _, id := range ids {
 		if err := s.refresh(ctx, a, w.Tenant, id); err != nil {
@@ -447,7 +447,7 @@ func (s *Service) measureChat(ctx context.Context, tenant, chatID string) (int64
 	if err == nil || errors.Is(err, hostdir.ErrUnbounded) {
 		return bytes, err
 	}
-	return 0, unavailable(ctx, fmt.Errorf("measure chat %q: %w", chatID, err))
+	return 0, Unavailable(ctx, fmt.Errorf("measure chat %q: %w", chatID, err))
 }
 
 // add is a+b, or the most there is, of what isn't negative.

@@ -167,7 +167,7 @@ func (s *Service) Attach(ctx context.Context, sub lifecycle.Subject) (got lifecy
 	}
 	defer func() {
 		if err != nil {
-			err = unavailable(ctx, err)
+			err = Unavailable(ctx, err)
 			if !sub.Resumed {
 				s.setSubject(sub.SessionID, nil)
 			}

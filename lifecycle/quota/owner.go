@@ -57,7 +57,7 @@ func (s *Service) owner(ctx context.Context, tenant, chatID string) (Workspace, 
 	}
 	w, err := s.opts.Store.WorkspaceOf(ctx, tenant, chatID)
 	if err != nil && !errdefs.IsNotFound(err) {
-		return Workspace{}, false, unavailable(ctx, err)
+		return Workspace{}, false, Unavailable(ctx, err)
 	}
 	if err != nil {
 		w = Workspace{}

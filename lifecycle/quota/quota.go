@@ -284,8 +284,9 @@ func (s *Service) listKeys(tenant, key string) (keys []string, err error) {
 	return keys, err
 }
 
-// unavailable is what a failed call of the store or the kernel means to callers.
-func unavailable(ctx context.Context, err error) error {
+// Unavailable is what a failed call of the store or the kernel means to callers: the context's
+// cause once that is done, else a *lifecycle.UnavailableError.
+func Unavailable(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}

@@ -85,7 +85,7 @@ func (s *Service) Ensure(ctx context.Context, tenant, userID string) (w Workspac
 	}
 	w, made, err = s.store.EnsureWorkspace(ctx, Workspace{ID: uuid.NewString(), Tenant: tenant, UserID: userID, CreatedAt: time.Now().UTC()})
 	if err != nil {
-		return Workspace{}, false, unavailable(ctx, err)
+		return Workspace{}, false, quota.Unavailable(ctx, err)
 	}
 	return w, made, nil
 }
@@ -97,7 +97,7 @@ func (s *Service) Get(ctx context.Context, tenant, id string) (Workspace, error)
 		return Workspace{}, &NotFoundError{ID: id}
 	}
 	if err != nil {
-		return Workspace{}, unavailable(ctx, err)
+		return Workspace{}, quota.Unavailable(ctx, err)
 	}
 	return w, nil
 }
@@ -110,12 +110,4 @@ func (s *Service) Usage(ctx context.Context, tenant, id string) (Usage, error) {
 		return Usage{}, err
 	}
 	return s.quotas.Usage(ctx, w)
-}
-
-// unavailable is what a failed call of the store means to callers.
-func unavailable(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	return &lifecycle.UnavailableError{Err: err}
 }
