@@ -97,6 +97,13 @@ func (w *world) walked() int {
 	return w.walks
 }
 
+func (w *world) wantWalks(t *testing.T, n int) {
+	t.Helper()
+	if got := w.walked(); got != n {
+		t.Errorf("measured %d times, want %d", got, n)
+	}
+}
+
 func (w *world) Projects(context.Context) ([]Project, error) { return nil, nil }
 
 // setup is what a service of a world is like.
@@ -396,9 +403,7 @@ func TestFresh(t *testing.T) {
 		w.holds("k", 40)
 		time.Sleep(24 * time.Hour)
 		used(t, s, ws, 31)
-		if n := w.walked(); n != 5 {
-			t.Errorf("measured %d times, want 5", n)
-		}
+		w.wantWalks(t, 5)
 		// A command, of a sandbox that is gone before anybody asks.
 		must(t, s.Left(t.Context(), of("t", "k"), false))
 		w.holds("k", 50)
@@ -521,9 +526,7 @@ func TestNoQuota(t *testing.T) {
 	}
 	r.Done(true)
 	r.Release()
-	if n := w.walked(); n != 0 {
-		t.Errorf("measured %d times", n)
-	}
+	w.wantWalks(t, 0)
 	used(t, s, ws, 100)
 	w.holds("k", 200)
 	used(t, s, ws, 200)
@@ -562,9 +565,7 @@ func TestWalkBeforeCommit(t *testing.T) {
 		close(goOn)
 		synctest.Wait()
 		used(t, s, ws, 110)
-		if n := w.walked(); n != 2 { // what is known holds without what that walk saw
-			t.Errorf("measured %d times, want 2", n)
-		}
+		w.wantWalks(t, 2) // what is known holds without what that walk saw
 	})
 }
 
@@ -579,9 +580,7 @@ func TestWalkWithinCommit(t *testing.T) {
 	must(t, r.Commit(t.Context(), 100, 0))
 	w.holds("k", 60)
 	wantOver(t, "what wasn't there yet doesn't count", s.Left(t.Context(), of("t", "k"), true))
-	if n := w.walked(); n != 1+maxWalks {
-		t.Errorf("measured %d times, want %d", n, 1+maxWalks)
-	}
+	w.wantWalks(t, 1+maxWalks)
 	w.holds("k", 110)
 	r.Done(true)
 	used(t, s, ws, 110)
@@ -657,9 +656,7 @@ func TestUnmeasurable(t *testing.T) {
 	} else {
 		r.Release()
 	}
-	if n := w.walked(); n != 1 {
-		t.Errorf("measured %d times", n)
-	}
+	w.wantWalks(t, 1)
 	w.set(func() { w.broken = nil })
 	s.Freed(ws, "k")
 	used(t, s, ws, 1)
@@ -693,9 +690,7 @@ func TestOneWalk(t *testing.T) {
 		synctest.Wait()
 		leave()
 		synctest.Wait()
-		if n := w.walked(); n != 1 {
-			t.Errorf("measured %d times at once", n)
-		}
+		w.wantWalks(t, 1)
 		a := s.accounts[ws.ID]
 		a.mu.Lock() // no lock is held meanwhile, or this would hang
 		if a.reserved != 0 {
@@ -705,9 +700,7 @@ func TestOneWalk(t *testing.T) {
 		cancel()
 		close(goOn)
 		synctest.Wait()
-		if n := w.walked(); n != 2 {
-			t.Errorf("measured %d times, want 2", n)
-		}
+		w.wantWalks(t, 2)
 	})
 }
 
@@ -883,9 +876,7 @@ func TestHard(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	}
-	if n := w.walked(); n != 0 {
-		t.Errorf("measured %d times", n)
-	}
+	w.wantWalks(t, 0)
 
 	// Without a quota an earlier limit goes.
 	k.failing = nil
