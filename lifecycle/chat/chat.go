@@ -60,10 +60,10 @@ type Record struct {
 	ID          string // UUID
 	Name        string
 	CreatedAt   time.Time
-	ContentType string // of the file with Inode; empty: not known
-	Inode       uint64 // 0: any file of the name
-	OldType     string // of the file with OldInode, which was to be replaced
-	OldInode    uint64
+	ContentType string // of the file with Identity; empty: not known
+	Identity    uint64 // 0: any file of the name
+	OldType     string // of the file with OldIdentity, which was to be replaced
+	OldIdentity uint64
 }
 
 // Store keeps chats and records. It must be safe for concurrent use.

@@ -41,7 +41,7 @@ func (s *Service) at(p step) error {
 // called under the chat's lock, and may stage more.
 //
 // Records are written before the files that they are of are moved. A content type counts
-// for one inode, and the record keeps that of the file that makes way, so that a process
+// for one file, and the record keeps that of the file that makes way, so that a process
 // may die at any moment: each file is the old one or the new one, with its content type.
 func (st *stage) commit(ctx context.Context, prepare func(dir *os.Root) error) (files []File, made bool, err error) {
 	s := st.s
@@ -156,21 +156,28 @@ func (st *stage) records(ctx context.Context, dir *os.Root) ([]Record, error) {
 		}
 	}
 	var records []Record
-	for _, f := range st.files {
-		if !f.record {
-			continue
-		}
-		r, ok := known[f.Name]
-		if !ok {
-			r = newRecord(f.Name)
-		} else if fi, err := dir.Lstat(f.Name); err == nil {
-			was := inodeOf(fi)
-			r.OldType, r.OldInode = r.typeOf(was), was
-		}
-		r.ContentType, r.Inode = f.ContentType, inodeOf(f.info)
-		records = append(records, r)
-	}
-	return records, nil
+	err = hostdir.With(st.dir, func(staged *os.File) error {
+		return hostdir.With(dir, func(chat *os.File) error {
+			for _, f := range st.files {
+				if !f.record {
+					continue
+				}
+				r, ok := known[f.Name]
+				if !ok {
+					r = newRecord(f.Name)
+				} else if was, err := hostdir.Identity(chat, f.Name); err == nil {
+					r.OldType, r.OldIdentity = r.typeOf(was), was
+				}
+				r.ContentType = f.ContentType
+				if r.Identity, err = hostdir.Identity(staged, f.Name); err != nil {
+					return err
+				}
+				records = append(records, r)
+			}
+			return nil
+		})
+	})
+	return records, err
 }
 
 // made joins the records of staged attachments with what their files said when they were
@@ -178,7 +185,8 @@ func (st *stage) records(ctx context.Context, dir *os.Root) ([]Record, error) {
 func (st *stage) made(records []Record) (files []File) {
 	for _, f := range st.files {
 		if f.record {
-			files = append(files, st.chat.with(records[len(files)], f.info))
+			r := records[len(files)]
+			files = append(files, st.chat.with(r, f.info, r.Identity))
 		}
 	}
 	return files

@@ -92,11 +92,17 @@ func (s *Service) look(ctx context.Context, c Chat, name string) (File, error) {
 		return File{}, err
 	}
 	defer dir.Close()
-	fi, err := hostdir.LstatRegular(dir, name)
+	if _, err := hostdir.LstatRegular(dir, name); err != nil {
+		return File{}, err
+	}
+	files, err := s.files(ctx, c, dir, []string{name})
 	if err != nil {
 		return File{}, err
 	}
-	return s.file(ctx, c, fi)
+	if len(files) == 0 {
+		return File{}, &FileNotFoundError{Name: name}
+	}
+	return files[0], nil
 }
 
 // Content is an open file. The caller closes it. A sandbox may change it meanwhile.
@@ -128,7 +134,7 @@ func (s *Service) content(ctx context.Context, c Chat, name string) (*Content, e
 	}
 	file := c.history(fi)
 	if name != HistoryName {
-		file, err = s.file(ctx, c, fi)
+		file, err = s.file(ctx, c, f, fi)
 	}
 	if err != nil {
 		_ = f.Close()

@@ -36,7 +36,7 @@ func (s *Service) History(ctx context.Context, tenant, chatID string) (_ *Conten
 
 // history is a chat's history, which has no record.
 func (c Chat) history(fi fs.FileInfo) File {
-	return c.with(Record{Name: HistoryName, CreatedAt: c.CreatedAt}, fi)
+	return c.with(Record{Name: HistoryName, CreatedAt: c.CreatedAt}, fi, 0)
 }
 
 // PutHistory replaces a chat's history. *TooLargeError over MaxHistory. The size is that of

@@ -57,17 +57,17 @@ func TestCheckArchived(t *testing.T) {
 func TestTypeOf(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
-		record Record
-		inode  uint64
-		want   string
+		record   Record
+		identity uint64
+		want     string
 	}{
-		{Record{ContentType: "a/b", Inode: 1, OldType: "c/d", OldInode: 2}, 1, "a/b"},
-		{Record{ContentType: "a/b", Inode: 1, OldType: "c/d", OldInode: 2}, 2, "c/d"},
-		{Record{ContentType: "a/b", Inode: 1, OldType: "c/d", OldInode: 2}, 3, ""},
+		{Record{ContentType: "a/b", Identity: 1, OldType: "c/d", OldIdentity: 2}, 1, "a/b"},
+		{Record{ContentType: "a/b", Identity: 1, OldType: "c/d", OldIdentity: 2}, 2, "c/d"},
+		{Record{ContentType: "a/b", Identity: 1, OldType: "c/d", OldIdentity: 2}, 3, ""},
 		{Record{ContentType: "a/b"}, 3, "a/b"}, // of an earlier version, or a backup
 	} {
-		if got := tt.record.typeOf(tt.inode); got != tt.want {
-			t.Errorf("%+v of inode %d: %q", tt.record, tt.inode, got)
+		if got := tt.record.typeOf(tt.identity); got != tt.want {
+			t.Errorf("%+v of file %d: %q", tt.record, tt.identity, got)
 		}
 	}
 }

@@ -9,7 +9,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -25,26 +24,24 @@ func newRecord(name string) Record {
 	return Record{ID: uuid.NewString(), Name: name, CreatedAt: time.Now().UTC()}
 }
 
-// typeOf is the content type of the file with an inode.
-func (r Record) typeOf(inode uint64) string {
-	switch inode {
-	case r.OldInode:
+// typeOf is the content type of the file with an identity.
+func (r Record) typeOf(identity uint64) string {
+	switch identity {
+	case r.OldIdentity:
 		return r.OldType
-	case r.Inode:
+	case r.Identity:
 		return r.ContentType
 	}
-	if r.Inode == 0 {
+	if r.Identity == 0 {
 		return r.ContentType
 	}
 	return ""
 }
 
-func inodeOf(fi fs.FileInfo) uint64 { return fi.Sys().(*syscall.Stat_t).Ino }
-
 // with is a record joined with what its file says.
-func (c Chat) with(r Record, fi fs.FileInfo) File {
+func (c Chat) with(r Record, fi fs.FileInfo, identity uint64) File {
 	return File{
-		ID: r.ID, Tenant: c.Tenant, ChatID: c.ID, Name: r.Name, ContentType: r.typeOf(inodeOf(fi)),
+		ID: r.ID, Tenant: c.Tenant, ChatID: c.ID, Name: r.Name, ContentType: r.typeOf(identity),
 		Size: fi.Size(), CreatedAt: r.CreatedAt, ModifiedAt: fi.ModTime().UTC(),
 	}
 }
@@ -76,18 +73,28 @@ func (s *Service) files(ctx context.Context, c Chat, dir *os.Root, names []strin
 		}
 	}
 	var files []File
-	for _, name := range names {
-		r, ok := known[name]
-		fi, err := dir.Lstat(name)
-		if ok && err == nil && fi.Mode().IsRegular() {
-			files = append(files, c.with(r, fi))
+	err = hostdir.With(dir, func(d *os.File) error {
+		for _, name := range names {
+			r, ok := known[name]
+			fi, err := dir.Lstat(name)
+			if !ok || err != nil || !fi.Mode().IsRegular() {
+				continue
+			}
+			if identity, err := hostdir.Identity(d, name); err == nil {
+				files = append(files, c.with(r, fi, identity))
+			}
 		}
-	}
-	return files, nil
+		return nil
+	})
+	return files, err
 }
 
-// file joins a file that is there with its record.
-func (s *Service) file(ctx context.Context, c Chat, fi fs.FileInfo) (File, error) {
+// file joins an open file with its record.
+func (s *Service) file(ctx context.Context, c Chat, f *os.File, fi fs.FileInfo) (File, error) {
+	identity, err := hostdir.Identity(f, "")
+	if err != nil {
+		return File{}, err
+	}
 	names := []string{fi.Name()}
 	known, err := s.records(ctx, c, names)
 	if err == nil && len(known) == 0 {
@@ -100,7 +107,7 @@ func (s *Service) file(ctx context.Context, c Chat, fi fs.FileInfo) (File, error
 	if !ok {
 		return File{}, &FileNotFoundError{Name: fi.Name()}
 	}
-	return c.with(r, fi), nil
+	return c.with(r, fi, identity), nil
 }
 
 // enroll gives files that sandboxes wrote records, as far as there may be more, and returns

@@ -7,6 +7,7 @@ package hostdir
 import (
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
 	"io/fs"
 	"os"
@@ -76,6 +77,22 @@ func Inode(f *os.File) (string, error) {
 	var st unix.Stat_t
 	err := unix.Fstat(int(f.Fd()), &st)
 	return fmt.Sprintf("%d:%d", st.Dev, st.Ino), err
+}
+
+// Identity tells a file from the others of its file system, and from those that get its inode
+// later where the file system knows when a file was made. The file is name in dir, or dir
+// itself if name is empty. Identity follows no link, and never returns 0 without an error.
+func Identity(dir *os.File, name string) (uint64, error) {
+	var st unix.Statx_t
+	err := retry(func() error {
+		return unix.Statx(int(dir.Fd()), name, unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW, unix.STATX_INO|unix.STATX_BTIME, &st)
+	})
+	if err != nil {
+		return 0, &fs.PathError{Op: "statx", Path: name, Err: err}
+	}
+	sum := fnv.New64a()
+	_, _ = fmt.Fprint(sum, st.Ino, st.Btime.Sec, st.Btime.Nsec)
+	return max(sum.Sum64(), 1), nil
 }
 
 // OpenRegular opens a regular file in root for reading, and returns what fstat says of it.

@@ -33,7 +33,7 @@ type row struct {
 func scanFile(from scanner) (r row, err error) {
 	var created, inode, old int64
 	err = from.Scan(&r.tenant, &r.chatID, &r.Name, &r.ID, &created, &r.ContentType, &inode, &r.OldType, &old)
-	r.CreatedAt, r.Inode, r.OldInode = instant(created), uint64(inode), uint64(old)
+	r.CreatedAt, r.Identity, r.OldIdentity = instant(created), uint64(inode), uint64(old)
 	return r, err
 }
 
@@ -116,7 +116,7 @@ func (s *Store) PutRecords(ctx context.Context, tenant, chatID string, records [
 	}
 	rows := make([][]any, len(records))
 	for i, r := range records {
-		rows[i] = []any{tenant, chatID, r.Name, r.ID, nanos(r.CreatedAt), r.ContentType, int64(r.Inode), r.OldType, int64(r.OldInode)}
+		rows[i] = []any{tenant, chatID, r.Name, r.ID, nanos(r.CreatedAt), r.ContentType, int64(r.Identity), r.OldType, int64(r.OldIdentity)}
 	}
 	return s.durably(ctx, run(ctx, "INSERT INTO files ("+fileColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 		ON CONFLICT (tenant, chat_id, name) DO UPDATE SET content_type = excluded.content_type, inode = excluded.inode,

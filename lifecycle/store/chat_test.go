@@ -26,7 +26,7 @@ func space(tenant, id, user string) workspace.Workspace {
 }
 
 func file(id, name string) chat.Record {
-	return chat.Record{ID: id, Name: name, CreatedAt: at, ContentType: "text/plain", Inode: 1 << 63, OldType: "a/old", OldInode: 7}
+	return chat.Record{ID: id, Name: name, CreatedAt: at, ContentType: "text/plain", Identity: 1 << 63, OldType: "a/old", OldIdentity: 7}
 }
 
 func put(t *testing.T, s *Store, tenant, chatID string, records ...chat.Record) error {
@@ -192,9 +192,9 @@ func TestRecords(t *testing.T) {
 	chatIn(t, s, "a", "1b", "l")
 	chatIn(t, s, "b", "2", "k")
 	x, y := file("1", "x"), file("2", "y")
-	y.ContentType, y.Inode = "", 0
+	y.ContentType, y.Identity = "", 0
 	over := file("9", "x")
-	over.ContentType, over.Inode, over.OldType, over.OldInode, over.CreatedAt = "a/b", 8, "c/d", 9, at.Add(time.Hour)
+	over.ContentType, over.Identity, over.OldType, over.OldIdentity, over.CreatedAt = "a/b", 8, "c/d", 9, at.Add(time.Hour)
 	for _, err := range []error{put(t, s, "a", "k", y, x), put(t, s, "b", "k", file("1", "x")), put(t, s, "a", "l", file("3", "x")), put(t, s, "a", "k", over)} {
 		must(t, err)
 	}

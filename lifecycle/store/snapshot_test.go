@@ -73,7 +73,7 @@ func TestSnapshot(t *testing.T) {
 	want.LastUsedAt = time.Time{}
 	same(t, "record", []lifecycle.Sandbox{want}, records(t, got))
 	without := file("1", "x")
-	without.Inode, without.OldType, without.OldInode = 0, "", 0
+	without.Identity, without.OldType, without.OldIdentity = 0, "", 0
 	same(t, "files", []chat.Record{without}, files(t, got, "a", "k", "", ""))
 	kept := []restart.Row{restarted, {ContainerID: "b", Policy: restart.Policy{Name: "no"}}}
 	same(t, "restarts", kept, get(got.Restarts(ctx)))
