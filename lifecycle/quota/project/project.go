@@ -22,6 +22,7 @@ import (
 	"os"
 	"runtime"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/lifecycle/hostdir"
@@ -59,12 +60,6 @@ func (e *UnsupportedError) Unwrap() error { return e.Cause }
 
 // NotImplemented puts the error into errdefs' NotImplemented class.
 func (*UnsupportedError) NotImplemented() {}
-
-// argumentError is the caller's mistake.
-type argumentError string
-
-func (e argumentError) Error() string   { return string(e) }
-func (argumentError) InvalidParameter() {}
 
 // Quotas are the project quotas of one file system. It is safe for concurrent use.
 type Quotas struct {
@@ -200,7 +195,7 @@ func (q *Quotas) Limit(project uint32, bytes int64) error {
 		return err
 	}
 	if bytes < 0 {
-		return argumentError(fmt.Sprintf("a limit of %d bytes", bytes))
+		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("a limit of %d bytes", bytes))
 	}
 	blocks := uint64(bytes) / block
 	if bytes > 0 {
@@ -254,9 +249,10 @@ func (q *Quotas) Adopt(dir *os.File, project uint32) error {
 // maxLinked bounds how many files with several names are remembered.
 const maxLinked = 1 << 18
 
-// Take is Adopt for a tree that nobody else is to have a part in: an *OtherError if
-// something in it belongs to another project, or has a name outside of the tree as well.
-// After an error, the context's cause among them, Drop undoes what was done.
+// Take is Adopt for a tree that nobody else is to have a part in. It is of errdefs'
+// FailedPrecondition class if something in it belongs to another project, or has a name
+// outside of the tree as well. After an error, the context's cause among them, Drop undoes
+// what was done.
 func (q *Quotas) Take(ctx context.Context, dir *os.File, project uint32) error {
 	if err := valid(project); err != nil {
 		return err
@@ -268,10 +264,10 @@ func (q *Quotas) Take(ctx context.Context, dir *os.File, project uint32) error {
 			return err
 		}
 		if attr.Project != 0 && attr.Project != project {
-			return &OtherError{fmt.Sprintf("a part of it belongs to project %d", attr.Project)}
+			return errdefs.ErrFailedPrecondition.WithMessage(fmt.Sprintf("a part of it belongs to project %d", attr.Project))
 		}
 		if len(names) > maxLinked {
-			return &OtherError{"too many files in it have several names"}
+			return errdefs.ErrFailedPrecondition.WithMessage("too many files in it have several names")
 		}
 		return q.assign(fd, project, directory)
 	}, func(st *unix.Stat_t) {
@@ -288,20 +284,11 @@ func (q *Quotas) Take(ctx context.Context, dir *os.File, project uint32) error {
 	}
 	for _, left := range names {
 		if left > 0 {
-			return &OtherError{"a file in it has another name elsewhere"}
+			return errdefs.ErrFailedPrecondition.WithMessage("a file in it has another name elsewhere")
 		}
 	}
 	return nil
 }
-
-// OtherError says why a tree can't have a project for itself.
-type OtherError struct{ Reason string }
-
-// Error gives the reason.
-func (e *OtherError) Error() string { return e.Reason }
-
-// FailedPrecondition puts the error into errdefs' FailedPrecondition class.
-func (*OtherError) FailedPrecondition() {}
 
 // Drop takes what belongs to a project, of an open directory and what is below it, out of
 // it, so that nothing is inherited any more. Errors are as Adopt's, or the context's cause.
@@ -401,7 +388,7 @@ func (q *Quotas) assign(fd int, project uint32, directory bool) error {
 
 func valid(project uint32) error {
 	if project == 0 || project == Probe || project == math.MaxUint32 {
-		return argumentError(fmt.Sprintf("%d is no project to be used", project))
+		return errdefs.ErrInvalidArgument.WithMessage(fmt.Sprintf("%d is no project to be used", project))
 	}
 	return nil
 }
