@@ -229,33 +229,24 @@ func (s *Service) DeleteFiles(ctx context.Context, tenant, chatID string) (n int
 	if err != nil {
 		return 0, err
 	}
-	after, again := "", false
-	for n < 10*MaxFiles { // a sandbox that writes on and on doesn't keep this busy for ever
-		p, deleted, err := s.deletePage(ctx, c, after)
+	for range 10 * MaxFiles / maxPage { // a sandbox that writes on and on doesn't keep this busy for ever
+		p, deleted, err := s.deletePage(ctx, c)
 		n += deleted
-		again = again || p.beyond && deleted > 0
-		switch {
-		case err != nil:
+		if err != nil || len(p.names) == 0 || !p.more && !p.beyond {
 			return n, err
-		case p.more:
-			after = p.names[len(p.names)-1]
-		case again: // from the start, for what wasn't seen
-			after, again = "", false
-		default:
-			return n, nil
 		}
 	}
 	return n, nil
 }
 
-// deletePage removes the files after a name, as many as are listed at once.
-func (s *Service) deletePage(ctx context.Context, c Chat, after string) (p page, n int, err error) {
+// deletePage removes the first files, as many as are listed at once.
+func (s *Service) deletePage(ctx context.Context, c Chat) (p page, n int, err error) {
 	dir, leave, err := s.enter(ctx, c)
 	if err != nil {
 		return page{}, 0, err
 	}
 	defer leave()
-	p, err = readPage(ctx, dir, after, maxPage, s.most)
+	p, err = readPage(ctx, dir, "", maxPage, s.most)
 	if err != nil {
 		return page{}, 0, err
 	}
@@ -273,6 +264,6 @@ func (s *Service) deletePage(ctx context.Context, c Chat, after string) (p page,
 	if p.more {
 		to = p.names[len(p.names)-1]
 	}
-	_, err = s.prune(ctx, c, dir, after, to)
+	_, err = s.prune(ctx, c, dir, "", to)
 	return p, n, err
 }

@@ -16,14 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func openRoot(t testing.TB, dir string) *os.Root {
-	t.Helper()
-	root, err := os.OpenRoot(dir)
-	must(t, err)
-	t.Cleanup(func() { _ = root.Close() })
-	return root
-}
-
 func must(t testing.TB, errs ...error) {
 	t.Helper()
 	if err := errors.Join(errs...); err != nil {
@@ -38,7 +30,7 @@ func sizes(t testing.TB, ctx context.Context, dir string, change func(*bounds)) 
 	if change != nil {
 		change(&b)
 	}
-	return measure(ctx, openRoot(t, dir), b, func(st *unix.Stat_t) int64 { return st.Size })
+	return measure(ctx, rootOf(t, dir), b, func(st *unix.Stat_t) int64 { return st.Size })
 }
 
 // hooked has f called whenever the walk looks whether anybody still waits for it.
@@ -65,7 +57,7 @@ func fastDir(t *testing.T) string {
 }
 
 // deepTree makes a chain of n directories called d below dir, with a byte in the last, and
-// takes it down by handles at the end of the test: os.RemoveAll holds one for each level.
+// removes it at the end of the test: os.RemoveAll holds a handle for each level.
 func deepTree(t *testing.T, dir string, n int) {
 	t.Helper()
 	at, err := openDir(unix.AT_FDCWD, dir)
@@ -80,16 +72,9 @@ func deepTree(t *testing.T, dir string, n int) {
 	must(t, err)
 	_, err = unix.Write(f, []byte("x"))
 	must(t, err, unix.Close(f))
-	t.Cleanup(func() {
-		must(t, unix.Unlinkat(at, "f", 0))
-		for range n {
-			above, err := openDir(at, "..")
-			must(t, err, unix.Close(at))
-			at = above
-			must(t, unix.Unlinkat(at, "d", unix.AT_REMOVEDIR))
-		}
-		must(t, unix.Close(at))
-	})
+	must(t, unix.Close(at))
+	root := rootOf(t, dir)
+	t.Cleanup(func() { must(t, Remove(context.Background(), root, "d")) })
 }
 
 func openFiles(t testing.TB) int {
@@ -139,7 +124,7 @@ func TestWhatCounts(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			must(t, tt.make(dir))
-			root := openRoot(t, dir)
+			root := rootOf(t, dir)
 			if got, err := Sizes(t.Context(), root); got != tt.sizes || err != nil {
 				t.Errorf("sizes are %d, %v; want %d", got, err, tt.sizes)
 			}
@@ -167,7 +152,7 @@ func TestLinks(t *testing.T) {
 	}
 	must(t, os.Symlink("to-itself", dir+"/sub/to-itself"))
 	want += int64(len("to-itself"))
-	root := openRoot(t, dir)
+	root := rootOf(t, dir)
 	if got, err := Sizes(t.Context(), root); got != want || err != nil {
 		t.Errorf("%d, %v; want %d", got, err, want)
 	}
@@ -183,7 +168,7 @@ func TestSumIsTooLarge(t *testing.T) {
 	for _, name := range []string{"a", "b", "c"} {
 		must(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}
-	used, err := measure(t.Context(), openRoot(t, dir), usual, func(*unix.Stat_t) int64 { return math.MaxInt64 - 1 })
+	used, err := measure(t.Context(), rootOf(t, dir), usual, func(*unix.Stat_t) int64 { return math.MaxInt64 - 1 })
 	if err != nil || used != math.MaxInt64 {
 		t.Errorf("%d, %v", used, err)
 	}
@@ -401,7 +386,7 @@ func TestCancellation(t *testing.T) {
 	gone := errors.New("the caller has gone")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(gone)
-	if _, err := Sizes(ctx, openRoot(t, dir)); !errors.Is(err, gone) {
+	if _, err := Sizes(ctx, rootOf(t, dir)); !errors.Is(err, gone) {
 		t.Errorf("before: %v", err)
 	}
 	for i := range 300 {
@@ -434,7 +419,7 @@ func TestUnreadable(t *testing.T) {
 		_ = unix.Close(fd)
 		t.Skip("whoever runs this may read everything")
 	}
-	if _, err := Sizes(t.Context(), openRoot(t, dir)); !errors.Is(err, ErrUnbounded) {
+	if _, err := Sizes(t.Context(), rootOf(t, dir)); !errors.Is(err, ErrUnbounded) {
 		t.Error(err)
 	}
 }
@@ -444,7 +429,7 @@ func TestRemovedRoot(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir() + "/dir"
 	must(t, os.Mkdir(dir, 0o700))
-	root := openRoot(t, dir)
+	root := rootOf(t, dir)
 	must(t, os.Remove(dir))
 	if got, err := Sizes(t.Context(), root); got != 0 || err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%d, %v", got, err)

@@ -22,7 +22,7 @@ func grown(t *testing.T, paths ...string) (string, *os.Root) {
 	return dir, rootOf(t, dir)
 }
 
-func rootOf(t *testing.T, dir string) *os.Root {
+func rootOf(t testing.TB, dir string) *os.Root {
 	t.Helper()
 	root, err := os.OpenRoot(dir)
 	must(t, err)
