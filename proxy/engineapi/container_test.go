@@ -54,45 +54,6 @@ func TestListsOnlyOwn(t *testing.T) {
 	}
 }
 
-// What is another's is told apart from what isn't there by no answer.
-func TestForeignContainerIsNotThere(t *testing.T) {
-	d, direct := engineDoor(t, "")
-	id := d.made(direct, "other", "foreign-container", container.Config{})
-	c := d.client("mine")
-	ctx := t.Context()
-	calls := map[string]func(ref string) error{
-		"inspect": func(ref string) error { _, err := c.ContainerInspect(ctx, ref); return err },
-		"stop":    func(ref string) error { return c.ContainerStop(ctx, ref, container.StopOptions{}) },
-		"kill":    func(ref string) error { return c.ContainerKill(ctx, ref, "KILL") },
-		"pause":   func(ref string) error { return c.ContainerPause(ctx, ref) },
-		"unpause": func(ref string) error { return c.ContainerUnpause(ctx, ref) },
-		"rename":  func(ref string) error { return c.ContainerRename(ctx, ref, "stolen") },
-		"remove":  func(ref string) error { return c.ContainerRemove(ctx, ref, container.RemoveOptions{Force: true}) },
-		"export":  func(ref string) error { _, err := c.ContainerExport(ctx, ref); return err },
-		"stat":    func(ref string) error { _, err := c.ContainerStatPath(ctx, ref, "/etc"); return err },
-		"get":     func(ref string) error { _, _, err := c.CopyFromContainer(ctx, ref, "/etc/passwd"); return err },
-		"put": func(ref string) error {
-			return c.CopyToContainer(ctx, ref, "/", bytes.NewReader(make([]byte, 1024)), container.CopyToContainerOptions{})
-		},
-	}
-	for name, call := range calls {
-		for _, ref := range []string{id, id[:12], id[:3], "foreign-container"} {
-			err := call(ref)
-			if !errdefs.IsNotFound(err) {
-				t.Errorf("%s %s: %v", name, ref, err)
-				continue
-			}
-			missing := call("0123456789ab")
-			if strings.ReplaceAll(err.Error(), ref, "") != strings.ReplaceAll(missing.Error(), "0123456789ab", "") {
-				t.Errorf("%s: %q is not what is said of one that isn't there: %q", name, err, missing)
-			}
-		}
-	}
-	if ct, err := direct.ContainerInspect(ctx, id); err != nil || !ct.State.Running || ct.State.Paused {
-		t.Errorf("the foreign container was reached: %+v, %v", ct.State, err)
-	}
-}
-
 func TestContainerLife(t *testing.T) {
 	d, direct := engineDoor(t, "")
 	id := d.made(direct, "mine", "life", container.Config{})

@@ -17,6 +17,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
 )
 
 // inhibitOption leaves a bridge without an address of the host's. An internal network has
@@ -76,12 +77,9 @@ func inspectNetwork(c *call) error {
 	if len(n.Containers) == 0 {
 		return c.answer(http.StatusOK, raw)
 	}
-	var whole, there map[string]json.RawMessage
-	err = json.Unmarshal(raw, &whole)
-	if err == nil {
-		err = json.Unmarshal(whole["Containers"], &there)
-	}
-	if err != nil {
+	var there map[string]json.RawMessage
+	_, joined, _ := proxy.CutField(raw, "Containers")
+	if err := json.Unmarshal(joined, &there); err != nil {
 		return fmt.Errorf("inspect network: the engine's answer can't be read: %w", err)
 	}
 	for id := range there { // somebody else could have connected another
@@ -91,10 +89,10 @@ func inspectNetwork(c *call) error {
 			return err
 		}
 	}
-	if whole["Containers"], err = json.Marshal(there); err != nil {
+	if raw, err = (replacing{"Containers": there}).in(raw); err != nil {
 		return err
 	}
-	return c.answer(http.StatusOK, whole)
+	return c.answer(http.StatusOK, raw)
 }
 
 // otherFields are the fields of a network's creation that were given and no policy allows.

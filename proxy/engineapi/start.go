@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/docker/docker/api/types/container"
@@ -74,8 +75,11 @@ func startOne(c *call, a upstream.Ask, id string) (*http.Response, error) {
 		return nil, err
 	}
 	defer over()
-	waiting := c.ctx
-	defer c.detach(makeTimeout + endTime)() // verify what was started even if the client leaves
+	waiting, most := c.ctx, makeTimeout
+	if !strings.HasSuffix(a.Path, "/start") {
+		most += endTime // of the container, before it starts again
+	}
+	defer c.detach(most)() // verify what was started even if the client leaves
 	v, err := c.engine.Max(c.ctx)
 	if err != nil {
 		return nil, err
