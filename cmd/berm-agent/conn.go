@@ -18,8 +18,6 @@ type conn struct {
 	c io.Closer
 	// sent is called once the Result has been sent, unless it is nil.
 	sent func()
-	// input is whether the operation takes Data, and hasn't had its End.
-	input bool
 }
 
 // newConn makes the conn of a stream.

@@ -1,4 +1,4 @@
-package main
+package files
 
 import (
 	"archive/tar"
@@ -36,19 +36,30 @@ func pack(t testing.TB, entries ...tar.Header) []byte {
 		if h.Mode == 0 {
 			h.Mode = 0o644
 		}
-		if err := w.WriteHeader(&h); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.WriteHeader(&h))
 		if h.Typeflag == tar.TypeReg {
 			if _, err := io.WriteString(w, body); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Close())
 	return b.Bytes()
+}
+
+// unpacked lists what is in an archive, with sizes.
+func unpacked(t *testing.T, archive []byte) (names []string) {
+	t.Helper()
+	for r := tar.NewReader(bytes.NewReader(archive)); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return names
+		}
+		must(t, err)
+		_, err = io.Copy(io.Discard, r)
+		must(t, err)
+		names = append(names, fmt.Sprintf("%s %d", h.Name, h.Size))
+	}
 }
 
 func TestReadTar(t *testing.T) {
@@ -58,36 +69,24 @@ func TestReadTar(t *testing.T) {
 		"t/a": "content", "t/s/empty": "", "t/link": "->../a", "t/pipe": "|", "t/bad\xff": "x", "t/" + long + "/" + long: "x", "t/none/": "",
 		"t/big": strings.Repeat("big ", 100_000),
 	})
-	if err := os.Link(dir+"/t/a", dir+"/t/z"); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(dir+"/t/a", 0o640); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Link(dir+"/t/a", dir+"/t/z"))
+	must(t, os.Chmod(dir+"/t/a", 0o640))
 	if os.Getuid() == 0 {
-		if err := os.Chown(dir+"/t/a", 3_000_000, 4); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chown(dir+"/t/a", 3_000_000, 4))
 	}
 	var st unix.Stat_t
-	if err := unix.Stat(dir+"/t/a", &st); err != nil {
-		t.Fatal(err)
-	}
-	a := operate(t, wire.OpTarRead, &wire.File{Path: []byte(dir + "/t")}, nil).succeeds(t)
+	must(t, unix.Stat(dir+"/t/a", &st))
+	c := operate(t, wire.OpTarRead, &wire.File{Path: []byte(dir + "/t")}, "").succeeds(t)
 	var names []string
-	for r := tar.NewReader(bytes.NewReader(a.data)); ; {
+	for r := tar.NewReader(bytes.NewReader(c.data.Bytes())); ; {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		names = append(names, h.Name)
 		b, err := io.ReadAll(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		switch h.Name {
 		case "t/a":
 			if string(b) != "content" || h.Mode != 0o640 || h.Uid != int(st.Uid) || h.Gid != int(st.Gid) || h.ModTime.Unix() != st.Mtim.Sec {
@@ -110,76 +109,23 @@ func TestReadTar(t *testing.T) {
 	equal(t, names, []string{"t/", "t/a", "t/bad\xff", "t/big", "t/link", "t/" + long + "/", "t/" + long + "/" + long, "t/none/", "t/s/", "t/s/empty", "t/z"})
 
 	for path, want := range map[string]string{dir + "/t/a": "a", dir + "/t/link": "link", dir + "/t/none//": "none/"} {
-		a := operate(t, wire.OpTarRead, &wire.File{Path: []byte(path)}, nil).succeeds(t)
-		h, err := tar.NewReader(bytes.NewReader(a.data)).Next()
+		c := operate(t, wire.OpTarRead, &wire.File{Path: []byte(path)}, "").succeeds(t)
+		h, err := tar.NewReader(bytes.NewReader(c.data.Bytes())).Next()
 		if err != nil || h.Name != want {
 			t.Errorf("%s: %+v, %v", path, h, err)
 		}
 	}
-	operate(t, wire.OpTarRead, &wire.File{Path: []byte(dir + "/t/pipe")}, nil).fails(t, wire.ClassInvalid, "a pipe")
+	operate(t, wire.OpTarRead, &wire.File{Path: []byte(dir + "/t/pipe")}, "").fails(t, wire.ClassInvalid, "a pipe")
 
 	// What is packed can be unpacked, into the same.
 	into := t.TempDir()
-	operate(t, wire.OpTarWrit, &wire.File{Path: []byte(into)}, a.data).succeeds(t)
+	operate(t, wire.OpTarWrit, file4(into), c.data.String()).succeeds(t)
 	plain := in(t, dir+"/t")
 	equal(t, in(t, into+"/t"), slices.DeleteFunc(plain, func(name string) bool { return name == "pipe" }))
 	one, err := os.Stat(into + "/t/a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if two, err := os.Stat(into + "/t/z"); err != nil || !os.SameFile(one, two) || one.Mode() != 0o640 || one.ModTime().Unix() != st.Mtim.Sec {
 		t.Errorf("%v, %v, %v", one, two, err)
-	}
-}
-
-func TestReadTarOfTheRoot(t *testing.T) {
-	s := begin(t, &wire.Request{Op: wire.OpTarRead, File: &wire.File{Path: []byte("/")}}, 0)
-	a := &reply{}
-	for len(a.data) < 4096 {
-		s.next(a)
-	}
-	r := tar.NewReader(bytes.NewReader(a.data))
-	for range 2 {
-		if h, err := r.Next(); err != nil || !strings.HasPrefix(h.Name, "./") || strings.HasPrefix(h.Name, ".//") {
-			t.Errorf("%+v, %v", h, err)
-		}
-	}
-	if err := s.file.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.wait(); !errors.Is(err, errGone) {
-		t.Errorf("%v", err)
-	}
-}
-
-// An archive of files that change is whole, though what is in it may not be.
-func TestReadTarOfAChangingFile(t *testing.T) {
-	dir := t.TempDir()
-	plant(t, dir, map[string]string{"f": "", "g": "the next"})
-	for name, to := range map[string]int64{"grows": 32 << 20, "shrinks": 10} {
-		t.Run(name, func(t *testing.T) {
-			if err := os.Truncate(dir+"/f", 16<<20); err != nil {
-				t.Fatal(err)
-			}
-			s := begin(t, &wire.Request{Op: wire.OpTarRead, File: &wire.File{Path: []byte(dir)}}, 0)
-			a := &reply{}
-			for len(a.data) == 0 {
-				s.next(a)
-			}
-			if err := os.Truncate(dir+"/f", to); err != nil {
-				t.Fatal(err)
-			}
-			for s.next(a) {
-			}
-			a.succeeds(t)
-			r := tar.NewReader(bytes.NewReader(a.data))
-			for _, want := range []int64{0, 16 << 20, 8} {
-				h, err := r.Next()
-				if err != nil || h.Size != want {
-					t.Fatalf("%+v, %v", h, err)
-				}
-			}
-		})
 	}
 }
 
@@ -256,13 +202,13 @@ func TestWriteTar(t *testing.T) {
 				}
 				archive = packAny(t, tt.entries...)
 			}
-			a := operate(t, wire.OpTarWrit, &wire.File{Path: []byte(dir)}, archive)
+			c := operate(t, wire.OpTarWrit, &wire.File{Path: []byte(dir)}, string(archive))
 			want := append(before, tt.want...)
 			if tt.class != "" {
-				a.fails(t, tt.class, tt.says)
+				c.fails(t, tt.class, tt.says)
 				want = append(before, tt.late...)
 			} else {
-				a.succeeds(t)
+				c.succeeds(t)
 			}
 			slices.Sort(want)
 			got := in(t, dir)
@@ -286,8 +232,8 @@ func TestWriteTar(t *testing.T) {
 	}
 	dir := t.TempDir()
 	plant(t, dir, map[string]string{"f": ""})
-	operate(t, wire.OpTarWrit, &wire.File{Path: []byte(dir + "/f")}, nil).fails(t, wire.ClassInvalid)
-	operate(t, wire.OpTarWrit, &wire.File{Path: []byte(dir)}, pack(t, tar.Header{Name: "s", Mode: 0o6755})).succeeds(t)
+	operate(t, wire.OpTarWrit, &wire.File{Path: []byte(dir + "/f")}, "").fails(t, wire.ClassInvalid)
+	operate(t, wire.OpTarWrit, &wire.File{Path: []byte(dir)}, string(pack(t, tar.Header{Name: "s", Mode: 0o6755}))).succeeds(t)
 	if info, err := os.Stat(dir + "/s"); err != nil || info.Mode() != 0o755 {
 		t.Errorf("%v, %v", info, err)
 	}
@@ -309,12 +255,8 @@ func packAny(t *testing.T, entries ...tar.Header) []byte {
 	for i, h := range bad {
 		if h.Typeflag == tar.TypeXGlobalHeader {
 			w := tar.NewWriter(&b)
-			if err := w.WriteHeader(&tar.Header{Typeflag: h.Typeflag, PAXRecords: h.PAXRecords}); err != nil {
-				t.Fatal(err)
-			}
-			if err := w.Flush(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, w.WriteHeader(&tar.Header{Typeflag: h.Typeflag, PAXRecords: h.PAXRecords}))
+			must(t, w.Flush())
 			continue
 		}
 		one := pack(t, h)
@@ -334,15 +276,8 @@ func TestWriteTarSparse(t *testing.T) {
 	copy(h[386:], "00000000000\x0000000000000\x00")
 	copy(h[483:], "\x80\x00\x00\x00\x00\x00\x01\x00\x00\x00\x00\x00")
 	setSum(h)
-	operate(t, wire.OpTarWrit, &wire.File{Path: []byte(dir)}, append(h, make([]byte, 1024)...)).fails(t, wire.ClassInvalid)
+	operate(t, wire.OpTarWrit, &wire.File{Path: []byte(dir)}, string(h)+strings.Repeat("\x00", 1024)).fails(t, wire.ClassInvalid)
 	equal(t, in(t, dir), nil)
-}
-
-func TestWriteTarOnAFullDisk(t *testing.T) {
-	dir := smallDisk(t, "256k")
-	archive := pack(t, tar.Header{Name: "a", Uname: "x"}, tar.Header{Name: "d/b", Uname: strings.Repeat("x", 1<<20)})
-	operate(t, wire.OpTarWrit, &wire.File{Path: []byte(dir)}, archive).fails(t, wire.ClassExhausted, "d/b", "no space left")
-	equal(t, in(t, dir), []string{"a", "d"})
 }
 
 // While an archive is unpacked, its directory is swapped with a link out of it, over
@@ -350,9 +285,7 @@ func TestWriteTarOnAFullDisk(t *testing.T) {
 func TestWriteTarThroughASwappedLink(t *testing.T) {
 	dir, elsewhere := t.TempDir(), t.TempDir()
 	plant(t, dir, map[string]string{"d/": ""})
-	if err := os.Symlink(elsewhere, dir+"/l"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(elsewhere, dir+"/l"))
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -372,7 +305,7 @@ func TestWriteTarThroughASwappedLink(t *testing.T) {
 			entries = append(entries, tar.Header{Name: fmt.Sprintf("d/s%d/f%d", i%3, j), Uname: "x"},
 				tar.Header{Name: fmt.Sprintf("d/h%d", j), Typeflag: tar.TypeLink, Linkname: fmt.Sprintf("d/s%d/f%d", i%3, j)})
 		}
-		if a := operate(t, wire.OpTarWrit, &wire.File{Path: []byte(dir)}, pack(t, entries...)); a.failure != nil {
+		if c := operate(t, wire.OpTarWrit, &wire.File{Path: []byte(dir)}, string(pack(t, entries...))); c.failure != nil {
 			refused++
 		}
 	}
@@ -402,14 +335,8 @@ func FuzzUnpack(f *testing.F) {
 		archive = mend(archive)
 		above := t.TempDir()
 		plant(t, above, map[string]string{"precious": "x", "into/file": "->../precious", "into/out": "->..", "into/d/": ""})
-		root, err := openAt(unix.AT_FDCWD, above+"/into", above+"/into", pathOnly, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer root.close()
-		u := &unpacking{r: tar.NewReader(bytes.NewReader(archive)), root: root, path: above + "/into"}
-		err = u.all()
-		if f := failureOf(errOr(err)); f.Class == wire.ClassInternal && err != nil {
+		c := &caller{upload: bytes.NewReader(archive)}
+		if err := c.do(0, wire.OpTarWrit, file4(above+"/into")); err != nil && c.failure.Class == wire.ClassInternal {
 			t.Errorf("%v", err)
 		}
 		entries, err := os.ReadDir(above)
@@ -466,11 +393,4 @@ func setSum(h []byte) {
 		sum += int(c)
 	}
 	copy(h[148:], fmt.Sprintf("%06o\x00 ", sum))
-}
-
-func errOr(err error) error {
-	if err == nil {
-		return errors.New("none")
-	}
-	return err
 }

@@ -1,4 +1,4 @@
-package main
+package files
 
 import (
 	"os"
@@ -6,8 +6,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
@@ -50,13 +48,13 @@ func TestRemove(t *testing.T) {
 			if path[0] != '/' {
 				path = dir + "/" + path
 			}
-			a := operate(t, wire.OpRemove, &wire.File{Path: []byte(path), Recursive: tt.recursive}, nil)
+			c := operate(t, wire.OpRemove, &wire.File{Path: []byte(path), Recursive: tt.recursive}, "")
 			var want []string
 			if tt.class != "" {
-				a.fails(t, tt.class)
+				c.fails(t, tt.class)
 				want = before
 			} else {
-				a.succeeds(t)
+				c.succeeds(t)
 				for _, name := range before {
 					if name != tt.gone && !strings.HasPrefix(name, tt.gone+"/") {
 						want = append(want, name)
@@ -73,30 +71,16 @@ func TestRemoveWideTree(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 3000 {
 		name := dir + "/t/" + strings.Repeat("x", i%200) + string(rune('a'+i/200))
-		if err := os.MkdirAll(name+"/y", 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(name+"/y", 0o755))
 	}
-	operate(t, wire.OpRemove, &wire.File{Path: []byte(dir + "/t"), Recursive: true}, nil).succeeds(t)
+	operate(t, wire.OpRemove, &wire.File{Path: []byte(dir + "/t"), Recursive: true}, "").succeeds(t)
 	equal(t, in(t, dir), nil)
-}
-
-func TestRemoveByAnotherUser(t *testing.T) {
-	mustRoot(t)
-	dir := t.TempDir()
-	open(t, dir)
-	plant(t, dir, map[string]string{"d/theirs/x": "x"})
-	if err := os.Chmod(dir+"/d", 0o777); err != nil {
-		t.Fatal(err)
-	}
-	operateAs(t, 1234, wire.OpRemove, &wire.File{Path: []byte(dir + "/d/theirs"), Recursive: true}, nil).fails(t, wire.ClassPermission, "d/theirs/x")
-	operateAs(t, 1234, wire.OpRemove, &wire.File{Path: []byte(dir + "/d")}, nil).fails(t, wire.ClassPermission)
-	equal(t, in(t, dir), []string{"d", "d/theirs", "d/theirs/x"})
 }
 
 // Moves within a file system and to another, and copies, leave the same there.
 func TestRelocate(t *testing.T) {
-	other := smallDisk(t, "8m")
+	other := t.TempDir()
+	mount(t, "tmpfs", other, "size=8m")
 	for name, tt := range map[string]struct {
 		from, to string
 		replace  bool
@@ -145,12 +129,7 @@ func TestRelocate(t *testing.T) {
 				}
 				old := time.Unix(1_000_000_000, 123_456_789)
 				for name, mode := range map[string]os.FileMode{"f": 0o751, "d/a/ro": 0o555, "d/a/x": 0o600} {
-					if err := os.Chmod(dir+"/"+name, mode); err != nil {
-						t.Fatal(err)
-					}
-					if err := os.Chtimes(dir+"/"+name, old, old); err != nil {
-						t.Fatal(err)
-					}
+					must(t, os.Chmod(dir+"/"+name, mode), os.Chtimes(dir+"/"+name, old, old))
 				}
 				from, to := dir+"/"+tt.from, toDir+"/"+tt.to
 				if tt.from == "/" {
@@ -164,14 +143,14 @@ func TestRelocate(t *testing.T) {
 				if kind == "copy" {
 					op = wire.OpCopy
 				}
-				a := operate(t, op, &wire.File{Path: []byte(from), To: []byte(to), Replace: tt.replace}, nil)
+				c := operate(t, op, &wire.File{Path: []byte(from), To: []byte(to), Replace: tt.replace}, "")
 				if tt.class != "" {
-					a.fails(t, tt.class)
+					c.fails(t, tt.class)
 					equal(t, in(t, dir), before)
 					equal(t, in(t, toDir), beforeThere)
 					return
 				}
-				a.succeeds(t)
+				c.succeeds(t)
 				if _, err := os.Lstat(from); os.IsNotExist(err) == (kind == "copy") {
 					t.Errorf("where it was: %v", err)
 				}
@@ -194,11 +173,7 @@ func TestRelocate(t *testing.T) {
 						t.Errorf("%q, %v", got, err)
 					}
 				}
-				for _, name := range append(in(t, dir), in(t, toDir)...) {
-					if strings.Contains(name, tempPrefix) {
-						t.Errorf("%s is left", name)
-					}
-				}
+				noTemp(t, dir, toDir)
 			})
 		}
 	}
@@ -207,50 +182,63 @@ func TestRelocate(t *testing.T) {
 func TestCopySpecial(t *testing.T) {
 	dir := t.TempDir()
 	plant(t, dir, map[string]string{"pipe": "|", "d/a/x": "x", "d/z": "|"})
-	a := operate(t, wire.OpCopy, &wire.File{Path: []byte(dir + "/pipe"), To: []byte(dir + "/new")}, nil)
-	if a.fails(t, wire.ClassInvalid, "a pipe"); a.ready {
+	c := operate(t, wire.OpCopy, &wire.File{Path: []byte(dir + "/pipe"), To: []byte(dir + "/new")}, "")
+	if c.fails(t, wire.ClassInvalid, "a pipe"); c.ready {
 		t.Error("it was said only after Ready")
 	}
-	operate(t, wire.OpCopy, &wire.File{Path: []byte(dir + "/d"), To: []byte(dir + "/new")}, nil).fails(t, wire.ClassInvalid, "d/z", "a pipe")
-	operate(t, wire.OpMove, &wire.File{Path: []byte(dir + "/pipe"), To: []byte(dir + "/moved")}, nil).succeeds(t)
-	operate(t, wire.OpCopy, &wire.File{Path: []byte("/proc/version"), To: []byte(dir + "/version")}, nil).succeeds(t)
+	operate(t, wire.OpCopy, &wire.File{Path: []byte(dir + "/d"), To: []byte(dir + "/new")}, "").fails(t, wire.ClassInvalid, "d/z", "a pipe")
+	operate(t, wire.OpMove, &wire.File{Path: []byte(dir + "/pipe"), To: []byte(dir + "/moved")}, "").succeeds(t)
+	operate(t, wire.OpCopy, &wire.File{Path: []byte("/proc/version"), To: []byte(dir + "/version")}, "").succeeds(t)
 	if got := content(t, dir+"/version"); got != content(t, "/proc/version") {
 		t.Errorf("%q", got)
 	}
 	equal(t, in(t, dir), []string{"d", "d/a", "d/a/x", "d/z", "moved", "version"})
 }
 
-// Nothing is left of what doesn't fit, whatever its permissions, and what was to be
-// moved stays.
-func TestRelocateToAFullDisk(t *testing.T) {
-	mustRoot(t)
-	dir, small := t.TempDir(), smallDisk(t, "512k")
-	open(t, dir)
-	plant(t, dir, map[string]string{"t/a/ro/x": "x", "t/b": strings.Repeat("x", 1<<20), "t/l": "->b"})
-	if err := os.Chmod(dir+"/t/a/ro", 0o555); err != nil {
-		t.Fatal(err)
+func TestMkdir(t *testing.T) {
+	dir := t.TempDir()
+	plant(t, dir, map[string]string{"file": "x", "d/": "", "link": "->d", "dangling": "->no"})
+	for name, tt := range map[string]struct {
+		path    string
+		mode    uint32
+		parents bool
+		class   wire.Class
+		want    os.FileMode
+	}{
+		"new":                {path: "new", want: 0o755},
+		"mode":               {path: "open", mode: 0o777, want: 0o777},
+		"slash":              {path: "slash/", mode: 0o700, want: 0o700},
+		"setuid":             {path: "bits", mode: 0o6750, want: 0o750},
+		"there":              {path: "d", class: wire.ClassExists},
+		"there is fine":      {path: "link", parents: true, want: 0o755},
+		"no parent":          {path: "a/b/c", class: wire.ClassNotFound},
+		"parents":            {path: "e/b/c", mode: 0o711, parents: true, want: 0o711},
+		"file there":         {path: "file", parents: true, class: wire.ClassExists},
+		"below a file":       {path: "file/x", parents: true, class: wire.ClassInvalid},
+		"dangling link":      {path: "dangling", parents: true, class: wire.ClassExists},
+		"below a dangling":   {path: "dangling/x", parents: true, class: wire.ClassInvalid},
+		"name too long":      {path: strings.Repeat("n", 256), class: wire.ClassInvalid},
+		"bad UTF-8":          {path: "\xff\xfe", want: 0o755},
+		"parents too long":   {path: "f/" + strings.Repeat("n", 256), parents: true, class: wire.ClassInvalid},
+		"nowhere in /proc":   {path: "/proc/x", class: wire.ClassNotFound},
+		"the root":           {path: "/", class: wire.ClassExists},
+		"the root, parents":  {path: "/", parents: true, want: 0},
+		"through a new link": {path: "link/z/z", parents: true, want: 0o755},
+	} {
+		t.Run(name, func(t *testing.T) {
+			full := dir + "/" + tt.path
+			if strings.HasPrefix(tt.path, "/") {
+				full = tt.path
+			}
+			c := operate(t, wire.OpMkdir, &wire.File{Path: []byte(full), Mode: tt.mode, Parents: tt.parents}, "")
+			if tt.class != "" {
+				c.fails(t, tt.class)
+				return
+			}
+			c.succeeds(t)
+			if info, err := os.Stat(full); err != nil || !info.IsDir() || tt.want != 0 && info.Mode()&^os.ModeDir != tt.want {
+				t.Errorf("%v, %v", info, err)
+			}
+		})
 	}
-	if err := os.Chmod(small, 0o777); err != nil {
-		t.Fatal(err)
-	}
-	open(t, filepath.Dir(small))
-	if err := filepath.WalkDir(dir+"/t", func(name string, _ os.DirEntry, err error) error {
-		if err == nil {
-			err = unix.Lchown(name, 1234, 1234)
-		}
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	before := in(t, dir)
-	for _, op := range []wire.Op{wire.OpCopy, wire.OpMove} {
-		operateAs(t, 1234, op, &wire.File{Path: []byte(dir + "/t"), To: []byte(small + "/t")}, nil).fails(t, wire.ClassExhausted)
-		equal(t, in(t, small), nil)
-		equal(t, in(t, dir), before)
-	}
-	// A move says when it has come only half of the way.
-	if err := os.Truncate(dir+"/t/b", 10); err != nil {
-		t.Fatal(err)
-	}
-	operateAs(t, 1234, wire.OpMove, &wire.File{Path: []byte(dir + "/t"), To: []byte(small + "/t")}, nil).fails(t, wire.ClassPermission, "it is copied there")
 }
