@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/netip"
 	"os"
@@ -32,8 +33,9 @@ type fakeContainer struct {
 	changed chan struct{} // closed and replaced when log or state change; nil while nobody waits
 
 	processes []*fakeProcess
-	tree      *fakeFile // nil until it is looked at
+	root      string // directory of its files; empty until one is asked for
 	watchers  map[*fakeFileWatcher]struct{}
+	seen      map[string]fs.FileInfo // its files, while there are watchers
 	conns     map[*pairConn]struct{}
 	ended     chan struct{} // closed when it has; nil while nobody waits
 }
@@ -254,6 +256,9 @@ func (f *Fake) Remove(ctx context.Context, id string) error {
 	f.mu.Lock()
 	if c := f.containers[id]; c != nil {
 		f.end(c, 128+9, false)
+		if c.root != "" {
+			_ = os.RemoveAll(c.root) // the test's end removes it, too
+		}
 		delete(f.containers, id)
 		delete(f.names, c.info.Name)
 		c.info.State = runtime.StateUnknown

@@ -166,7 +166,7 @@ func TestFakeAttach(t *testing.T) {
 // only for who asked.
 func TestFakeInsideEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := NewFake(FakeOptions{})
+		f := NewFake(FakeOptions{Files: t.TempDir()})
 		f.Listen(80, func(c net.Conn) { _, _ = io.Copy(c, c) })
 		c := mustCreate(t, f, runtime.Spec{Name: "a"})
 		if _, err := f.Start(t.Context(), c.ID, runtime.Process{ID: "p", Command: []string{"sleep", "infinity"}}); err != nil {
@@ -250,7 +250,7 @@ func TestFakeDial(t *testing.T) {
 }
 
 func TestFakeFiles(t *testing.T) {
-	f := NewFake(FakeOptions{})
+	f := NewFake(FakeOptions{Files: t.TempDir()})
 	c := mustCreate(t, f, runtime.Spec{Name: "a", User: "7:8", WorkingDir: "/work"})
 	do := func(verb runtime.FileVerb, path string, op runtime.FileOp, in string) (*FileAnswer, error) {
 		op.Verb, op.Path = verb, path
@@ -300,7 +300,7 @@ func TestFakeFiles(t *testing.T) {
 
 func TestFakeTar(t *testing.T) {
 	ctx := t.Context()
-	f := NewFake(FakeOptions{})
+	f := NewFake(FakeOptions{Files: t.TempDir()})
 	c := mustCreate(t, f, runtime.Spec{Name: "a"})
 	var in bytes.Buffer
 	archive := tar.NewWriter(&in)
@@ -354,7 +354,7 @@ func TestFakeTar(t *testing.T) {
 
 func TestFakeWatchFiles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := NewFake(FakeOptions{})
+		f := NewFake(FakeOptions{Files: t.TempDir()})
 		c := mustCreate(t, f, runtime.Spec{Name: "a"})
 		ctx, cancel := context.WithCancel(t.Context())
 		watch := func(recursive bool) (<-chan error, *[]string) {
@@ -390,10 +390,10 @@ func TestFakeWatchFiles(t *testing.T) {
 		if err := errors.Join(<-all, <-some); err != nil {
 			t.Error(err)
 		}
-		if got := strings.Join(*deep, ", "); got != "create /tmp/a, modify /tmp/a, create /tmp/d/b, remove /tmp/a" {
+		if got := strings.Join(*deep, ", "); got != "create /tmp/a, modify /tmp/a, create /tmp/d, create /tmp/d/b, remove /tmp/a" {
 			t.Errorf("deep: %s", got)
 		}
-		if got := strings.Join(*flat, ", "); got != "create /tmp/a, modify /tmp/a, remove /tmp/a" {
+		if got := strings.Join(*flat, ", "); got != "create /tmp/a, modify /tmp/a, create /tmp/d, remove /tmp/a" {
 			t.Errorf("flat: %s", got)
 		}
 	})
