@@ -39,7 +39,7 @@ func (j *job) read() error {
 	if left -= j.Offset; j.Length >= 0 {
 		left = min(left, j.Length)
 	}
-	if j.Offset > 0 {
+	if j.Offset != 0 {
 		if err := f.seek(j.Offset); err != nil {
 			return err
 		}
@@ -156,7 +156,7 @@ func (j *job) write() error {
 		err = j.extend(e, mode)
 	} else {
 		e.dir.sweep()
-		err = e.whole(mode, !j.NoClash, func(t *entry, f *file) error {
+		err = j.whole(e, mode, !j.NoClash, func(t *entry, f *file) error {
 			if _, err := j.pump(f, j, math.MaxInt64); err != nil || !there {
 				return err
 			}
@@ -258,26 +258,40 @@ func (f *file) chmod(mode uint32) error {
 	return again(f.path, func() error { return unix.Fchmod(f.fd, mode) })
 }
 
-// whole writes a file beside its place, locked meanwhile, and then puts it there. Nothing
-// is left of one that can't be written.
-func (e *entry) whole(mode uint32, replace bool, fill func(*entry, *file) error) error {
-	t := e.temp()
-	f, err := t.open(unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	f.lock() // only sweep asks, and not before an hour has gone
-	if err = fill(t, f); err == nil {
-		err = f.chmod(mode)
-	}
-	if closed := f.close(); err == nil {
-		err = closed
-	}
+// whole writes a file, locked meanwhile, as put does.
+func (j *job) whole(e *entry, mode uint32, replace bool, fill func(*entry, *file) error) error {
+	return j.put(e, replace, func(t *entry) error {
+		return t.create(func(f *file) error {
+			_ = f.lock() // only sweep asks, and not before an hour has gone
+			if err := fill(t, f); err != nil {
+				return err
+			}
+			return f.chmod(mode)
+		})
+	})
+}
+
+// put makes something beside its place, and then puts it there. Nothing is left of what
+// can't be made whole.
+func (j *job) put(e *entry, replace bool, make func(*entry) error) error {
+	t := &entry{dir: e.dir, name: fmt.Sprintf("%s%016x", tempPrefix, rand.Uint64()), path: e.path}
+	err := make(t)
 	if err == nil {
 		err = t.rename(e, replace)
 	}
+	_ = j.removeTree(t, true) // it may be in its place; rename leaves two names of one file alone
+	return err
+}
+
+// create makes a file, and closes it when it is filled.
+func (e *entry) create(fill func(*file) error) error {
+	f, err := e.open(unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o600)
 	if err != nil {
-		_ = t.remove() // the error that led here says more
+		return err
+	}
+	err = fill(f)
+	if closed := f.close(); err == nil {
+		err = closed
 	}
 	return err
 }
@@ -296,11 +310,6 @@ func (e *entry) chown(uid, gid int) {
 }
 
 const tempPrefix = ".berm-"
-
-// temp returns an entry beside another, whose path its errors have.
-func (e *entry) temp() *entry {
-	return &entry{dir: e.dir, name: fmt.Sprintf("%s%016x", tempPrefix, rand.Uint64()), path: e.path}
-}
 
 func isTempName(name string) bool {
 	digits, ok := strings.CutPrefix(name, tempPrefix)

@@ -188,30 +188,25 @@ func Reason(err error) string {
 	return err.Error()
 }
 
-// classOf returns the class of a system call's error.
+// classes are those of system calls' errors.
+var classes = map[syscall.Errno]wire.Class{
+	unix.ENOENT: wire.ClassNotFound, unix.EEXIST: wire.ClassExists,
+	unix.EACCES: wire.ClassPermission, unix.EPERM: wire.ClassPermission, unix.EROFS: wire.ClassPermission,
+	unix.ENOSPC: wire.ClassExhausted, unix.EDQUOT: wire.ClassExhausted, unix.EMFILE: wire.ClassExhausted, unix.ENFILE: wire.ClassExhausted,
+	unix.ENOMEM: wire.ClassExhausted, unix.EFBIG: wire.ClassExhausted, unix.EMLINK: wire.ClassExhausted, unix.EAGAIN: wire.ClassExhausted,
+	unix.ENOTDIR: wire.ClassInvalid, unix.EISDIR: wire.ClassInvalid, unix.EINVAL: wire.ClassInvalid,
+	unix.ELOOP: wire.ClassInvalid, unix.ENAMETOOLONG: wire.ClassInvalid, unix.ENXIO: wire.ClassInvalid,
+	unix.ENOTEMPTY: wire.ClassPrecondition, unix.EBUSY: wire.ClassPrecondition, unix.ETXTBSY: wire.ClassPrecondition, unix.ECONNREFUSED: wire.ClassPrecondition,
+	unix.ECONNRESET: wire.ClassAborted, unix.ECONNABORTED: wire.ClassAborted, unix.EPIPE: wire.ClassAborted,
+}
+
 func classOf(err error) wire.Class {
 	if errors.Is(err, path.ErrBadPattern) {
 		return wire.ClassInvalid
 	}
 	var number syscall.Errno
-	if !errors.As(err, &number) {
-		return wire.ClassInternal
-	}
-	switch number {
-	case unix.ENOENT:
-		return wire.ClassNotFound
-	case unix.EEXIST:
-		return wire.ClassExists
-	case unix.EACCES, unix.EPERM, unix.EROFS:
-		return wire.ClassPermission
-	case unix.ENOSPC, unix.EDQUOT, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EFBIG, unix.EMLINK, unix.EAGAIN:
-		return wire.ClassExhausted
-	case unix.ENOTDIR, unix.EISDIR, unix.EINVAL, unix.ELOOP, unix.ENAMETOOLONG, unix.ENXIO:
-		return wire.ClassInvalid
-	case unix.ENOTEMPTY, unix.EBUSY, unix.ETXTBSY, unix.ECONNREFUSED:
-		return wire.ClassPrecondition
-	case unix.ECONNRESET, unix.ECONNABORTED, unix.EPIPE:
-		return wire.ClassAborted
+	if errors.As(err, &number) && classes[number] != "" {
+		return classes[number]
 	}
 	return wire.ClassInternal
 }

@@ -35,9 +35,8 @@ type caller struct {
 	upload io.Reader // none is empty
 	events chan *wire.FileEvent
 	// got is called with each thing that comes; its error is what the operation gets.
-	got func(what string) error
-	// gone is when the caller hangs up, as far as Alive can tell.
-	gone bool
+	got     func(what string) error
+	reading bool
 }
 
 func (c *caller) take(what string) error {
@@ -76,14 +75,18 @@ func (c *caller) Read(p []byte) (int, error) {
 	if c.upload == nil {
 		return 0, io.EOF
 	}
+	c.reading = true
 	c.Unlock()
-	defer c.Lock()
-	return c.upload.Read(p)
+	n, err := c.upload.Read(p)
+	c.Lock()
+	c.reading = false
+	return n, err
 }
 
+// Alive isn't called during a Read.
 func (c *caller) Alive() error {
-	if c.gone {
-		return errHungUp
+	if c.reading {
+		return errors.New("it was asked during a Read")
 	}
 	return nil
 }

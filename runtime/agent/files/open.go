@@ -88,7 +88,7 @@ func (j *job) open(path string, flags int) (*file, error) {
 		if j.root == unix.AT_FDCWD {
 			return unix.Openat(j.root, path, flags, 0)
 		}
-		return unix.Openat2(j.root, path, &unix.OpenHow{Flags: uint64(flags), Resolve: unix.RESOLVE_IN_ROOT})
+		return unix.Openat2(j.root, "."+path, &unix.OpenHow{Flags: uint64(flags), Resolve: unix.RESOLVE_IN_ROOT})
 	})
 }
 
@@ -186,13 +186,21 @@ func (e *entry) rename(to *entry, replace bool) error {
 		return err
 	}
 	// A file system that can't, a network's for one.
-	if to.do(func(dir int, name string) error { return unix.Linkat(e.dir.fd, e.name, dir, name, 0) }) == nil {
+	if e.link(to) == nil {
 		return e.remove()
 	}
 	if to.stat() == nil {
 		return to.failed(unix.EEXIST)
 	}
 	return call(0)
+}
+
+func (e *entry) link(to *entry) error {
+	return to.do(func(dir int, name string) error { return unix.Linkat(e.dir.fd, e.name, dir, name, 0) })
+}
+
+func (e *entry) symlink(target string) error {
+	return e.do(func(dir int, name string) error { return unix.Symlinkat(target, dir, name) })
 }
 
 func (e *entry) mkdir(mode uint32) error {

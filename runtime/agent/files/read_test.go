@@ -1,17 +1,246 @@
 package files
 
 import (
+	"bytes"
 	"fmt"
 	"os"
+	"path"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
+
+// answer describes what an operation that changes nothing answered.
+func (c *caller) answer(dir string) string {
+	var out []string
+	for _, f := range c.files {
+		name := strings.TrimPrefix(string(f.Path), dir+"/")
+		if len(f.Target) > 0 {
+			name += "->" + string(f.Target)
+		}
+		out = append(out, name)
+	}
+	for _, m := range c.matches {
+		out = append(out, fmt.Sprintf("%s:%d:%s", strings.TrimPrefix(string(m.Path), dir+"/"), m.Line, m.Text))
+	}
+	return strings.Join(out, " ")
+}
+
+// TestAnswer has the operations that change nothing. A path is below the test's directory,
+// unless it begins with a slash.
+func TestAnswer(t *testing.T) {
+	dir := t.TempDir()
+	plant(t, dir, map[string]string{
+		"r/f": "0123456789", "r/empty": "", "r/link": "->f", "r/pipe": "|", "r/d/": "", "r/dangling": "->no", "r/loop": "->loop", "r/b\xff": "x", "r/zero": "->/dev/zero",
+		"l/b": "12", "l/a/x": "1", "l/a/s/y": "1", "l/a.b": "", "l/bad\xff": "", "l/link": "->a", "l/out": "->/", "l/pipe": "|", "l/empty/": "", "l/.hidden": "",
+		"g/a.go": "", "g/b.txt": "", "g/src/c.go": "", "g/src/deep/d.go": "", "g/src/deep/er/e.go": "", "g/src/[x]": "", "g/link": "->src", "g/bad\xff.go": "",
+		"s/a.txt": "one\ntwo\nThree\r\nlast one", "s/b.go": "a.b\naxb\n", "s/s/c.txt": "\n\none", "s/bin": "one\x00one\n", "s/late bin": strings.Repeat("x\n", 5000) + "\x00\none",
+		"s/pipe": "|", "s/link": "->a.txt", "s/out": "->/", "s/zero": "->/dev/zero", "s/u\xff": "\xff one\n", "s/empty": "",
+	})
+	l, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	must(t, err)
+	defer func() { _ = unix.Close(l) }()
+	must(t, unix.Bind(l, &unix.SockaddrUnix{Name: dir + "/r/socket"}))
+	const stat, read, list, glob, search = wire.OpStat, wire.OpRead, wire.OpDir, wire.OpGlob, wire.OpSearch
+	const flat, gos, all = "a.b b bad\xff empty link->a out->/ pipe", "a.go bad\xff.go", "src/c.go src/deep src/deep/d.go src/deep/er src/deep/er/e.go"
+	for _, tt := range []struct {
+		op   wire.Op
+		path string
+		f    wire.File
+		want string // the answer, or the failure's class and words
+	}{
+		{stat, "r/b\xff", wire.File{}, "100644 1"},
+		{stat, "r/link", wire.File{}, "100644 10"},
+		{stat, "r/pipe", wire.File{}, "10644 0"},
+		{stat, "r/zero", wire.File{}, "20666 0"},
+		{stat, "r/dangling", wire.File{}, "not_found"},
+		{stat, "r/loop", wire.File{}, "invalid"},
+		{stat, "r/link/x", wire.File{}, "invalid"},
+
+		{read, "r/f", wire.File{Length: -1}, "0123456789"},
+		{read, "r/f", wire.File{}, ""},
+		{read, "r/f", wire.File{Offset: 3, Length: 4}, "3456"},
+		{read, "r/f", wire.File{Offset: 8, Length: 100}, "89"},
+		{read, "r/f", wire.File{Offset: 10, Length: -1}, ""},
+		{read, "r/f", wire.File{Offset: 11, Length: -1}, "out_of_range, 10"},
+		{read, "r/f", wire.File{Offset: 1 << 62, Length: 1 << 62}, "out_of_range"},
+		{read, "r/f", wire.File{Offset: -1, Length: 1}, "invalid"},
+		{read, "r/empty", wire.File{Length: -1}, ""},
+		{read, "r/link", wire.File{Length: -1}, "0123456789"},
+		{read, "r/b\xff", wire.File{Length: -1}, "x"},
+		{read, "r/pipe", wire.File{Length: -1}, "invalid, a pipe"},
+		{read, "r/zero", wire.File{Length: 10}, "invalid, a device"},
+		{read, "r/socket", wire.File{Length: -1}, "invalid, a socket"},
+		{read, "r/d", wire.File{Length: -1}, "invalid, a directory"},
+		{read, "r/dangling", wire.File{Length: -1}, "not_found"},
+		{read, "r/loop", wire.File{Length: -1}, "invalid, symbolic links"},
+		{read, "r/f/", wire.File{Length: -1}, "invalid"},
+		{read, "/proc/version", wire.File{Length: -1}, content(t, "/proc/version")},
+		{read, "/proc/self/environ", wire.File{}, ""},
+		{read, "/proc/version", wire.File{Offset: 6, Length: 7}, "version"},
+
+		{list, "l", wire.File{}, ".hidden a " + flat},
+		{list, "l", wire.File{Depth: 2}, ".hidden a a/s a/x " + flat},
+		{list, "l", wire.File{Depth: 1000}, ".hidden a a/s a/s/y a/x " + flat},
+		{list, "l/empty", wire.File{Depth: 3}, ""},
+		{list, "l/link//", wire.File{Depth: 3}, "s s/y x"},
+		{list, "l/b", wire.File{}, "invalid"},
+		{list, "l/pipe", wire.File{}, "invalid"},
+
+		{glob, "g", wire.File{Pattern: "*.go"}, gos},
+		{glob, "g", wire.File{Pattern: "**/*.go"}, gos + " src/c.go src/deep/d.go src/deep/er/e.go"},
+		{glob, "g", wire.File{Pattern: "**/**/*.go", Limit: 3}, gos + " src/c.go"},
+		{glob, "g", wire.File{Pattern: "src/*/*.go"}, "src/deep/d.go"},
+		{glob, "g", wire.File{Pattern: "src/**/e.go"}, "src/deep/er/e.go"},
+		{glob, "g", wire.File{Pattern: "src/**"}, "src/[x] " + all},
+		{glob, "g", wire.File{Pattern: "./src//c.go"}, "src/c.go"},
+		{glob, "g", wire.File{Pattern: "src/\\[x\\]"}, "src/[x]"},
+		{glob, "g", wire.File{Pattern: "[ab].*"}, "a.go b.txt"},
+		{glob, "g", wire.File{Pattern: "link"}, "link->src"},
+		{glob, "g", wire.File{Pattern: "link/*"}, ""},
+		{glob, "g", wire.File{Pattern: "**/er"}, "src/deep/er"},
+		{glob, "g", wire.File{Pattern: "src/**/deep/**/e.go"}, "src/deep/er/e.go"},
+		{glob, "g", wire.File{Pattern: strings.Repeat("**/*/", 20)}, ""},
+		{glob, "g", wire.File{Pattern: strings.Repeat("?*", 1000)}, ""},
+		{glob, "g", wire.File{Pattern: strings.Repeat("**/", 200)}, "a.go b.txt bad\xff.go link->src src src/[x] " + all},
+		{glob, "g", wire.File{Pattern: strings.Repeat("**/d*/", 10)}, ""},
+		{glob, "g/a.go", wire.File{Pattern: "*"}, "invalid"},
+		{glob, "g", wire.File{}, "invalid"},
+		{glob, "g", wire.File{Pattern: "."}, "invalid"},
+		{glob, "g", wire.File{Pattern: "/etc/*"}, "invalid, absolute"},
+		{glob, "g", wire.File{Pattern: "../*"}, "invalid, out of the directory"},
+		{glob, "g", wire.File{Pattern: "a/../b"}, "invalid, out of the directory"},
+		{glob, "g", wire.File{Pattern: "**/[x"}, "invalid"},
+		{glob, "g", wire.File{Pattern: strings.Repeat("a/", 64)}, "invalid, 64"},
+
+		{search, "s", wire.File{Pattern: "one"}, "a.txt:1:one a.txt:4:last one late bin:5002:one s/c.txt:3:one u\xff:1:\xff one"},
+		{search, "s", wire.File{Pattern: "^.*ee$"}, "a.txt:3:Three"},
+		{search, "s", wire.File{Pattern: "THREE", IgnoreCase: true}, "a.txt:3:Three"},
+		{search, "s", wire.File{Pattern: "a.b", Literal: true}, "b.go:1:a.b"},
+		{search, "s", wire.File{Pattern: "A.B", Literal: true, IgnoreCase: true}, "b.go:1:a.b"},
+		{search, "s", wire.File{Pattern: "TWO|a.b", IgnoreCase: true}, "a.txt:2:two b.go:1:a.b b.go:2:axb"},
+		{search, "s", wire.File{Pattern: "one", Include: "*.txt"}, "a.txt:1:one a.txt:4:last one s/c.txt:3:one"},
+		{search, "s", wire.File{Pattern: "one", Limit: 2}, "a.txt:1:one a.txt:4:last one"},
+		{search, "s/a.txt", wire.File{Pattern: "tw"}, "/s/a.txt:2:two"},
+		{search, "s/link", wire.File{Pattern: "tw"}, "/s/link:2:two"},
+		{search, "s/bin", wire.File{Pattern: "one"}, ""},
+		{search, "s/s", wire.File{Pattern: "^$"}, "c.txt:1: c.txt:2:"},
+		{search, "s", wire.File{Pattern: "(x+x+)+y"}, ""},
+		{search, "s", wire.File{Pattern: "("}, "invalid"},
+		{search, "s", wire.File{Pattern: "a)(b", IgnoreCase: true}, "invalid"},
+		{search, "s", wire.File{Pattern: "((x{1000}){1000}){1000}"}, "invalid"},
+		{search, "s", wire.File{Pattern: strings.Repeat("(", 5000) + strings.Repeat(")", 5000)}, "invalid"},
+		{search, "s/pipe", wire.File{Pattern: "x"}, "invalid"},
+		{search, "s/zero", wire.File{Pattern: "x"}, "invalid"},
+	} {
+		f, path := tt.f, dir+"/"+tt.path
+		if tt.path[0] == '/' {
+			path = tt.path
+		}
+		if f.Path = []byte(path); f.Limit == 0 {
+			f.Limit = 1000
+		}
+		c := operate(t, tt.op, &f, "")
+		got := c.answer(trim(path))
+		switch {
+		case c.failure != nil:
+			class, words, _ := strings.Cut(tt.want, ", ")
+			if c.fails(t, wire.Class(class), words); c.ready {
+				t.Error("it began")
+			}
+			got = tt.want
+		case tt.op == stat:
+			got = fmt.Sprintf("%o %d", c.result.Mode, c.result.Size)
+			if time.Since(time.Unix(0, c.result.ModTime)).Abs() > time.Hour && tt.path != "r/zero" || string(c.result.Path) != path {
+				t.Errorf("%+v", c.result)
+			}
+		case tt.op == read:
+			if got != path {
+				t.Errorf("it is %s", got)
+			}
+			got = c.data.String()
+		}
+		if strings.TrimPrefix(got, dir) != tt.want || t.Failed() {
+			t.Fatalf("%s %s %.100q: %q; want %q", tt.op, tt.path, tt.f.Pattern, got, tt.want)
+		}
+	}
+	if os.Getuid() == 0 { // one that waits: the kernel's log has no end
+		operate(t, read, &wire.File{Path: []byte("/proc/kmsg"), Length: -1}, "")
+	}
+}
+
+func TestSearchLongLines(t *testing.T) {
+	dir := t.TempDir()
+	var file bytes.Buffer
+	file.WriteString(strings.Repeat("x", maxLine-4) + "deep" + "beyond\n") // 1
+	file.WriteString("é" + strings.Repeat("é", 100_000) + " deep\n")       // 2
+	file.WriteString(strings.Repeat("y", 3*maxLine) + "\n")                // 3
+	file.WriteString("deep\n")                                             // 4
+	file.WriteString(strings.Repeat("z", wire.MaxData-1) + "\n")           // 5: just the buffer
+	file.WriteString(strings.Repeat("z", wire.MaxData) + "\n")             // 6
+	file.WriteString("\xff" + strings.Repeat("\xbf", 2*maxText) + "deep")  // 7
+	if err := os.WriteFile(dir+"/f", file.Bytes(), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	lines := func(pattern string) (numbers []int) {
+		for _, m := range operate(t, wire.OpSearch, &wire.File{Path: []byte(dir), Pattern: pattern, Limit: 1000}, "").succeeds(t).matches {
+			if len(m.Text) > maxText || m.Line == 2 && (!utf8.Valid(m.Text) || len(m.Text) < maxText-1) {
+				t.Errorf("line %d: %d bytes", m.Line, len(m.Text))
+			}
+			numbers = append(numbers, m.Line)
+		}
+		return numbers
+	}
+	for pattern, want := range map[string]string{"deep": "[1 2 4 7]", "beyond": "[]", "^y*$": "[3]", "^z*$": "[5 6]", "xdeep$": "[1]"} {
+		if got := fmt.Sprint(lines(pattern)); got != want {
+			t.Errorf("%s: %s, want %s", pattern, got, want)
+		}
+	}
+}
+
+// A pattern matches as its meaning, tried out, has it.
+func FuzzGlob(f *testing.F) {
+	for _, seed := range [][2]string{{"**/*.go", "a/b.go"}, {"a/**/b", "a/b"}, {"**", "x/y"}, {"a*/**/[bc]/**", "ab/x/c/d"}, {"**/a/**/a", "a/a/a"}} {
+		f.Add(seed[0], seed[1])
+	}
+	f.Fuzz(func(t *testing.T, pattern, name string) {
+		g, err := parseGlob(pattern)
+		elements := strings.Split(name, "/")
+		if err != nil || len(g) > 12 || len(elements) > 12 || slices.Contains(elements, "") {
+			return
+		}
+		p := g.start()
+		for i, element := range elements {
+			if i > 0 && !g.goesOn(p) {
+				p = 0
+				break
+			}
+			p = g.next(p, element)
+		}
+		if got, want := g.matched(p), matches(g, elements); got != want {
+			t.Errorf("%q of %q: %t, want %t", name, g, got, want)
+		}
+	})
+}
+
+func matches(g glob, elements []string) bool {
+	switch {
+	case len(g) == 0:
+		return len(elements) == 0
+	case g[0] == anyDirs:
+		return matches(g[1:], elements) || len(elements) > 0 && matches(g, elements[1:])
+	case len(elements) == 0:
+		return false
+	}
+	ok, err := path.Match(g[0], elements[0])
+	return err == nil && ok && matches(g[1:], elements[1:])
+}
 
 // TestPaths checks what all operations refuse before they begin.
 func TestPaths(t *testing.T) {
@@ -41,96 +270,6 @@ func TestPaths(t *testing.T) {
 	equal(t, in(t, dir), nil)
 }
 
-func TestStat(t *testing.T) {
-	dir := t.TempDir()
-	plant(t, dir, map[string]string{"bad\xff": "12345", "link": "->bad\xff", "dangling": "->no", "pipe": "|", "loop": "->loop", "d/": ""})
-	for name, want := range map[string]string{
-		"bad\xff": "100644 5", "link": "100644 5", "pipe": "10644 0", "d": "40755", "d/": "40755",
-		"dangling": "not_found", "loop": "invalid", "link/x": "invalid",
-	} {
-		c := operate(t, wire.OpStat, file4(dir+"/"+name), "")
-		if c.failure != nil {
-			if string(c.failure.Class) != want || c.ready {
-				t.Errorf("%s: %+v", name, c.failure)
-			}
-			continue
-		}
-		got := c.result
-		if text := fmt.Sprintf("%o %d", got.Mode, got.Size); !strings.HasPrefix(text, want) || string(got.Path) != trim(dir+"/"+name) ||
-			got.UID != os.Getuid() || time.Since(time.Unix(0, got.ModTime)).Abs() > time.Hour {
-			t.Errorf("%s: %s, %+v", name, text, got)
-		}
-	}
-}
-
-func TestRead(t *testing.T) {
-	dir := t.TempDir()
-	long := strings.Repeat("0123456789", 30_000)
-	plant(t, dir, map[string]string{
-		"f": "0123456789", "empty": "", "long": long, "link": "->f", "pipe": "|", "d/": "", "dangling": "->no", "loop": "->loop", "b\xff": "x",
-		"to pipe": "->pipe", "to zero": "->/dev/zero",
-	})
-	l, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
-	must(t, err)
-	defer func() { _ = unix.Close(l) }()
-	must(t, unix.Bind(l, &unix.SockaddrUnix{Name: dir + "/socket"}))
-	for name, tt := range map[string]struct {
-		path           string
-		offset, length int64
-		want           string
-		class          wire.Class
-		says           string
-	}{
-		"whole":              {path: "f", length: -1, want: "0123456789"},
-		"nothing of it":      {path: "f", want: ""},
-		"a part":             {path: "f", offset: 3, length: 4, want: "3456"},
-		"the end":            {path: "f", offset: 8, length: 100, want: "89"},
-		"at the end":         {path: "f", offset: 10, length: -1, want: ""},
-		"beyond the end":     {path: "f", offset: 11, length: -1, class: wire.ClassOutOfRange, says: "10"},
-		"far beyond":         {path: "f", offset: 1 << 62, length: 1 << 62, class: wire.ClassOutOfRange},
-		"empty":              {path: "empty", length: -1, want: ""},
-		"many frames":        {path: "long", length: -1, want: long},
-		"many frames' end":   {path: "long", offset: 70_001, length: 200_000, want: long[70_001:270_001]},
-		"link":               {path: "link", length: -1, want: "0123456789"},
-		"bad UTF-8":          {path: "b\xff", length: -1, want: "x"},
-		"pipe":               {path: "pipe", length: -1, class: wire.ClassInvalid, says: "a pipe"},
-		"link to a pipe":     {path: "to pipe", length: -1, class: wire.ClassInvalid, says: "a pipe"},
-		"device":             {path: "to zero", length: 10, class: wire.ClassInvalid, says: "a device"},
-		"socket":             {path: "socket", length: -1, class: wire.ClassInvalid, says: "a socket"},
-		"directory":          {path: "d", length: -1, class: wire.ClassInvalid, says: "a directory"},
-		"dangling":           {path: "dangling", length: -1, class: wire.ClassNotFound},
-		"loop":               {path: "loop", length: -1, class: wire.ClassInvalid, says: "symbolic links"},
-		"slash":              {path: "f/", length: -1, class: wire.ClassInvalid},
-		"made up":            {path: "/proc/version", length: -1, want: content(t, "/proc/version")},
-		"made up, in part":   {path: "/proc/self/environ", length: 0, want: ""},
-		"made up, from afar": {path: "/proc/version", offset: 6, length: 7, want: "version"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			path := dir + "/" + tt.path
-			if tt.path[0] == '/' {
-				path = tt.path
-			}
-			c := operate(t, wire.OpRead, &wire.File{Path: []byte(path), Offset: tt.offset, Length: tt.length}, "")
-			if tt.class != "" {
-				if c.fails(t, tt.class, tt.says); c.ready {
-					t.Error("it was said only after Ready")
-				}
-				return
-			}
-			if c.succeeds(t); c.data.String() != tt.want || len(c.files) != 1 || string(c.files[0].Path) != path {
-				t.Errorf("%d bytes, want %d; %+v", c.data.Len(), len(tt.want), c.files)
-			}
-		})
-	}
-	t.Run("one that waits", func(t *testing.T) { // the kernel's log has no end
-		mustRoot(t)
-		c := operate(t, wire.OpRead, &wire.File{Path: []byte("/proc/kmsg"), Length: -1}, "")
-		if c.failure != nil && c.failure.Class != wire.ClassPermission {
-			t.Errorf("%v", c.failure)
-		}
-	})
-}
-
 // TestChangingFile: a file that changes while it is read has an end, and an archive of it
 // is whole.
 func TestChangingFile(t *testing.T) {
@@ -156,44 +295,6 @@ func TestChangingFile(t *testing.T) {
 					t.Errorf("%d bytes", got)
 				}
 			})
-		}
-	}
-}
-
-func TestList(t *testing.T) {
-	dir := t.TempDir()
-	plant(t, dir, map[string]string{
-		"b": "12", "a/x": "1", "a/s/y": "1", "a.b": "", "bad\xff": "", "link": "->a", "out": "->/", "pipe": "|", "empty/": "", ".hidden": "",
-	})
-	flat := []string{".hidden", "a", "a.b", "b", "bad\xff", "empty", "link", "out", "pipe"}
-	for name, tt := range map[string]struct {
-		path  string
-		depth int
-		want  []string
-		class wire.Class
-	}{
-		"alone":     {depth: 1, want: flat},
-		"no depth":  {want: flat},
-		"two":       {depth: 2, want: slices.Insert(slices.Clone(flat), 2, "a/s", "a/x")},
-		"all":       {depth: 1000, want: slices.Insert(slices.Clone(flat), 2, "a/s", "a/s/y", "a/x")},
-		"empty":     {path: "/empty", depth: 3},
-		"slash":     {path: "/a/s//", depth: 3, want: []string{"y"}},
-		"of a link": {path: "/link", depth: 3, want: []string{"s", "s/y", "x"}},
-		"of a file": {path: "/b", class: wire.ClassInvalid},
-		"of a pipe": {path: "/pipe", class: wire.ClassInvalid},
-	} {
-		c := operate(t, wire.OpDir, &wire.File{Path: []byte(dir + tt.path), Depth: tt.depth}, "")
-		if tt.class != "" {
-			c.fails(t, tt.class)
-			continue
-		}
-		if got := c.succeeds(t).names(strings.TrimRight(dir+tt.path, "/")); !slices.Equal(got, tt.want) {
-			t.Errorf("%s: %q", name, got)
-		}
-		for _, f := range c.files {
-			if want := map[string]string{"link": "a", "out": "/"}[string(f.Path[strings.LastIndexByte(string(f.Path), '/')+1:])]; string(f.Target) != want {
-				t.Errorf("%s leads to %q", f.Path, f.Target)
-			}
 		}
 	}
 }

@@ -209,7 +209,10 @@ func (u *unpacking) entry(h *tar.Header) error {
 		return err
 	}
 	defer e.close()
-	modified := unix.NsecToTimespec(nanoseconds(h.ModTime))
+	modified, err := unix.TimeToTimespec(h.ModTime)
+	if err != nil {
+		return e.failed(err)
+	}
 	switch h.Typeflag {
 	case tar.TypeDir:
 		return u.directory(e, madeDir{name, uint32(h.Mode) & 0o1777, modified})
@@ -217,14 +220,14 @@ func (u *unpacking) entry(h *tar.Header) error {
 		if isSparse(h) {
 			return failed(wire.ClassInvalid, e.path, "it is sparse in the archive: only whole files can be unpacked")
 		}
-		return e.whole(uint32(h.Mode)&0o777, true, func(t *entry, f *file) error {
+		return u.whole(e, uint32(h.Mode)&0o777, true, func(t *entry, f *file) error {
 			if _, err := u.pump(f, archived{u.r}, math.MaxInt64); err != nil {
 				return err
 			}
 			return t.setTime(modified)
 		})
 	case tar.TypeSymlink:
-		return e.replaceWith(func(dir int, name string) error { return unix.Symlinkat(h.Linkname, dir, name) })
+		return u.put(e, true, func(t *entry) error { return t.symlink(h.Linkname) })
 	case tar.TypeLink:
 		return u.link(e, h.Linkname)
 	}
@@ -240,13 +243,6 @@ func (a archived) Read(p []byte) (int, error) {
 		err = broken(err)
 	}
 	return n, err
-}
-
-func nanoseconds(t time.Time) int64 {
-	if s := t.Unix(); s < 0 || s > math.MaxInt64/int64(time.Second)-1 {
-		return 0
-	}
-	return t.UnixNano()
 }
 
 // isSparse reports whether a few bytes stand for many.
@@ -364,16 +360,5 @@ func (u *unpacking) link(e *entry, target string) error {
 	if err != nil {
 		return err
 	}
-	return e.replaceWith(func(dir int, name string) error { return unix.Linkat(from.dir.fd, from.name, dir, name, 0) })
-}
-
-// replaceWith makes something under another name first, and then puts it in its place.
-func (e *entry) replaceWith(create func(dir int, name string) error) error {
-	t := e.temp()
-	if err := t.do(create); err != nil {
-		return err
-	}
-	err := t.rename(e, true)
-	_ = t.remove() // rename leaves two names of one file alone
-	return err
+	return u.put(e, true, from.link)
 }

@@ -243,22 +243,17 @@ func copyable(e *entry) error {
 	return failed(wire.ClassInvalid, e.path, "it is %s: only regular files, directories and symbolic links can be copied", kindOf(&e.st))
 }
 
-// copyTo copies a file or tree beside its place, and then puts it there. Nothing is left
-// of one that can't be copied whole.
+// copyTo copies a file or tree.
 func (j *job) copyTo(from, to *entry, owner bool) error {
-	c := &copying{job: j, owner: owner, temp: to.temp(), dirs: []*file{to.dir}}
-	w := &walk{job: j, visit: c.visit, leave: c.leave, strict: true}
-	err := w.tree(from)
-	for _, dir := range c.dirs[1:] {
-		_ = dir.close()
-	}
-	if err == nil {
-		err = c.temp.rename(to, j.Replace)
-	}
-	if err != nil {
-		_ = j.removeTree(c.temp, true) // the error that led here says more
-	}
-	return err
+	return j.put(to, j.Replace, func(t *entry) error {
+		c := &copying{job: j, owner: owner, temp: t, dirs: []*file{to.dir}}
+		w := &walk{job: j, visit: c.visit, leave: c.leave, strict: true}
+		err := w.tree(from)
+		for _, dir := range c.dirs[1:] {
+			_ = dir.close()
+		}
+		return err
+	})
 }
 
 // copying is a copy under way.
@@ -302,7 +297,7 @@ func (c *copying) visit(e *entry) error {
 			return unlessVanished(err)
 		}
 		defer in.close()
-		if err := c.content(in, to); err != nil {
+		if err := to.create(func(out *file) error { return c.bytes(out, in) }); err != nil {
 			return err
 		}
 	default:
@@ -310,7 +305,7 @@ func (c *copying) visit(e *entry) error {
 		if err != nil {
 			return unlessVanished(err)
 		}
-		if err := to.do(func(dir int, name string) error { return unix.Symlinkat(target, dir, name) }); err != nil {
+		if err := to.symlink(target); err != nil {
 			return err
 		}
 	}
@@ -335,18 +330,6 @@ func (c *copying) attributes(e, to *entry) error {
 		}
 	}
 	return to.setTime(e.st.Mtim)
-}
-
-func (c *copying) content(in *file, to *entry) error {
-	out, err := to.open(unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	err = c.bytes(out, in)
-	if closed := out.close(); err == nil {
-		err = closed
-	}
-	return err
 }
 
 // bytes lets the kernel copy, where it can.

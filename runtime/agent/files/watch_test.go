@@ -120,6 +120,15 @@ func TestWatchTree(t *testing.T) {
 			t.Errorf("%s isn't in %q", want, seen)
 		}
 	}
+	// A tree that comes as a whole may be large.
+	large := t.TempDir()
+	for i := range 600 {
+		must(t, os.MkdirAll(fmt.Sprintf("%s/%d", large, i), 0o755))
+	}
+	must(t, os.Rename(large, dir+"/large"))
+	if seen := s.until("create /large/99/"); len(seen) != 601 {
+		t.Errorf("%d events", len(seen))
+	}
 	// Directories that move are known by their new names.
 	must(t, os.Rename(dir+"/n", dir+"/m"))
 	must(t, os.WriteFile(dir+"/m/o/p/z", nil, 0o644))
