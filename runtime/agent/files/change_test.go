@@ -40,8 +40,11 @@ func state(t *testing.T, dir string) map[string]string {
 		default:
 			what += "|"
 		}
-		if info.ModTime().Equal(oldTime) {
+		switch {
+		case info.ModTime().Equal(oldTime):
 			what += " old"
+		case info.ModTime().Equal(oldTime.Truncate(time.Second)):
+			what += " old s"
 		}
 		all[name] = what
 	}

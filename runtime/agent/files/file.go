@@ -69,31 +69,33 @@ func (j *job) mkdir() error {
 		mode = 0o755
 	}
 	e, err := j.find(j.name)
-	defer e.close()
+	defer func() { e.close() }()
+	there := err == nil
 	switch {
-	case err == nil && !(j.Parents && j.isDir(j.name)):
+	case there && !(j.Parents && j.isDir(j.name)):
 		return e.isThere()
-	case err != nil && !(missing(err) && (e != nil || j.Parents)):
+	case !there && !(missing(err) && (e != nil || j.Parents)):
 		return err
 	}
-	if err := j.Ready(); err != nil || e != nil && e.st.Nlink > 0 {
+	if err := j.Ready(); err != nil || there {
 		return err
 	}
-	dir, base := split(j.name)
-	above, err := j.makeDir(dir, j.Parents)
-	if err != nil {
+	if e, err = j.withParents(e); err != nil {
 		return err
 	}
-	defer above.close()
-	made := above.at(base)
-	err = made.mkdir(mode)
+	err = e.mkdir(0o700)
 	if errors.Is(err, unix.EEXIST) && j.Parents && j.isDir(j.name) {
 		return nil
 	}
-	if err == nil {
-		err = made.chmod(mode) // whatever the umask
+	if err != nil {
+		return err
 	}
-	return err
+	dir, err := e.open(dirFlags, 0)
+	if err != nil {
+		return err
+	}
+	defer dir.close()
+	return dir.chmod(mode) // whatever the umask
 }
 
 // isDir reports whether a path leads to a directory.
@@ -106,15 +108,28 @@ func (j *job) isDir(path string) bool {
 	return true
 }
 
-// makeDir opens a directory. If told so, it makes the directory and those above it if they
-// are missing.
-func (j *job) makeDir(path string, parents bool) (*file, error) {
+// withParents returns an entry, or if it is nil, that of the operation's path, whose directory
+// it makes.
+func (j *job) withParents(e *entry) (*entry, error) {
+	if e != nil {
+		return e, nil
+	}
+	dir, base := split(j.name)
+	above, err := j.makeDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	return above.at(base), nil
+}
+
+// makeDir opens a directory, and makes it and those above it if they are missing.
+func (j *job) makeDir(path string) (*file, error) {
 	f, err := j.open(path, pathOnly)
-	if !missing(err) || !parents {
+	if !missing(err) {
 		return f, err
 	}
 	dir, base := split(path)
-	above, err := j.makeDir(dir, true)
+	above, err := j.makeDir(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -137,13 +152,8 @@ func (j *job) write() error {
 	if err := j.Ready(); err != nil {
 		return err
 	}
-	if e == nil {
-		dir, base := split(j.name)
-		above, err := j.makeDir(dir, true)
-		if err != nil {
-			return err
-		}
-		e = above.at(base)
+	if e, err = j.withParents(e); err != nil {
+		return err
 	}
 	mode := j.Mode & 0o777
 	switch {
@@ -279,8 +289,12 @@ func (j *job) put(e *entry, replace bool, make func(*entry) error) error {
 	if err == nil {
 		err = t.rename(e, replace)
 	}
-	_ = j.removeTree(t, true) // it may be in its place; rename leaves two names of one file alone
-	return err
+	if err != nil {
+		_ = j.removeTree(t, true) // the error that led here says more
+		return err
+	}
+	_ = t.remove() // rename leaves two names of one file alone
+	return nil
 }
 
 // create makes a file, and closes it when it is filled.

@@ -207,11 +207,6 @@ func (e *entry) mkdir(mode uint32) error {
 	return e.do(func(dir int, name string) error { return unix.Mkdirat(dir, name, mode) })
 }
 
-// chmod sets permissions.
-func (e *entry) chmod(mode uint32) error {
-	return e.do(func(dir int, name string) error { return unix.Fchmodat(dir, name, mode, 0) })
-}
-
 // setTime sets when a file was modified.
 func (e *entry) setTime(modified unix.Timespec) error {
 	times := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, modified}

@@ -115,10 +115,11 @@ func (r *removal) files() (string, error) {
 }
 
 func (r *removal) open(e *entry) (*file, error) {
-	if r.own {
-		_ = e.chmod(0o700) // opening it says what is wrong
+	dir, err := e.open(dirFlags, 0)
+	if err == nil && r.own {
+		_ = dir.chmod(0o700) // what is in it can't be removed then, which says what is wrong
 	}
-	return e.open(dirFlags, 0)
+	return dir, err
 }
 
 func (r *removal) down(name string) error {
@@ -297,7 +298,7 @@ func (c *copying) visit(e *entry) error {
 			return unlessVanished(err)
 		}
 		defer in.close()
-		if err := to.create(func(out *file) error { return c.bytes(out, in) }); err != nil {
+		if err := to.create(func(out *file) error { return c.content(out, in, e.st.Mode) }); err != nil {
 			return err
 		}
 	default:
@@ -315,25 +316,25 @@ func (c *copying) visit(e *entry) error {
 // leave gives a directory its permissions and time, when all is in it.
 func (c *copying) leave(e *entry) error {
 	last := len(c.dirs) - 1
-	_ = c.dirs[last].close()
+	dir := c.dirs[last]
 	c.dirs = c.dirs[:last]
+	defer dir.close()
+	if err := dir.chmod(e.st.Mode & 0o1777); err != nil {
+		return err
+	}
 	return c.attributes(e, c.to(e))
 }
 
+// attributes gives a copy its owner and time.
 func (c *copying) attributes(e, to *entry) error {
 	if c.owner {
 		to.chown(int(e.st.Uid), int(e.st.Gid))
 	}
-	if !is(&e.st, unix.S_IFLNK) {
-		if err := to.chmod(e.st.Mode & 0o1777); err != nil {
-			return err
-		}
-	}
 	return to.setTime(e.st.Mtim)
 }
 
-// bytes lets the kernel copy, where it can.
-func (c *copying) bytes(out, in *file) error {
+// content copies a file's content and permissions. It lets the kernel copy, where it can.
+func (c *copying) content(out, in *file, mode uint32) error {
 	const most = 16 << 20 // then the peer may have hung up
 	left := in.extent()
 	for left > 0 {
@@ -346,6 +347,8 @@ func (c *copying) bytes(out, in *file) error {
 			return err
 		}
 	}
-	_, err := c.pump(out, in, left)
-	return err
+	if _, err := c.pump(out, in, left); err != nil {
+		return err
+	}
+	return out.chmod(mode & 0o1777)
 }
