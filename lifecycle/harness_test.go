@@ -176,6 +176,7 @@ func newWorld(t *testing.T, s setup) *world {
 	t.Helper()
 	w := &world{t: t, fake: s.engine, store: s.store, reg: prometheus.NewPedanticRegistry()}
 	if w.fake == nil {
+		s.fake.Files = t.TempDir()
 		w.fake = runtimetest.NewFake(s.fake)
 	}
 	if w.store == nil {

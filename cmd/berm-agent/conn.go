@@ -18,8 +18,6 @@ type conn struct {
 	c io.Closer
 	// after is called after the operation, unless it is nil: sent is whether its Result was.
 	after func(sent bool)
-	// input is whether the operation takes Data, and hasn't had its End.
-	input bool
 }
 
 // newConn makes the conn of a stream.

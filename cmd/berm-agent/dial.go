@@ -28,15 +28,11 @@ func dialPort(c *conn, req *wire.Request) (any, error) {
 		return nil, err
 	}
 	defer func() { _ = s.Close() }()
-	up, err := c.upload()
-	if err != nil {
+	if err := c.ready(); err != nil {
 		return nil, err
 	}
-	// The reading side may go on after this function, until the connection is closed:
-	// c.input isn't its own.
-	up.c = &conn{r: c.r, w: c.w, c: c.c, input: true}
 	in, out := make(chan error, 1), make(chan error, 1)
-	go func() { in <- toPort(up, s) }()
+	go func() { in <- toPort(&upload{conn: c}, s) }()
 	go func() { out <- fromPort(c, s) }()
 	for sending, taking := true, true; sending || taking; {
 		select {
@@ -49,11 +45,8 @@ func dialPort(c *conn, req *wire.Request) (any, error) {
 				}
 				return nil, err
 			}
-			taking, c.input = false, false
+			taking = false
 		case err := <-out:
-			if err != nil && taking {
-				err = c.last(err)
-			}
 			if err != nil {
 				return nil, err
 			}
@@ -77,7 +70,7 @@ func toPort(up *upload, s *socket) error {
 			_ = s.SetWriteDeadline(time.Now().Add(stallCheck)) // a socket has them
 			n, err := s.Write(b)
 			b = b[n:]
-			if errors.Is(err, os.ErrDeadlineExceeded) && !up.c.gone() {
+			if errors.Is(err, os.ErrDeadlineExceeded) && !up.gone() {
 				continue
 			}
 			if err != nil {

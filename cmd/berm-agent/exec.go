@@ -84,15 +84,6 @@ func executable(path string) error {
 	return nil
 }
 
-// reason is an error without the names in it.
-func reason(err error) string {
-	var number syscall.Errno
-	if errors.As(err, &number) {
-		return number.Error()
-	}
-	return err.Error()
-}
-
 // complain says what is wrong, and answers the exit code.
 func complain(text string, code int) int {
 	_, _ = os.Stderr.WriteString("berm-agent: " + text + "\n")

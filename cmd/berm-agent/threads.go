@@ -29,9 +29,15 @@ var (
 	kernel = make(gate, 1)
 )
 
+// Lock enters the gate.
+func (g gate) Lock() { g <- struct{}{} }
+
+// Unlock leaves the gate.
+func (g gate) Unlock() { <-g }
+
 func (g gate) do(call func() error) error {
-	g <- struct{}{}
-	defer func() { <-g }()
+	g.Lock()
+	defer g.Unlock()
 	return call()
 }
 

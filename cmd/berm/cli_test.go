@@ -33,7 +33,7 @@ const testToken = "a-token-for-tests-only"
 // the wire is held against the OpenAPI document.
 func startAPI(t *testing.T) string {
 	t.Helper()
-	return startAPIOn(t, runtimetest.NewFake(runtimetest.FakeOptions{}))
+	return startAPIOn(t, runtimetest.NewFake(runtimetest.FakeOptions{Files: t.TempDir()}))
 }
 
 func startAPIOn(t *testing.T, rt runtime.Runtime) string {

@@ -63,6 +63,7 @@ func startBerm(opts runtimetest.FakeOptions) (fake *runtimetest.Fake, url string
 	if opts.Exec == nil {
 		opts.Exec = inChat(root)
 	}
+	opts.Files = filepath.Join(dir, "files")
 	fake = runtimetest.NewFake(opts)
 	m, err := lifecycle.New(lifecycle.Options{
 		Runtime: fake, Policy: current, Store: db, Quotas: held, Holder: mountpintest.Holder{}, Owner: "owner",

@@ -51,7 +51,7 @@ const reader = "token-of-a-mere-reader"
 // newHouse takes what the manager is to have in the engine's stead; nil is the engine.
 func newHouse(t *testing.T, wrap func(*runtimetest.Fake) runtime.Runtime, change ...func(*sandboxapi.Options)) *house {
 	t.Helper()
-	h := &house{t: t, fake: runtimetest.NewFake(runtimetest.FakeOptions{})}
+	h := &house{t: t, fake: runtimetest.NewFake(runtimetest.FakeOptions{Files: t.TempDir()})}
 	root := t.TempDir()
 	pol, err := policy.Parse(fmt.Appendf(nil, "{version: 1, mounts: {allowed_roots: [%q]}}", root), policy.Options{DefaultImage: runtimetest.DefaultImage})
 	if err != nil {

@@ -20,6 +20,7 @@ func (e fakeEngine) Start(context.Context) error {
 
 func TestFakeContract(t *testing.T) {
 	f := NewFake(FakeOptions{
+		Files: t.TempDir(),
 		Images: map[string]runtime.Image{
 			DefaultImage:            {},
 			"berm.local/configured": {Env: []string{"FROM_IMAGE=yes"}, User: "nobody", Command: []string{"sleep", "200000"}},

@@ -28,7 +28,7 @@ const DefaultImage = "berm.local/busybox:latest"
 // "process_follow", "process_input", "process_events", "process", "process_list",
 // "process_signal", "process_kill", "process_resize", "process_forget", "file_stat", "file_read", "file_write", "file_list",
 // "file_mkdir", "file_move", "file_copy", "file_remove", "file_glob", "file_search",
-// "file_tar_read", "file_tar_write" (once for each file, too), "file_watch" and "dial". The id that goes with one is the
+// "file_tar_read", "file_tar_write", "file_watch" and "dial". The id that goes with one is the
 // container's; the image reference with "image" and "pull"; the name with
 // "create" and the network and volume operations; empty with "info", "list", "networks",
 // "volumes", "watch" and "sweep". Hooks are called from many goroutines at once.
@@ -51,13 +51,16 @@ type FakeOptions struct {
 	// FailAfter, when not nil, is asked once a call has done its work; an error
 	// replaces its outcome. A Create that fails so leaves its container.
 	FailAfter func(op, id string) error
+	// Files is a directory for containers' files. Without it there are no operations on
+	// files.
+	Files string
 	// Measures has commands use a millisecond and a MiB, as processes do.
 	Measures bool
 	// Delay, when not nil, is how long each call takes before it does its work.
 	Delay func(op string) time.Duration
 }
 
-// Fake is an engine in memory. It keeps all promises of runtime.Runtime that need
+// Fake is an engine in memory, but for files. It keeps all promises of runtime.Runtime that need
 // no kernel, and has every optional ability. It may be used from many goroutines
 // at once, keeps none of its own but one for each process that Start started and that hasn't
 // ended, and needs no closing.

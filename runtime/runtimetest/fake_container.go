@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"slices"
@@ -33,8 +34,9 @@ type fakeContainer struct {
 	processes []*fakeProcess
 	pids      int                  // processes that were started
 	events    map[*fakeEvents]bool // that follow them
-	tree      *fakeFile            // nil until it is looked at
+	root      string               // directory of its files; empty until one is asked for
 	watchers  map[*fakeFileWatcher]struct{}
+	seen      map[string]fs.FileInfo // its files, while there are watchers
 	conns     map[*pairConn]struct{}
 	ended     chan struct{} // closed when it has; nil while nobody waits
 }
@@ -251,6 +253,9 @@ func (f *Fake) Remove(ctx context.Context, id string) error {
 	f.mu.Lock()
 	if c := f.containers[id]; c != nil {
 		f.end(c, 128+9, false)
+		if c.root != "" {
+			_ = os.RemoveAll(c.root) // the test's end removes it, too
+		}
 		delete(f.containers, id)
 		delete(f.names, c.info.Name)
 		c.info.State = runtime.StateUnknown

@@ -1,319 +1,298 @@
 package runtimetest
 
 import (
+	"archive/tar"
 	"context"
+	"errors"
 	"fmt"
 	"io"
-	"math"
+	"io/fs"
+	"maps"
+	"os"
 	"path"
-	"regexp"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/agent/files"
+	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-// files does something with the tree of a container, with f.mu held.
-func (f *Fake) files(ctx context.Context, verb runtime.FileVerb, id string, do func(*fakeContainer, *fakeFile) error) error {
-	name := "file_" + string(verb)
+// makeRoot makes the directory of a container's files: /etc, /home, /root, /tmp, and the
+// directories that its spec names; f.mu is held.
+func (f *Fake) makeRoot(c *fakeContainer) error {
+	if c.root != "" {
+		return nil
+	}
+	if f.opts.Files == "" {
+		return errors.New("the Fake has no directory for files")
+	}
+	root := filepath.Join(f.opts.Files, c.info.ID)
+	dirs := []string{"/etc", "/home", "/root", "/tmp", c.spec.WorkingDir}
+	for _, m := range c.spec.Mounts {
+		dirs = append(dirs, m.Target)
+	}
+	for _, t := range c.spec.Tmpfs {
+		dirs = append(dirs, t.Target)
+	}
+	for _, dir := range dirs {
+		if err := os.MkdirAll(filepath.Join(root, path.Clean("/"+dir)), 0o755); err != nil {
+			return err
+		}
+	}
+	if err := os.Chmod(filepath.Join(root, "tmp"), fs.ModeSticky|0o777); err != nil {
+		return err
+	}
+	c.root = root
+	return nil
+}
+
+// File implements runtime.Files. Mounts are empty directories of the container's own, and
+// what this process may do isn't forbidden.
+func (f *Fake) File(ctx context.Context, id string, op runtime.FileOp, fio runtime.FileIO) error {
+	if err := op.Check(); err != nil {
+		return err
+	}
+	name := "file_" + string(op.Verb)
 	c, err := f.inside(ctx, name, id)
 	if err != nil {
 		return err
 	}
-	if c.tree == nil {
-		c.tree = newTree(c.spec)
-	}
-	err = do(c, c.tree)
+	err = f.makeRoot(c)
 	f.mu.Unlock()
+	if err == nil && op.Verb == runtime.FileWatch {
+		return f.watchFiles(ctx, c, op, fio.Event)
+	}
+	if err == nil {
+		err = f.doFile(ctx, c, op, fio)
+	}
 	if err != nil {
 		return fmt.Errorf("%s in %s: %w", name, id, err)
 	}
 	return f.after(name, id)
 }
 
-// File implements runtime.Files. Nothing is forbidden in a Fake, and mounts are empty
-// directories of its own.
-func (f *Fake) File(ctx context.Context, id string, op runtime.FileOp, fio runtime.FileIO) error {
-	if err := op.Check(); err != nil {
-		return err
+// doFile does an operation as the agent does.
+func (f *Fake) doFile(ctx context.Context, c *fakeContainer, op runtime.FileOp, fio runtime.FileIO) error {
+	verb := wire.Op(strings.ReplaceAll(string(op.Verb), "_", "-"))
+	if op.Verb == runtime.FileList {
+		verb = wire.OpDir
 	}
-	switch op.Verb {
-	case runtime.FileWrite:
-		return f.writeFile(ctx, id, op, fio)
-	case runtime.FileTarRead:
-		return f.readTar(ctx, id, op.Path, fio.Out)
-	case runtime.FileTarWrite:
-		return f.writeTar(ctx, id, op.Path, fio.In)
-	case runtime.FileWatch:
-		return f.watchFiles(ctx, id, op, fio.Event)
+	root, err := os.Open(c.root)
+	if err != nil {
+		return errDied
 	}
-	var deliver func() error
-	err := f.files(ctx, op.Verb, id, func(c *fakeContainer, root *fakeFile) (err error) {
-		deliver, err = c.file(root, op, fio)
-		return err
+	defer func() { _ = root.Close() }()
+	p := &filePeer{ctx: ctx, fake: f, c: c, FileIO: fio}
+	result, err := files.Do(int(root.Fd()), p, verb, &wire.File{
+		Path: []byte(op.Path), To: []byte(op.To), Offset: op.Offset, Length: op.Length,
+		Mode: uint32(op.Mode.Perm()), Parents: op.Parents, Append: op.Append, NoClash: op.NoClash,
+		Replace: op.Replace, Recursive: op.Recursive, Depth: op.Depth, Limit: op.Limit,
+		Pattern: op.Pattern, Literal: op.Literal, IgnoreCase: op.IgnoreCase, Include: op.Include,
 	})
-	if err == nil && deliver != nil {
-		err = deliver()
+	f.mu.Lock()
+	c.tellChanges(op.Verb)
+	f.mu.Unlock()
+	switch {
+	case p.err != nil:
+		return p.err
+	case err != nil:
+		failure := files.Failure(err)
+		class := fileClasses[failure.Class]
+		if class == nil {
+			class = errdefs.ErrInternal
+		}
+		return runtime.WithClass(class, failure)
+	case result != nil:
+		return p.Item(result)
+	}
+	return nil
+}
+
+var fileClasses = map[wire.Class]error{
+	wire.ClassNotFound: errdefs.ErrNotFound, wire.ClassExists: errdefs.ErrAlreadyExists, wire.ClassInvalid: errdefs.ErrInvalidArgument,
+	wire.ClassPrecondition: errdefs.ErrFailedPrecondition, wire.ClassPermission: errdefs.ErrPermissionDenied,
+	wire.ClassExhausted: errdefs.ErrResourceExhausted, wire.ClassOutOfRange: errdefs.ErrOutOfRange,
+}
+
+// filePeer is the caller to an operation. An operation doesn't wait for others.
+type filePeer struct {
+	runtime.FileIO
+	ctx  context.Context // of the one call
+	fake *Fake
+	c    *fakeContainer
+	err  error // the first that the operation got
+}
+
+func (p *filePeer) Lock()   {}
+func (p *filePeer) Unlock() {}
+
+func (p *filePeer) keep(err error) error {
+	if p.err == nil && err != nil && !errors.Is(err, io.EOF) {
+		p.err = err
 	}
 	return err
 }
 
-// file does an operation, and returns what delivers its answer.
-func (c *fakeContainer) file(root *fakeFile, op runtime.FileOp, fio runtime.FileIO) (deliver func() error, err error) {
-	switch op.Verb {
-	case runtime.FileStat:
-		at, err := root.there(op.Path, true)
-		if err != nil {
-			return nil, err
-		}
-		info := at.file.info(path.Clean(op.Path), c.spec)
-		info.Target = ""
-		return func() error { return deliverInfo(fio, info) }, nil
-	case runtime.FileRead:
-		return c.readFile(root, op, fio)
-	case runtime.FileList, runtime.FileGlob:
-		found, err := c.find(root, op)
-		return func() error { return each(found, fio.Info) }, err
-	case runtime.FileSearch:
-		found, err := search(root, op)
-		return func() error { return each(found, fio.Match) }, err
-	case runtime.FileMkdir:
-		return nil, c.mkdir(root, op)
-	case runtime.FileMove, runtime.FileCopy:
-		return nil, c.relocate(root, op)
-	case runtime.FileRemove:
-		return nil, c.removeFile(root, op)
-	}
-	return nil, runtime.Invalid("the verb %q", op.Verb)
-}
+func (p *filePeer) Ready() error { return p.Alive() }
 
-func each[T any](all []T, f func(T) error) error {
-	for _, v := range all {
-		if err := f(v); err != nil {
-			return err
-		}
+// Alive returns an error if the caller or the container is gone.
+func (p *filePeer) Alive() error {
+	if p.ctx.Err() != nil {
+		return p.keep(ctxError(p.ctx))
+	}
+	p.fake.mu.Lock()
+	defer p.fake.mu.Unlock()
+	if c, err := p.fake.find(p.c.info.ID); err != nil || c.info.State != runtime.StateRunning {
+		return p.keep(errDied)
 	}
 	return nil
 }
 
-func deliverInfo(fio runtime.FileIO, info runtime.FileInfo) error {
-	if fio.Info == nil {
-		return nil
+func (p *filePeer) Read(b []byte) (int, error) {
+	n, err := p.In.Read(b)
+	if gone := p.Alive(); gone != nil {
+		return 0, gone
 	}
-	return fio.Info(info)
+	return n, p.keep(err)
 }
 
-func (c *fakeContainer) readFile(root *fakeFile, op runtime.FileOp, fio runtime.FileIO) (deliver func() error, err error) {
-	at, err := root.there(op.Path, true)
-	switch {
-	case err != nil:
-		return nil, err
-	case !at.file.mode.IsRegular():
-		return nil, runtime.Invalid("%s is no regular file", op.Path)
-	case op.Offset > int64(len(at.file.data)):
-		return nil, fmt.Errorf("%s has %d bytes: %w", op.Path, len(at.file.data), errdefs.ErrOutOfRange)
-	}
-	info, data := at.file.info(path.Clean(op.Path), c.spec), at.file.data[op.Offset:]
-	if op.Length >= 0 {
-		data = data[:min(op.Length, int64(len(data)))]
-	}
-	return func() error {
-		err := deliverInfo(fio, info)
-		if err == nil && len(data) > 0 {
-			_, err = fio.Out.Write(data)
+func (p *filePeer) Write(b []byte) (int, error) {
+	n, err := p.Out.Write(b)
+	return n, p.keep(err)
+}
+
+// Item delivers a file or a line. A file is the container's user's; a name is root.
+func (p *filePeer) Item(v any) error {
+	switch v := v.(type) {
+	case *wire.FileInfo:
+		if p.Info == nil {
+			return nil
 		}
-		return err
-	}, nil
+		uid, gid, _ := strings.Cut(p.c.spec.User, ":")
+		info := runtime.FileInfo{
+			Path: string(v.Path), Size: v.Size, Mode: (&tar.Header{Mode: int64(v.Mode)}).FileInfo().Mode(),
+			ModTime: time.Unix(0, v.ModTime).UTC(), Target: string(v.Target),
+		}
+		info.UID, _ = strconv.Atoi(uid)
+		info.GID, _ = strconv.Atoi(gid)
+		return p.keep(p.Info(info))
+	case *wire.FileMatch:
+		return p.keep(p.Match(runtime.FileMatch{Path: string(v.Path), Line: v.Line, Text: string(v.Text)}))
+	}
+	return nil
 }
 
-func (f *Fake) writeFile(ctx context.Context, id string, op runtime.FileOp, fio runtime.FileIO) error {
-	check := func(root *fakeFile) (fakePlace, error) {
-		dir := path.Dir(path.Clean(op.Path))
-		if op.Parents {
-			if err := root.mkdir(dir, 0o755); err != nil {
-				return fakePlace{}, err
+// fakeFileWatcher is a FileWatch under way. It belongs to f.mu.
+type fakeFileWatcher struct {
+	dir       string
+	recursive bool
+	queue     []runtime.FileEvent
+	wake      chan struct{} // has room for one
+}
+
+// look returns all files of a container.
+func (c *fakeContainer) look() map[string]fs.FileInfo {
+	seen := map[string]fs.FileInfo{}
+	_ = filepath.WalkDir(c.root, func(name string, d fs.DirEntry, err error) error {
+		if err == nil {
+			if info, err := d.Info(); err == nil {
+				seen[strings.TrimPrefix(name, c.root)] = info
 			}
 		}
-		at, err := root.find(op.Path, true)
-		switch {
-		case err != nil:
-			return at, err
-		case strings.HasSuffix(op.Path, "/") || at.file != nil && !at.file.mode.IsRegular():
-			return at, runtime.Invalid("%s is no regular file", op.Path)
-		case at.file != nil && op.NoClash:
-			return at, fmt.Errorf("%s: %w", op.Path, errdefs.ErrAlreadyExists)
-		}
-		return at, nil
-	}
-	// It is known to be in the way before anything is read.
-	err := f.files(ctx, op.Verb, id, func(_ *fakeContainer, root *fakeFile) error {
-		_, err := check(root)
-		return err
+		return nil // another operation may have removed it
 	})
-	if err != nil {
-		return err
+	return seen
+}
+
+// tellChanges tells those who watch of what has changed; f.mu is held.
+func (c *fakeContainer) tellChanges(verb runtime.FileVerb) {
+	if len(c.watchers) == 0 {
+		return
 	}
-	data, err := io.ReadAll(fio.In)
-	if err != nil && !op.Append {
-		return err
+	before, after := c.seen, c.look()
+	c.seen = after
+	for _, name := range slices.Sorted(maps.Keys(before)) {
+		switch was, is := before[name], after[name]; {
+		case is == nil && verb == runtime.FileMove:
+			c.tell("rename", name, was.IsDir())
+		case is == nil:
+			c.tell("remove", name, was.IsDir())
+		case !is.IsDir() && (!os.SameFile(was, is) || was.Size() != is.Size()):
+			c.tell("modify", name, false)
+		}
 	}
-	if ctx.Err() != nil {
-		return ctxError(ctx)
+	for _, name := range slices.Sorted(maps.Keys(after)) {
+		if before[name] == nil {
+			c.tell("create", name, after[name].IsDir())
+		}
 	}
+}
+
+// tell tells those who watch of a change; f.mu is held.
+func (c *fakeContainer) tell(kind, name string, dir bool) {
+	for w := range c.watchers {
+		if name == w.dir || !runtime.Below(name, w.dir) || !w.recursive && path.Dir(name) != w.dir {
+			continue
+		}
+		w.queue = append(w.queue, runtime.FileEvent{Type: kind, Path: name, Dir: dir})
+		select {
+		case w.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (f *Fake) watchFiles(ctx context.Context, c *fakeContainer, op runtime.FileOp, handle func(runtime.FileEvent) error) error {
+	list := runtime.FileOp{Verb: runtime.FileList, Path: op.Path, Depth: 1}
+	if err := f.doFile(ctx, c, list, runtime.FileIO{}); err != nil {
+		return fmt.Errorf("watch %s: %w", op.Path, err)
+	}
+	w := &fakeFileWatcher{dir: path.Clean(op.Path), recursive: op.Recursive, wake: make(chan struct{}, 1)}
 	f.mu.Lock()
-	c, gone := f.find(id)
-	if gone != nil || c.info.State != runtime.StateRunning {
-		f.mu.Unlock()
-		return errDied
+	down, gone := f.down, c.over()
+	if len(c.watchers) == 0 {
+		c.watchers, c.seen = map[*fakeFileWatcher]struct{}{}, c.look()
 	}
-	at, wrong := check(c.tree)
-	if wrong != nil {
-		f.mu.Unlock()
-		return wrong
-	}
-	file := &fakeFile{mode: op.Mode, time: time.Now(), data: data}
-	kind := "create"
-	if file.mode == 0 {
-		file.mode = 0o644
-	}
-	if at.file != nil {
-		kind, file.mode = "modify", at.file.mode
-		if op.Append {
-			file.data = slices.Concat(at.file.data, data)
-		}
-	}
-	at.put(file)
-	c.tell(kind, at.path, false)
-	info := file.info(path.Clean(op.Path), c.spec)
+	c.watchers[w] = struct{}{}
 	f.mu.Unlock()
-	if err != nil {
+	defer func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		delete(c.watchers, w)
+	}()
+	if err := f.after("file_watch", c.info.ID); err != nil {
 		return err
 	}
-	return deliverInfo(fio, info)
-}
-
-// find gives the files below a directory that a FileList or FileGlob means.
-func (c *fakeContainer) find(root *fakeFile, op runtime.FileOp) (out []runtime.FileInfo, err error) {
-	depth, limit := op.Depth, math.MaxInt
-	match := func(string) bool { return true }
-	if op.Verb == runtime.FileGlob {
-		depth, limit = math.MaxInt, op.Limit
-		elements := strings.Split(op.Pattern, "/")
-		match = func(below string) bool { return matchGlob(elements, strings.Split(below, "/")) }
+	if err := handle(runtime.FileEvent{Type: runtime.FileReady}); err != nil {
+		return err
 	}
-	at, err := root.there(op.Path, true)
-	if err != nil {
-		return nil, err
-	}
-	if !at.file.mode.IsDir() {
-		return nil, runtime.Invalid("%s is no directory", op.Path)
-	}
-	clean := path.Clean(op.Path)
-	at.file.walk(clean, depth, func(full string, file *fakeFile) {
-		if len(out) < limit && match(strings.TrimPrefix(strings.TrimPrefix(full, clean), "/")) {
-			out = append(out, file.info(full, c.spec))
+	for {
+		select {
+		case <-w.wake:
+		case <-down:
+			return fmt.Errorf("watch %s: %w", op.Path, errDown)
+		case <-gone:
+			return fmt.Errorf("watch %s: %w", op.Path, errDied)
+		case <-ctx.Done():
+			return nil
 		}
-	})
-	return out, nil
-}
-
-func (c *fakeContainer) mkdir(root *fakeFile, op runtime.FileOp) error {
-	mode := op.Mode
-	if mode == 0 {
-		mode = 0o755
-	}
-	if op.Parents {
-		if err := root.mkdir(path.Dir(path.Clean(op.Path)), 0o755); err != nil {
-			return err
-		}
-	}
-	at, err := root.find(op.Path, true)
-	switch {
-	case err != nil:
-		return err
-	case at.file != nil && at.file.mode.IsDir() && op.Parents:
-		return nil
-	case at.file != nil:
-		return fmt.Errorf("%s: %w", op.Path, errdefs.ErrAlreadyExists)
-	}
-	at.put(newDir(mode))
-	c.tell("create", at.path, true)
-	return nil
-}
-
-func (c *fakeContainer) relocate(root *fakeFile, op runtime.FileOp) error {
-	source, err := root.there(op.Path, false)
-	if err != nil {
-		return err
-	}
-	target, err := root.find(op.To, false)
-	switch {
-	case err != nil:
-		return err
-	case source.dir == nil || target.dir == nil || source.file.mode.IsDir() && runtime.Below(target.path, source.path):
-		return runtime.Invalid("%s can't be put at %s", op.Path, op.To)
-	case target.file != nil && !op.Replace:
-		return fmt.Errorf("%s: %w", op.To, errdefs.ErrAlreadyExists)
-	case target.file != nil && target.file.mode.IsDir() != source.file.mode.IsDir():
-		return runtime.Invalid("%s is of another kind than %s", op.To, op.Path)
-	case target.file != nil && len(target.file.files) > 0:
-		return fmt.Errorf("%s isn't empty: %w", op.To, errdefs.ErrFailedPrecondition)
-	}
-	target.put(source.file.clone())
-	if op.Verb == runtime.FileMove {
-		delete(source.dir.files, source.name)
-		c.tell("rename", source.path, source.file.mode.IsDir())
-	}
-	c.tell("create", target.path, source.file.mode.IsDir())
-	return nil
-}
-
-func (c *fakeContainer) removeFile(root *fakeFile, op runtime.FileOp) error {
-	at, err := root.there(op.Path, false)
-	switch {
-	case err != nil:
-		return err
-	case at.dir == nil:
-		return runtime.Invalid("the root can't be removed")
-	case len(at.file.files) > 0 && !op.Recursive:
-		return fmt.Errorf("%s isn't empty: %w", op.Path, errdefs.ErrFailedPrecondition)
-	}
-	delete(at.dir.files, at.name)
-	c.tell("remove", at.path, at.file.mode.IsDir())
-	return nil
-}
-
-// search finds lines.
-func search(root *fakeFile, op runtime.FileOp) (out []runtime.FileMatch, err error) {
-	expr := op.Pattern
-	if op.Literal {
-		expr = regexp.QuoteMeta(expr)
-	}
-	if op.IgnoreCase {
-		expr = "(?i)" + expr
-	}
-	re, err := regexp.Compile(expr)
-	if err != nil {
-		return nil, runtime.Invalid("pattern %q", op.Pattern)
-	}
-	at, err := root.there(op.Path, true)
-	if err != nil {
-		return nil, err
-	}
-	look := func(full string, file *fakeFile) {
-		if ok, _ := path.Match(op.Include, path.Base(full)); !file.mode.IsRegular() || op.Include != "" && !ok {
-			return
-		}
-		for i, line := range strings.Split(strings.TrimSuffix(string(file.data), "\n"), "\n") {
-			if len(out) < op.Limit && re.MatchString(line) {
-				out = append(out, runtime.FileMatch{Path: full, Line: i + 1, Text: line[:min(len(line), 4<<10)]})
+		f.mu.Lock()
+		events := w.queue
+		w.queue = nil
+		f.mu.Unlock()
+		for _, e := range events {
+			if ctx.Err() != nil {
+				return nil
+			}
+			if err := handle(e); err != nil {
+				return err
 			}
 		}
 	}
-	look(path.Clean(op.Path), at.file)
-	at.file.walk(path.Clean(op.Path), math.MaxInt, look)
-	return out, nil
 }

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -102,7 +104,7 @@ func TestFakeProcesses(t *testing.T) {
 // only for who asked.
 func TestFakeInsideEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := NewFake(FakeOptions{})
+		f := NewFake(FakeOptions{Files: t.TempDir()})
 		f.Listen(80, func(c net.Conn) { _, _ = io.Copy(c, c) })
 		c := mustCreate(t, f, runtime.Spec{Name: "a"})
 		if _, _, err := f.Start(t.Context(), c.ID, runtime.Process{ID: "p", Command: []string{"sleep", "infinity"}, Stdin: true}); err != nil {
@@ -192,112 +194,62 @@ func TestFakeDial(t *testing.T) {
 	served.Wait()
 }
 
+// TestFakeFiles: what the contract suite doesn't ask of a Fake's files. No link leads out
+// of a container, and a file is the container's user's.
 func TestFakeFiles(t *testing.T) {
-	f := NewFake(FakeOptions{})
+	dir := t.TempDir()
+	f := NewFake(FakeOptions{Files: dir})
 	c := mustCreate(t, f, runtime.Spec{Name: "a", User: "7:8", WorkingDir: "/work"})
-	do := func(verb runtime.FileVerb, path string, op runtime.FileOp, in string) (*FileAnswer, error) {
-		op.Verb, op.Path = verb, path
-		return DoFile(t.Context(), f, c.ID, op, strings.NewReader(in))
+	do := func(verb runtime.FileVerb, path, in string) (*FileAnswer, error) {
+		return DoFile(t.Context(), f, c.ID, runtime.FileOp{Verb: verb, Path: path, Length: -1, Depth: 1, Parents: true, Recursive: true}, strings.NewReader(in))
 	}
-	for _, step := range []struct {
-		verb runtime.FileVerb
-		path string
-		op   runtime.FileOp
-		in   string
-		is   func(error) bool // nil: no error
-	}{
-		{"write", "/work/a", runtime.FileOp{}, "one\ntwo\n", nil},
-		{"write", "/work/a", runtime.FileOp{Append: true}, "three\n", nil},
-		{"write", "/work/a/b", runtime.FileOp{}, "", errdefs.IsInvalidArgument},
-		{"write", "/work/d/e/f", runtime.FileOp{}, "", errdefs.IsNotFound},
-		{"write", "/work/d/e/f", runtime.FileOp{Parents: true}, "f", nil},
-		{"write", "/work/d", runtime.FileOp{}, "", errdefs.IsInvalidArgument},
-		{"read", "/work", runtime.FileOp{}, "", errdefs.IsInvalidArgument},
-		{"read", "/none", runtime.FileOp{}, "", errdefs.IsNotFound},
-		{"mkdir", "/work/x/y", runtime.FileOp{Mode: 0o700, Parents: true}, "", nil},
-		{"mkdir", "/work/x/y", runtime.FileOp{Mode: 0o700, Parents: true}, "", nil},
-		{"copy", "/work/d", runtime.FileOp{To: "/work/d/e/g"}, "", errdefs.IsInvalidArgument},
-		{"copy", "/work/d", runtime.FileOp{To: "/work/d2"}, "", nil},
-		{"copy", "/work/d", runtime.FileOp{To: "/work/d2", Replace: true}, "", errdefs.IsFailedPrecondition},
-		{"move", "/work/d2/e/f", runtime.FileOp{To: "/work/b"}, "", nil},
-		{"remove", "/work/d", runtime.FileOp{Recursive: true}, "", nil},
-	} {
-		if _, err := do(step.verb, step.path, step.op, step.in); step.is == nil && err != nil || step.is != nil && !step.is(err) {
-			t.Errorf("%s %s %+v: %v", step.verb, step.path, step.op, err)
-		}
-	}
-	for depth, want := range map[int]string{9: "/work/a /work/b /work/d2 /work/d2/e /work/x /work/x/y", 1: "/work/a /work/b /work/d2 /work/x"} {
-		if a, err := do(runtime.FileList, "/work", runtime.FileOp{Depth: depth}, ""); err != nil || strings.Join(a.Paths(), " ") != want {
-			t.Errorf("%d deep: %s, %v", depth, a.Paths(), err)
-		}
-	}
-	a, err := do(runtime.FileRead, "/work/./a", runtime.FileOp{Offset: 4, Length: 5}, "")
-	if info := a.Info(); err != nil || a.Out.String() != "two\nt" || info.Size != 14 || info.Mode != 0o644 || info.UID != 7 || info.GID != 8 {
-		t.Errorf("%s, %+v, %v", &a.Out, info, err)
-	}
-	a, err = do(runtime.FileSearch, "/work", runtime.FileOp{Pattern: "T", IgnoreCase: true, Limit: 2}, "")
-	if got := fmt.Sprint(a.Matches); err != nil || got != "[{/work/a 2 two} {/work/a 3 three}]" {
-		t.Errorf("found %s, %v", got, err)
-	}
-}
-
-func TestFakeTar(t *testing.T) {
-	ctx := t.Context()
-	f := NewFake(FakeOptions{})
-	c := mustCreate(t, f, runtime.Spec{Name: "a"})
-	var in bytes.Buffer
-	archive := tar.NewWriter(&in)
-	for _, h := range []tar.Header{
-		{Typeflag: tar.TypeDir, Name: "d/", Mode: 0o755}, {Typeflag: tar.TypeReg, Name: "d/f", Mode: 0o600, Size: 2},
-		{Typeflag: tar.TypeSymlink, Name: "out", Linkname: "/etc"}, {Typeflag: tar.TypeReg, Name: "out/x", Mode: 0o600, Size: 2},
-	} {
-		if err := archive.WriteHeader(&h); err != nil {
+	secret := filepath.Join(dir, "secret")
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	for name, target := range map[string]string{"absolute": dir, "above": "../../../../.." + dir, "file": secret} {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target}); err != nil {
 			t.Fatal(err)
 		}
-		if h.Size > 0 {
-			if _, err := archive.Write([]byte("hi")); err != nil {
-				t.Fatal(err)
+	}
+	if err := errors.Join(os.WriteFile(secret, []byte("precious"), 0o600), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := do(runtime.FileTarWrite, "/work", archive.String()); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{"/work/absolute/secret", "/work/above/secret", "/work/file", secret, "/work/../../../.." + secret} {
+		for _, verb := range []runtime.FileVerb{runtime.FileStat, runtime.FileRead, runtime.FileList, runtime.FileTarRead} {
+			if a, err := do(verb, path, ""); !errdefs.IsNotFound(err) && (verb != runtime.FileTarRead || err != nil || strings.Contains(a.Out.String(), "precious")) {
+				t.Errorf("%s %s: %v", verb, path, err)
 			}
 		}
 	}
-	if err := archive.Close(); err != nil {
-		t.Fatal(err)
+	for _, path := range []string{"/work/absolute/x", "/work/above/x", "/work/file", "/work/../../x"} {
+		_, _ = do(runtime.FileWrite, path, "x") // there, but inside
+		_, _ = do(runtime.FileMkdir, path+"/d/e", "")
+		_, _ = do(runtime.FileRemove, path, "")
 	}
-	unpack := runtime.FileOp{Verb: runtime.FileTarWrite, Path: "/tmp"}
-	_, _ = DoFile(ctx, f, c.ID, unpack, &in)
-	if _, err := DoFile(ctx, f, c.ID, runtime.FileOp{Verb: runtime.FileStat, Path: "/etc/x"}, nil); !errdefs.IsNotFound(err) {
-		t.Errorf("it went out of the directory: %v", err)
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 2 {
+		t.Errorf("outside there is %v, %v", left, err)
 	}
-	packed, err := DoFile(ctx, f, c.ID, runtime.FileOp{Verb: runtime.FileTarRead, Path: "/tmp/d"}, nil)
-	if err != nil {
-		t.Fatal(err)
+	if b, err := os.ReadFile(secret); string(b) != "precious" {
+		t.Errorf("%q, %v", b, err)
 	}
-	var got []string
-	for r := tar.NewReader(&packed.Out); ; {
-		h, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		got = append(got, fmt.Sprintf("%s %d", h.Name, h.Size))
+	a, err := do(runtime.FileWrite, "/work/a", "x")
+	if info := a.Info(); err != nil || info.UID != 7 || info.GID != 8 || info.Mode != 0o644 {
+		t.Errorf("%+v, %v", info, err)
 	}
-	if s := strings.Join(got, ", "); s != "d/ 0, d/f 2" {
-		t.Errorf("packed %s", s)
+	if err := f.Remove(t.Context(), c.ID); err != nil {
+		t.Error(err)
 	}
-	bad := tar.NewWriter(&in)
-	if err := errors.Join(bad.WriteHeader(&tar.Header{Name: "../x"}), bad.Close()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := DoFile(ctx, f, c.ID, unpack, &in); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("a name that leads out: %v", err)
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
+		t.Errorf("afterwards there is %v, %v", left, err)
 	}
 }
 
 func TestFakeWatchFiles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := NewFake(FakeOptions{})
+		f := NewFake(FakeOptions{Files: t.TempDir()})
 		c := mustCreate(t, f, runtime.Spec{Name: "a"})
 		ctx, cancel := context.WithCancel(t.Context())
 		watch := func(recursive bool) (<-chan error, *[]string) {
@@ -333,10 +285,10 @@ func TestFakeWatchFiles(t *testing.T) {
 		if err := errors.Join(<-all, <-some); err != nil {
 			t.Error(err)
 		}
-		if got := strings.Join(*deep, ", "); got != "create /tmp/a, modify /tmp/a, create /tmp/d/b, remove /tmp/a" {
+		if got := strings.Join(*deep, ", "); got != "create /tmp/a, modify /tmp/a, create /tmp/d, create /tmp/d/b, remove /tmp/a" {
 			t.Errorf("deep: %s", got)
 		}
-		if got := strings.Join(*flat, ", "); got != "create /tmp/a, modify /tmp/a, remove /tmp/a" {
+		if got := strings.Join(*flat, ", "); got != "create /tmp/a, modify /tmp/a, create /tmp/d, remove /tmp/a" {
 			t.Errorf("flat: %s", got)
 		}
 	})

@@ -1,0 +1,380 @@
+package files
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"io/fs"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/runtime/agent/wire"
+)
+
+// maxEntries bounds how many files one answer tells of, and how many names are held.
+const maxEntries = 1_000_000
+
+func (j *job) list() error {
+	entries := 0
+	return j.walkDir(func(e *entry) error {
+		if entries++; entries > maxEntries {
+			return failed(wire.ClassExhausted, j.name, "there are more than %d files", maxEntries)
+		}
+		if err := j.Item(e.info()); err != nil {
+			return err
+		}
+		if e.depth >= j.Depth {
+			return fs.SkipDir
+		}
+		return nil
+	})
+}
+
+// walkDir begins the operation, and walks through what is below its directory.
+func (j *job) walkDir(visit func(*entry) error) error {
+	dir, err := j.open(j.name, dirFlags)
+	if err != nil {
+		return err
+	}
+	defer dir.close()
+	if err := j.Ready(); err != nil {
+		return err
+	}
+	w := &walk{job: j, visit: visit}
+	return w.below(dir, 1)
+}
+
+// walk goes through what is below a directory, sorted by name, a directory before what is
+// in it. It follows no links, and leaves alone what is gone when it comes to it, directories
+// that the kernel makes up (/proc), and names too long to be asked for.
+type walk struct {
+	*job
+	// visit gets each file; fs.SkipDir keeps out of a directory, fs.SkipAll ends the walk.
+	visit func(*entry) error
+	// leave gets each directory when the walk has been through it. It may be nil.
+	leave func(*entry) error
+	// strict makes an error of what can't be read, which is left out otherwise.
+	strict bool
+	held   int // names
+}
+
+// below goes through a directory.
+func (w *walk) below(dir *file, depth int) error {
+	names, err := dir.names(maxEntries - w.held)
+	if missing(err) && depth > 1 { // removed since it was opened
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	w.held += len(names)
+	defer func() { w.held -= len(names) }()
+	slices.Sort(names)
+	for _, name := range names {
+		if err := w.beat(); err != nil {
+			return err
+		}
+		e := dir.at(name)
+		e.depth = depth
+		err := error(&fs.PathError{Op: "access", Path: e.path, Err: unix.ENAMETOOLONG})
+		if len(e.path) <= maxPath {
+			err = e.stat()
+		}
+		if err != nil {
+			err = w.omit(err)
+		} else {
+			err = w.tree(e)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// tree visits an entry, and what is below it.
+func (w *walk) tree(e *entry) error {
+	err := w.visit(e)
+	if errors.Is(err, fs.SkipDir) {
+		return nil
+	}
+	if err != nil || !is(&e.st, unix.S_IFDIR) {
+		return err
+	}
+	dir, err := e.open(dirFlags, 0)
+	switch {
+	case errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP): // another by now
+		err = nil
+	case err != nil:
+		err = w.omit(err)
+	default:
+		defer dir.close()
+		if e.depth == 0 || e.st.Dev == e.dir.st.Dev || !dir.virtual() {
+			err = w.below(dir, e.depth+1)
+		}
+	}
+	if err == nil && w.leave != nil {
+		err = w.leave(e)
+	}
+	return err
+}
+
+// omit returns nil for an error that doesn't end the walk.
+func (w *walk) omit(err error) error {
+	if missing(err) || !w.strict && (errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.ENAMETOOLONG)) {
+		return nil
+	}
+	return err
+}
+
+func (j *job) glob() error {
+	pattern, err := parseGlob(j.Pattern)
+	if err != nil {
+		return err
+	}
+	left := j.Limit
+	states := []places{pattern.start()} // of the directories that lead to the entry
+	err = j.walkDir(func(e *entry) error {
+		here := pattern.next(states[e.depth-1], e.name)
+		if pattern.matched(here) {
+			if err := j.Item(e.info()); err != nil {
+				return err
+			}
+			if left--; left == 0 {
+				return fs.SkipAll
+			}
+		}
+		if !pattern.goesOn(here) {
+			return fs.SkipDir
+		}
+		states = append(states[:e.depth], here)
+		return nil
+	})
+	if errors.Is(err, fs.SkipAll) {
+		err = nil
+	}
+	return err
+}
+
+// glob is a pattern of paths: elements as path.Match has them, or ** for any number of
+// directories.
+type glob []string
+
+// places are the elements up to which a path has matched, a bit for each. What takes a
+// path element takes time in proportion to the elements, whatever the pattern.
+type places uint64
+
+const (
+	anyDirs     = "**"
+	maxElements = 63
+)
+
+func parseGlob(text string) (glob, error) {
+	switch {
+	case strings.Trim(text, "/") == "":
+		return nil, Invalid("the pattern is empty")
+	case text[0] == '/':
+		return nil, Invalid("the pattern %s is absolute: it is of paths below the directory", Quote(text))
+	}
+	var g glob
+	for element := range strings.SplitSeq(text, "/") {
+		if element == "" || element == "." || element == anyDirs && len(g) > 0 && g[len(g)-1] == anyDirs {
+			continue
+		}
+		if element == ".." {
+			return nil, Invalid("the pattern %s leads out of the directory", Quote(text))
+		}
+		if _, err := path.Match(element, ""); err != nil {
+			return nil, Invalid("the pattern %s: %s", Quote(text), err)
+		}
+		g = append(g, element)
+	}
+	if len(g) > 0 && g[len(g)-1] == anyDirs { // all that is in the directory, but not itself
+		g = append(g, "*")
+	}
+	if len(g) == 0 || len(g) > maxElements {
+		return nil, Invalid("the pattern %s has %d elements: from 1 to %d are allowed", Quote(text), len(g), maxElements)
+	}
+	return g, nil
+}
+
+func (g glob) start() places { return g.reach(0, 0) }
+
+// reach adds a place, and those after it that need nothing.
+func (g glob) reach(p places, i int) places {
+	p |= 1 << i
+	if i < len(g) && g[i] == anyDirs {
+		p |= 1 << (i + 1) // no two follow each other
+	}
+	return p
+}
+
+// next are the places after one more element of a path.
+func (g glob) next(p places, name string) (after places) {
+	for i, element := range g {
+		if p&(1<<i) == 0 {
+			continue
+		}
+		if element == anyDirs {
+			after = g.reach(after, i)
+		} else if ok, _ := path.Match(element, name); ok { // parseGlob has tried it
+			after = g.reach(after, i+1)
+		}
+	}
+	return after
+}
+
+func (g glob) matched(p places) bool { return p&(1<<len(g)) != 0 }
+
+func (g glob) goesOn(p places) bool { return p&(1<<len(g)-1) != 0 }
+
+const (
+	maxLine    = 1 << 20 // up to here it is looked at
+	maxText    = 4 << 10 // of a line that is sent
+	binaryHead = 8 << 10 // a file with a NUL here isn't text
+)
+
+func (j *job) search() error {
+	match, err := j.matcher()
+	if err != nil {
+		return err
+	}
+	root, err := j.open(j.name, dirFlags)
+	isDir := err == nil
+	if errors.Is(err, unix.ENOTDIR) {
+		root, err = j.openRegular(j.name)
+	}
+	if err != nil {
+		return err
+	}
+	defer root.close()
+	if root.virtual() {
+		return failed(wire.ClassInvalid, j.name, "the kernel makes up what is there as it is read: it can't be searched")
+	}
+	if err := j.Ready(); err != nil {
+		return err
+	}
+	s := &search{job: j, match: match, left: j.Limit, lines: bufio.NewReaderSize(nil, wire.MaxData)}
+	if isDir {
+		err = (&walk{job: j, visit: s.visit}).below(root, 1)
+	} else if s.wanted(path.Base(j.name)) {
+		err = s.file(root)
+	}
+	if errors.Is(err, fs.SkipAll) {
+		err = nil
+	}
+	return err
+}
+
+// matcher returns what reports whether a line matches, in time in proportion to the line.
+func (j *job) matcher() (func([]byte) bool, error) {
+	text := j.Pattern
+	if j.Literal && !j.IgnoreCase {
+		return func(line []byte) bool { return bytes.Contains(line, []byte(text)) }, nil
+	}
+	if j.Literal {
+		text = regexp.QuoteMeta(text)
+	}
+	// On its own: brackets in it could end others around it.
+	re, err := regexp.Compile(text)
+	if err == nil && j.IgnoreCase {
+		re, err = regexp.Compile("(?i:" + text + ")")
+	}
+	if err != nil {
+		return nil, Invalid("the pattern %s: %s", Quote(j.Pattern), err)
+	}
+	return re.Match, nil
+}
+
+// search is a search under way.
+type search struct {
+	*job
+	match func([]byte) bool
+	left  int // matches
+	lines *bufio.Reader
+	long  []byte // a line that the reader's buffer is too small for
+	gone  error  // the peer's
+}
+
+func (s *search) wanted(name string) bool {
+	ok, _ := path.Match(s.Include, name) // it was tried
+	return ok || s.Include == ""
+}
+
+func (s *search) visit(e *entry) error {
+	if !is(&e.st, unix.S_IFREG) || !s.wanted(e.name) {
+		return nil
+	}
+	f, err := e.openRegular()
+	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+		return err
+	}
+	if err != nil {
+		return nil // gone, another by now, or not this user's to read
+	}
+	defer f.close()
+	return s.file(f)
+}
+
+// file looks through a file, up to where it ended at first.
+func (s *search) file(f *file) error {
+	s.lines.Reset(io.LimitReader(f, f.st.Size))
+	if head, _ := s.lines.Peek(binaryHead); bytes.IndexByte(head, 0) >= 0 {
+		return nil
+	}
+	for number := 1; ; number++ {
+		line, err := s.line()
+		if err != nil {
+			return s.gone // or the end, or a file that can't be read any further
+		}
+		if !s.match(line) {
+			continue
+		}
+		if err := s.Item(&wire.FileMatch{Path: []byte(f.path), Line: number, Text: cut(line)}); err != nil {
+			return err
+		}
+		if s.left--; s.left == 0 {
+			return fs.SkipAll
+		}
+	}
+}
+
+// line reads a line, without its end, and of one that is too long only the beginning.
+// The error is io.EOF when there is none.
+func (s *search) line() ([]byte, error) {
+	s.long = s.long[:0]
+	for {
+		if s.gone = s.beat(); s.gone != nil {
+			return nil, s.gone
+		}
+		part, more, err := s.lines.ReadLine()
+		if err != nil && len(s.long) == 0 {
+			return nil, err
+		}
+		if err == nil && !more && len(s.long) == 0 {
+			return part, nil
+		}
+		s.long = append(s.long, part[:min(len(part), maxLine-len(s.long))]...)
+		if !more {
+			return s.long, nil
+		}
+	}
+}
+
+// cut returns the beginning of a line, with no half of a character at its end.
+func cut(line []byte) []byte {
+	if len(line) <= maxText {
+		return line
+	}
+	end := maxText
+	for end > maxText-utf8.UTFMax && !utf8.RuneStart(line[end]) {
+		end--
+	}
+	return line[:end]
+}
