@@ -393,25 +393,33 @@ func TestImageUnfit(t *testing.T) {
 	}
 }
 
-// rewrite changes an image's configuration, and the manifest with it.
-func (img *madeImage) rewrite(from, to string) {
+// remake changes an image's manifest.
+func (img *madeImage) remake(change func(*ocispec.Manifest)) {
 	var m ocispec.Manifest
 	if err := json.Unmarshal(img.blobs[img.manifest.Digest], &m); err != nil {
 		panic(err)
 	}
-	if !bytes.Contains(img.spec, []byte(from)) {
-		panic(fmt.Sprintf("no %s in %s", from, img.spec))
-	}
-	delete(img.blobs, m.Config.Digest)
 	delete(img.blobs, img.manifest.Digest)
-	img.spec = bytes.Replace(img.spec, []byte(from), []byte(to), 1)
-	m.Config.Digest, m.Config.Size = digest.FromBytes(img.spec), int64(len(img.spec))
+	change(&m)
 	blob, err := json.Marshal(m)
 	if err != nil {
 		panic(err)
 	}
 	img.manifest.Digest, img.manifest.Size = digest.FromBytes(blob), int64(len(blob))
-	img.blobs[m.Config.Digest], img.blobs[img.manifest.Digest] = img.spec, blob
+	img.blobs[img.manifest.Digest] = blob
+}
+
+// rewrite changes an image's configuration, and the manifest with it.
+func (img *madeImage) rewrite(from, to string) {
+	if !bytes.Contains(img.spec, []byte(from)) {
+		panic(fmt.Sprintf("no %s in %s", from, img.spec))
+	}
+	img.remake(func(m *ocispec.Manifest) {
+		delete(img.blobs, m.Config.Digest)
+		img.spec = bytes.Replace(img.spec, []byte(from), []byte(to), 1)
+		m.Config.Digest, m.Config.Size = digest.FromBytes(img.spec), int64(len(img.spec))
+		img.blobs[m.Config.Digest] = img.spec
+	})
 }
 
 const (

@@ -60,18 +60,11 @@ func (s *shop) change(f http.HandlerFunc) {
 
 func (s *shop) put(t *testing.T, method, path, mediaType string, body []byte) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), method, s.URL+"/v2/"+path, bytes.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	req := httptest.NewRequestWithContext(t.Context(), method, "/v2/"+path, bytes.NewReader(body))
 	req.Header.Set("Content-Type", mediaType)
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = resp.Body.Close()
-	if resp.StatusCode != http.StatusCreated {
-		t.Fatalf("%s %s: %s", method, path, resp.Status)
+	reply := httptest.NewRecorder()
+	if s.inner.ServeHTTP(reply, req); reply.Code != http.StatusCreated {
+		t.Fatalf("%s %s: %d", method, path, reply.Code)
 	}
 }
 
@@ -178,9 +171,9 @@ func TestPullRefused(t *testing.T) {
 	large := (&madeImage{layers: ours.layers}).build(t)
 	large.rewrite(`"os":"linux"`, `"os":"linux","x":"`+strings.Repeat("x", 4<<20)+`"`)
 	wordy := (&madeImage{layers: ours.layers}).build(t)
-	wordy.remake(t, func(m *ocispec.Manifest) { m.Annotations = map[string]string{"x": strings.Repeat("x", 4<<20)} })
+	wordy.remake(func(m *ocispec.Manifest) { m.Annotations = map[string]string{"x": strings.Repeat("x", 4<<20)} })
 	chart := (&madeImage{layers: ours.layers}).build(t)
-	chart.retype(t, "application/vnd.cncf.helm.config.v1+json")
+	chart.remake(func(m *ocispec.Manifest) { m.Config.MediaType = "application/vnd.cncf.helm.config.v1+json" })
 
 	ref := s.push(t, ours, "image", "ours")
 	s.push(t, foreign, "image", "foreign")
@@ -270,42 +263,16 @@ func TestPullRefused(t *testing.T) {
 
 	// An address that the image names is not asked.
 	astray := (&madeImage{layers: ours.layers}).build(t)
-	astray.withURLs(t, stranger.URL+"/metadata")
-	if _, err := r.Pull(t.Context(), s.push(t, astray, "image", "astray"), nil); err != nil || strangers.Load() > 0 {
-		t.Errorf("%v; an address of the image's was asked %d times", err, strangers.Load())
-	}
-}
-
-// remake changes the manifest.
-func (img *madeImage) remake(t *testing.T, change func(*ocispec.Manifest)) {
-	t.Helper()
-	var m ocispec.Manifest
-	if err := json.Unmarshal(img.blobs[img.manifest.Digest], &m); err != nil {
-		t.Fatal(err)
-	}
-	delete(img.blobs, img.manifest.Digest)
-	change(&m)
-	blob, err := json.Marshal(m)
-	if err != nil {
-		t.Fatal(err)
-	}
-	img.manifest.Digest, img.manifest.Size = digest.FromBytes(blob), int64(len(blob))
-	img.blobs[img.manifest.Digest] = blob
-}
-
-func (img *madeImage) retype(t *testing.T, config string) {
-	t.Helper()
-	img.remake(t, func(m *ocispec.Manifest) { m.Config.MediaType = config })
-}
-
-func (img *madeImage) withURLs(t *testing.T, urls ...string) {
-	t.Helper()
-	img.remake(t, func(m *ocispec.Manifest) {
+	astray.remake(func(m *ocispec.Manifest) {
+		urls := []string{stranger.URL + "/metadata"}
 		for i := range m.Layers {
 			m.Layers[i].URLs = urls
 		}
 		m.Config.URLs = urls
 	})
+	if _, err := r.Pull(t.Context(), s.push(t, astray, "image", "astray"), nil); err != nil || strangers.Load() > 0 {
+		t.Errorf("%v; an address of the image's was asked %d times", err, strangers.Load())
+	}
 }
 
 func TestPullIndex(t *testing.T) {

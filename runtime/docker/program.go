@@ -55,7 +55,7 @@ func (r *Runtime) storedProgram(ctx context.Context, s *session, image string) (
 	v, err := s.VolumeInspect(ctx, name)
 	if errdefs.IsNotFound(err) {
 		r.stored.Store(false)
-		v, err = s.VolumeCreate(ctx, volume.CreateOptions{Name: name, Driver: "local", Labels: map[string]string{programLabel: "yes"}})
+		v, err = s.VolumeCreate(ctx, volume.CreateOptions{Name: name, Driver: "local", Labels: programLabels()})
 	}
 	if err != nil {
 		return "", err
@@ -74,6 +74,9 @@ func (r *Runtime) storedProgram(ctx context.Context, s *session, image string) (
 	}
 	return path.Join(v.Mountpoint, programFile), nil
 }
+
+// programLabels are those of a volume with a program.
+func programLabels() map[string]string { return map[string]string{programLabel: "yes"} }
 
 // nameProgram returns the name of the volume for a program, which has its hash.
 func nameProgram(read func() ([]byte, error)) (string, error) {
@@ -123,7 +126,8 @@ func (r *Runtime) fillVolume(ctx context.Context, s *session, name, image string
 	}
 	made, err := s.ContainerCreate(ctx, &container.Config{Image: image, Entrypoint: []string{programDir + "/" + programFile}},
 		&container.HostConfig{NetworkMode: "none", Mounts: []mount.Mount{{
-			Type: mount.TypeVolume, Source: name, Target: programDir, VolumeOptions: &mount.VolumeOptions{NoCopy: true}, // of what the image has there
+			// Nothing of the image is copied there. The engine makes the volume anew if another Berm has just removed it.
+			Type: mount.TypeVolume, Source: name, Target: programDir, VolumeOptions: &mount.VolumeOptions{NoCopy: true, Labels: programLabels()},
 		}}}, nil, nil, name)
 	if err != nil {
 		return err

@@ -42,7 +42,7 @@ func TestStoredProgram(t *testing.T) {
 	// Of other programs' volumes, the one that nothing uses goes, and no other.
 	kept := map[string]bool{programVolume + "unused": false, programVolume + "used": true, programVolume + "others": true, "others": true}
 	for name := range kept {
-		labels := map[string]string{programLabel: "yes"}
+		labels := programLabels()
 		if name == programVolume+"others" {
 			labels = nil
 		}
@@ -126,7 +126,7 @@ func TestStoredProgram(t *testing.T) {
 	if err := s.VolumeRemove(t.Context(), v.Name, true); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.VolumeCreate(t.Context(), volume.CreateOptions{Name: v.Name, Labels: map[string]string{programLabel: "yes"}, DriverOpts: map[string]string{
+	if _, err := s.VolumeCreate(t.Context(), volume.CreateOptions{Name: v.Name, Labels: programLabels(), DriverOpts: map[string]string{
 		"type": "none", "o": "bind", "device": filepath.Dir(file),
 	}}); err != nil {
 		t.Fatal(err)
@@ -160,7 +160,7 @@ func TestFillVolumeCopiesNoImage(t *testing.T) {
 		t.Error("the engine refused, and nobody cared")
 	}
 	mounts := made.HostConfig.Mounts
-	if len(mounts) != 1 || mounts[0].VolumeOptions == nil || !mounts[0].VolumeOptions.NoCopy {
+	if len(mounts) != 1 || mounts[0].VolumeOptions == nil || !mounts[0].VolumeOptions.NoCopy || mounts[0].VolumeOptions.Labels[programLabel] == "" {
 		t.Errorf("mounts %+v", mounts)
 	}
 }
