@@ -48,7 +48,7 @@ newer: compiler agent engines ## build the newest engines (10 minutes), and run 
 	@dpkg-query -W libseccomp-dev pkg-config >/dev/null 2>&1 || { \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends libseccomp-dev pkg-config; }
 	newer=$$(runtime/runtimetest/engine/newer.sh) && PATH=$$newer:$$PATH && $(TEST) --format testname -- -count=1 -timeout 60m \
-		-run '^Test(Contract$$|UserNS|Attack|Build|Archive|Held|Hold|Swapped|Led|Exchanged|Restart|Forged)' ./proxy/engineapi ./runtime/agent ./runtime/docker ./runtime/containerd
+		-run '^Test(Docker|Containerd|UserNS)Contract$$|^Test(UserNS|Attack|Build|Archive|Held|Hold|Swapped|Led|Exchanged|Restart|Forged)' ./proxy/engineapi ./runtime/agent ./runtime/docker ./runtime/containerd
 
 clients: compiler compose agent engines ## run real clients against the Docker Engine API
 	$(TEST) --format testname -- -race -count=1 -timeout 30m -run '^TestClients' ./...

