@@ -432,25 +432,15 @@ func (a *attack) read(ctx context.Context, name string) string {
 // wantJSON checks that an answer is JSON in UTF-8, line by line if it was asked for so.
 func (a *attack) wantJSON(ctx context.Context, call, accept string) {
 	a.Helper()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.server.url+"/api/v1/sandboxes/"+a.key+"/files/"+call, nil)
-	if err != nil {
-		a.Fatal(err)
-	}
-	req.Header.Set("X-API-Token", a.server.token)
-	req.Header.Set("Accept", accept)
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		a.Error(err)
+	url := a.server.url + "/api/v1/sandboxes/" + a.key + "/files/" + call
+	resp, body, err := exchange(ctx, http.DefaultClient, http.MethodGet, url, "", "X-API-Token", a.server.token, "Accept", accept)
+	if err != nil || resp.StatusCode != http.StatusOK || !utf8.ValidString(body) || body == "" {
+		a.Errorf("%s: %v, %d bytes, %v", call, resp, len(body), err)
 		return
 	}
-	defer func() { _ = resp.Body.Close() }()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusOK || !utf8.Valid(body) || len(body) == 0 {
-		a.Errorf("%s: %d, %d bytes, %v", call, resp.StatusCode, len(body), err)
-	}
-	parts := []string{string(body)}
+	parts := []string{body}
 	if accept == "application/x-ndjson" {
-		parts = strings.Split(strings.TrimSuffix(string(body), "\n"), "\n")
+		parts = strings.Split(strings.TrimSuffix(body, "\n"), "\n")
 	}
 	for _, part := range parts {
 		if !json.Valid([]byte(part)) {

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -246,23 +245,12 @@ func (x boxSandbox) wantError(err error, status int, code string) apitype.Proble
 // raw makes a call with a body as it is, below the path of sandboxes.
 func (x boxSandbox) raw(method, path, body string) (status int, answer map[string]any) {
 	x.t.Helper()
-	req, err := http.NewRequestWithContext(x.ctx, method, x.s.url+"/api/v1/sandboxes/"+path, strings.NewReader(body))
+	resp, text, err := exchange(x.ctx, x.s.http, method, x.s.url+"/api/v1/sandboxes/"+path, body, "Authorization", "Bearer "+x.s.token)
 	if err != nil {
 		x.t.Fatal(err)
 	}
-	req.Header.Set("Authorization", "Bearer "+x.s.token)
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := x.s.http.Do(req)
-	if err != nil {
-		x.t.Fatal(err)
-	}
-	defer func() { _ = resp.Body.Close() }()
-	data, err := io.ReadAll(resp.Body)
-	if err != nil {
-		x.t.Fatal(err)
-	}
-	if err := json.Unmarshal(data, &answer); err != nil {
-		x.t.Fatalf("%s: %v", data, err)
+	if err := json.Unmarshal([]byte(text), &answer); err != nil {
+		x.t.Fatalf("%s: %v", text, err)
 	}
 	return resp.StatusCode, answer
 }

@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -374,16 +375,30 @@ func (s *server) ready(ctx context.Context, announced string) error {
 }
 
 func (s *server) answers(ctx context.Context, path string) bool {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+path, nil)
+	resp, _, err := exchange(ctx, http.DefaultClient, http.MethodGet, s.url+path, "")
+	return err == nil && resp.StatusCode == http.StatusOK
+}
+
+// exchange makes a call, and returns the answer with its body read. A body is JSON unless
+// the headers, names and values in turn, say another.
+func exchange(ctx context.Context, c *http.Client, method, url, body string, headers ...string) (*http.Response, string, error) {
+	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
-		return false
+		return nil, "", err
 	}
-	resp, err := http.DefaultClient.Do(req)
+	if body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	for pair := range slices.Chunk(headers, 2) {
+		req.Header.Set(pair[0], pair[1])
+	}
+	resp, err := c.Do(req)
 	if err != nil {
-		return false
+		return nil, "", err
 	}
-	_ = resp.Body.Close()
-	return resp.StatusCode == http.StatusOK
+	defer func() { _ = resp.Body.Close() }()
+	answer, err := io.ReadAll(resp.Body)
+	return resp, string(answer), err
 }
 
 // client makes a client that makes each call once.

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -45,30 +44,20 @@ func testCreateThatPulls(t *testing.T, kind string) {
 	server.policy(t, "images: {allow: ["+repo+"]}\n")
 	server.stop()
 	s.start(server)
-	create := func(key string) *http.Response {
-		req, err := http.NewRequestWithContext(ctx, http.MethodPut, server.url+"/api/v1/sandboxes/"+key, strings.NewReader(`{"image":"`+repo+`:1"}`))
-		if err != nil {
-			t.Fatal(err)
-		}
-		req.Header.Set("Content-Type", "application/json")
-		req.Header.Set("X-API-Token", server.token)
-		resp, err := (&http.Client{Transport: s.checker.Transport(nil)}).Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = resp.Body.Close() })
-		return resp
-	}
+	caller := &http.Client{Transport: s.checker.Transport(nil)}
 	// wait asks as often as the server says, until it has another answer.
-	wait := func(key string) *http.Response {
+	wait := func(key string) (status int, body string) {
 		began := time.Now()
 		for calls := 0; ; calls++ {
-			resp := create(key)
+			resp, body, err := exchange(ctx, caller, http.MethodPut, server.url+"/api/v1/sandboxes/"+key, `{"image":"`+repo+`:1"}`, "X-API-Token", server.token)
+			if err != nil {
+				t.Fatal(err)
+			}
 			if resp.StatusCode != http.StatusAccepted {
 				if calls == 0 {
 					t.Errorf("the first answer is %s", resp.Status)
 				}
-				return resp
+				return resp.StatusCode, body
 			}
 			if location := resp.Header.Get("Location"); location != "/api/v1/sandboxes/"+key {
 				t.Fatalf("Location %q", location)
@@ -83,16 +72,13 @@ func testCreateThatPulls(t *testing.T, kind string) {
 			time.Sleep(time.Duration(seconds) * time.Second)
 		}
 	}
-	refused := wait("stranger")
-	body, err := io.ReadAll(refused.Body)
-	if err != nil || refused.StatusCode < 400 {
-		t.Errorf("without credentials: %s, %v\n%s", refused.Status, err, body)
+	if status, body := wait("stranger"); status < 400 {
+		t.Errorf("without credentials: %d\n%s", status, body)
 	}
 	// The next pull takes what the file says by then.
 	write(t, e.config.RegistryAuthFile, `{"auths": {"`+shop.Host()+`": {"username": "puller", "password": "p4ssw0rd"}}}`)
-	if made := wait("puller"); made.StatusCode != http.StatusCreated && made.StatusCode != http.StatusOK {
-		body, err := io.ReadAll(made.Body)
-		t.Fatalf("with credentials: %s, %v\n%s", made.Status, err, body)
+	if status, body := wait("puller"); status != http.StatusCreated && status != http.StatusOK {
+		t.Fatalf("with credentials: %d\n%s", status, body)
 	}
 	for _, key := range []string{"stranger", "puller"} {
 		if _, err := s.client.Delete(ctx, key); err != nil {

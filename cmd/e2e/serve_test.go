@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -80,26 +79,15 @@ func (c *child) get(t testing.TB, path string) (int, string) {
 // call makes a call with a body.
 func (c *child) call(t testing.TB, method, path, body string) (int, string) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), method, "http://localhost"+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if body != "" {
-		req.Header.Set("Content-Type", "application/json")
-	}
+	var headers []string
 	if strings.Contains(path, "/files?") {
-		req.Header.Set("Content-Type", "application/octet-stream")
+		headers = []string{"Content-Type", "application/octet-stream"}
 	}
-	resp, err := c.http.Do(req)
+	resp, answer, err := exchange(t.Context(), &c.http, method, "http://localhost"+path, body, headers...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = resp.Body.Close() }()
-	answer, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return resp.StatusCode, string(answer)
+	return resp.StatusCode, answer
 }
 
 func (c *child) signal(t testing.TB, s os.Signal) {

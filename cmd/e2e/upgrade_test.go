@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"encoding/json"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -64,22 +63,12 @@ func (o *oldService) call(method, path string, body, out any) int {
 	if err != nil {
 		o.t.Fatal(err)
 	}
-	req, err := http.NewRequestWithContext(o.t.Context(), method, o.server.url+"/api/v1/"+path, strings.NewReader(string(data)))
-	if err != nil {
-		o.t.Fatal(err)
-	}
-	req.Header.Set("X-API-Token", o.server.token)
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		o.t.Fatal(err)
-	}
-	defer func() { _ = resp.Body.Close() }()
-	if data, err = io.ReadAll(resp.Body); err == nil {
-		err = json.Unmarshal(data, out)
+	resp, answer, err := exchange(o.t.Context(), http.DefaultClient, method, o.server.url+"/api/v1/"+path, string(data), "X-API-Token", o.server.token)
+	if err == nil {
+		err = json.Unmarshal([]byte(answer), out)
 	}
 	if err != nil {
-		o.t.Fatalf("%s %s: %d %s: %v", method, path, resp.StatusCode, data, err)
+		o.t.Fatalf("%s %s: %s: %v", method, path, answer, err)
 	}
 	return resp.StatusCode
 }
