@@ -14,8 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
 )
@@ -23,13 +21,10 @@ import (
 // pair is a server and the engine's own client, at work in one and the same container.
 type pair struct {
 	berm *bermContender
-	raw  interface {
-		contender
-		runner
-	}
-	key string // the sandbox'
-	id  string // the container's
-	pid int    // of its init
+	raw  contender
+	key  string // the sandbox'
+	id   string // the container's
+	pid  int    // of its init
 }
 
 func newPairs(b *testing.B) (*bench, []pair) {
@@ -37,11 +32,7 @@ func newPairs(b *testing.B) (*bench, []pair) {
 	s := newBench(b)
 	var pairs []pair
 	for i := 0; i < len(s.all); i += 2 {
-		p := pair{berm: s.all[i].(*bermContender), key: "model-false"}
-		p.raw = s.all[i+1].(interface {
-			contender
-			runner
-		})
+		p := pair{berm: s.all[i].(*bermContender), raw: s.all[i+1], key: "model-false"}
 		p.id = p.berm.model(b, false)
 		c, err := p.berm.engine.open(b, p.berm.server).Inspect(b.Context(), p.id)
 		s.must(err)
@@ -220,13 +211,14 @@ func emit(size int) []string {
 func BenchmarkInside(b *testing.B) {
 	_, pairs := newPairs(b)
 	ctx := b.Context()
-	both := func(ours func(p pair) func() (time.Duration, error), theirs func(p pair) func() (time.Duration, error)) []way {
-		var ways []way
+	// both are the ways of all: each in the container of its pair, which goes by a key.
+	both := func(ours, theirs func(c contender, key string) func() (time.Duration, error)) (ways []way) {
 		for _, p := range pairs {
-			ways = append(ways, way{p.berm.String(), ours(p)}, way{p.raw.String(), theirs(p)})
+			ways = append(ways, way{p.berm.String(), ours(p.berm, p.key)}, way{p.raw.String(), theirs(p.raw, p.id)})
 		}
 		return ways
 	}
+	same := func(do func(c contender, key string) func() (time.Duration, error)) []way { return both(do, do) }
 	weighInside := func(b *testing.B, when string) {
 		for _, p := range pairs {
 			w := weigh(b, p.pid)
@@ -243,70 +235,42 @@ func BenchmarkInside(b *testing.B) {
 		weighInside(b, "idle")
 	})
 	b.Run("exec", func(b *testing.B) {
-		turns(b, both(
-			func(p pair) func() (time.Duration, error) {
-				return whole(func() error { return p.berm.exec(ctx, p.key) })
-			},
-			func(p pair) func() (time.Duration, error) {
-				return whole(func() error { return p.raw.exec(ctx, p.id) })
-			}), noUnit)
+		turns(b, same(func(c contender, key string) func() (time.Duration, error) {
+			return whole(func() error { return c.exec(ctx, key) })
+		}), noUnit)
 	})
 	b.Run("exec, 16 in parallel", func(b *testing.B) {
 		const workers, each = 16, 4
-		parallel := func(exec func() error) func() (time.Duration, error) {
+		turns(b, same(func(c contender, key string) func() (time.Duration, error) {
 			return whole(func() error {
-				var g errgroup.Group
-				for range workers {
-					g.Go(func() error {
-						for range each {
-							if err := exec(); err != nil {
-								return err
-							}
+				return parallel(workers, func(int) error {
+					for range each {
+						if err := c.exec(ctx, key); err != nil {
+							return err
 						}
-						return nil
-					})
-				}
-				return g.Wait()
+					}
+					return nil
+				})
 			})
-		}
-		turns(b, both(
-			func(p pair) func() (time.Duration, error) {
-				return parallel(func() error { return p.berm.exec(ctx, p.key) })
-			},
-			func(p pair) func() (time.Duration, error) {
-				return parallel(func() error { return p.raw.exec(ctx, p.id) })
-			}), per(workers*each, "commands"))
+		}), per(workers*each, "commands"))
 	})
 	b.Run("first byte of a stream", func(b *testing.B) {
 		// It goes on after that: what is buffered to the end comes late.
 		command := []string{"sh", "-c", "echo hi; sleep 0.2"}
-		first := func(r runner, key string) func() (time.Duration, error) {
+		turns(b, same(func(c contender, key string) func() (time.Duration, error) {
 			return func() (time.Duration, error) {
 				var out firstByte
 				began := time.Now()
-				if err := r.run(ctx, key, command, &out); err != nil {
+				if err := c.run(ctx, key, command, &out); err != nil {
 					return 0, err
 				}
 				return time.Duration(out.at.Load() - began.UnixNano()), nil
 			}
-		}
-		turns(b, both(
-			func(p pair) func() (time.Duration, error) { return first(p.berm, p.key) },
-			func(p pair) func() (time.Duration, error) { return first(p.raw, p.id) }), noUnit)
+		}), noUnit)
 	})
 	b.Run("256 MiB of output", func(b *testing.B) {
 		const size = 256 << 20
 		command := emit(size)
-		read := func(r runner, key string) func() (time.Duration, error) {
-			return whole(func() error {
-				var out counter
-				err := r.run(ctx, key, command, &out)
-				if err == nil && out.n != size {
-					err = fmt.Errorf("%d bytes came", out.n)
-				}
-				return err
-			})
-		}
 		before, worked := map[string]weight{}, map[string][2]time.Duration{}
 		for _, p := range pairs {
 			before[p.berm.kind] = weigh(b, p.berm.server.cmd.Process.Pid)
@@ -314,9 +278,16 @@ func BenchmarkInside(b *testing.B) {
 			forgetPeak(b, p.berm.server.cmd.Process.Pid)
 			forgetPeak(b, p.pid)
 		}
-		turns(b, both(
-			func(p pair) func() (time.Duration, error) { return read(p.berm, p.key) },
-			func(p pair) func() (time.Duration, error) { return read(p.raw, p.id) }), per(size>>20, "MiB"))
+		turns(b, same(func(c contender, key string) func() (time.Duration, error) {
+			return whole(func() error {
+				var out counter
+				err := c.run(ctx, key, command, &out)
+				if err == nil && out.n != size {
+					err = fmt.Errorf("%d bytes came", out.n)
+				}
+				return err
+			})
+		}), per(size>>20, "MiB"))
 		for _, p := range pairs {
 			pid, was := p.berm.server.cmd.Process.Pid, worked[p.berm.kind]
 			b.Logf("%-20s server private %d kB, before %d kB, resident at most %s; init at most %s; CPU time of a round %s and %s",
@@ -330,31 +301,27 @@ func BenchmarkInside(b *testing.B) {
 	b.Run("write 4 KiB", func(b *testing.B) {
 		// The engines' own copies don't reach a tmpfs, nor into a read-only root.
 		command := []string{"sh", "-c", `printf %s "$0" > /tmp/theirs`, content}
-		turns(b, both(
-			func(p pair) func() (time.Duration, error) {
-				return whole(func() error { return p.berm.writeFile(ctx, p.key, "/tmp/ours", content) })
-			},
-			func(p pair) func() (time.Duration, error) {
-				return whole(func() error { return p.raw.run(ctx, p.id, command, io.Discard) })
-			}), noUnit)
+		turns(b, both(func(c contender, key string) func() (time.Duration, error) {
+			return whole(func() error { return c.(*bermContender).writeFile(ctx, key, "/tmp/ours", content) })
+		}, func(c contender, key string) func() (time.Duration, error) {
+			return whole(func() error { return c.run(ctx, key, command, io.Discard) })
+		}), noUnit)
 	})
 	b.Run("read 4 KiB", func(b *testing.B) {
-		same := func(got string, err error) error {
+		check := func(got string, err error) error {
 			if err == nil && got != content {
 				err = fmt.Errorf("%d bytes came: %.40q", len(got), got)
 			}
 			return err
 		}
-		turns(b, both(
-			func(p pair) func() (time.Duration, error) {
-				return whole(func() error { return same(p.berm.readFile(ctx, p.key, "/tmp/ours")) })
-			},
-			func(p pair) func() (time.Duration, error) {
-				return whole(func() error {
-					var out strings.Builder
-					err := p.raw.run(ctx, p.id, []string{"cat", "/tmp/theirs"}, &out)
-					return same(out.String(), err)
-				})
-			}), noUnit)
+		turns(b, both(func(c contender, key string) func() (time.Duration, error) {
+			return whole(func() error { return check(c.(*bermContender).readFile(ctx, key, "/tmp/ours")) })
+		}, func(c contender, key string) func() (time.Duration, error) {
+			return whole(func() error {
+				var out strings.Builder
+				err := c.run(ctx, key, []string{"cat", "/tmp/theirs"}, &out)
+				return check(out.String(), err)
+			})
+		}), noUnit)
 	})
 }

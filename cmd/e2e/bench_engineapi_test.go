@@ -21,7 +21,6 @@ import (
 
 	"github.com/docker/docker/api/types/container"
 	docker "github.com/docker/docker/client"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/bermhq/berm/lifecycle"
 )
@@ -56,12 +55,8 @@ func newDoor(b *testing.B, path string) *door {
 		},
 		MaxIdleConnsPerHost: 64, DisableCompression: true, ReadBufferSize: 64 << 10, WriteBufferSize: 64 << 10,
 	}
-	c, err := docker.NewClientWithOpts(docker.WithHost("unix://"+path), docker.WithAPIVersionNegotiation())
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { transport.CloseIdleConnections(); _ = c.Close() })
-	return &door{http: &http.Client{Transport: transport}, docker: c}
+	b.Cleanup(transport.CloseIdleConnections)
+	return &door{http: &http.Client{Transport: transport}, docker: dockerClient(b, docker.WithHost("unix://"+path))}
 }
 
 func newDoorBench(b *testing.B) *doorBench {
@@ -145,18 +140,14 @@ func (s *doorBench) rounds(b *testing.B, connections, n int, do func(ctx context
 		var left atomic.Int64
 		left.Store(int64(n))
 		return took(func() {
-			g, ctx := errgroup.WithContext(b.Context())
-			for range connections {
-				g.Go(func() error {
-					for left.Add(-1) >= 0 {
-						if err := do(ctx, d); err != nil {
-							return err
-						}
+			if err := parallel(connections, func(int) error {
+				for left.Add(-1) >= 0 {
+					if err := do(b.Context(), d); err != nil {
+						return err
 					}
-					return nil
-				})
-			}
-			if err := g.Wait(); err != nil {
+				}
+				return nil
+			}); err != nil {
 				b.Fatal(err)
 			}
 		})

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -36,14 +37,9 @@ func (c *dockerContender) String() string { return "docker" }
 
 func newDockerContender(b *testing.B, e *testEngine, berm *bermContender) *dockerContender {
 	b.Helper()
-	raw, err := docker.NewClientWithOpts(docker.WithHost(e.config.Address), docker.WithAPIVersionNegotiation())
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { _ = raw.Close() })
-	c := &dockerContender{Client: raw, models: map[bool]container.InspectResponse{}}
+	c := &dockerContender{Client: dockerClient(b, docker.WithHost(e.config.Address)), models: map[bool]container.InspectResponse{}}
 	for _, network := range []bool{false, true} {
-		model, err := raw.ContainerInspect(b.Context(), berm.model(b, network))
+		model, err := c.ContainerInspect(b.Context(), berm.model(b, network))
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -261,11 +257,9 @@ func (c *containerdContender) remove(ctx context.Context, key string) error {
 	return os.Remove(filepath.Join(c.dir, key+".log"))
 }
 
-// inEngineNetns runs a function on a thread that is where the engine's bridges are, and
-// that ends with it.
+// inEngineNetns runs a function where the engine's bridges are.
 func (c *containerdContender) inEngineNetns(f func() error) error {
-	done := make(chan error)
-	go func() {
+	return onOwnThread(func() error {
 		ns, err := os.Open(c.engine.config.Netns)
 		if err == nil {
 			err = errors.Join(unix.Setns(int(ns.Fd()), syscall.CLONE_NEWNET), ns.Close())
@@ -273,9 +267,8 @@ func (c *containerdContender) inEngineNetns(f func() error) error {
 		if err == nil {
 			err = f()
 		}
-		done <- err
-	}()
-	return <-done
+		return err
+	})
 }
 
 // makeBenchNetns makes a network namespace that stays at a path.
@@ -283,13 +276,21 @@ func makeBenchNetns(path string) error {
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		return err
 	}
-	done := make(chan error)
-	go func() {
+	return onOwnThread(func() error {
 		err := unix.Unshare(unix.CLONE_NEWNET)
 		if err == nil {
 			err = unix.Mount(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), path, "", unix.MS_BIND, "")
 		}
-		done <- err
+		return err
+	})
+}
+
+// onOwnThread runs a function on a thread that ends with it.
+func onOwnThread(f func() error) error {
+	done := make(chan error)
+	go func() {
+		goruntime.LockOSThread()
+		done <- f()
 	}()
 	return <-done
 }

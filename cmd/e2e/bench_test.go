@@ -33,6 +33,7 @@ type bench struct {
 
 // contender does with a sandbox what there is to measure.
 type contender interface {
+	runner
 	String() string
 	create(ctx context.Context, key string, network bool) error
 	exec(ctx context.Context, key string) error // echo hi, and its output and exit code
@@ -224,20 +225,21 @@ func BenchmarkBackends(b *testing.B) {
 	s.all = with
 	b.Run("8 in parallel", func(b *testing.B) {
 		s.rounds(b, nil, func(c contender, key string) error {
-			return eight(key, func(key string) error {
+			return parallel(8, func(i int) error {
+				key := fmt.Sprintf("%s-%d", key, i)
 				return errors.Join(c.create(ctx, key, false), c.exec(ctx, key))
 			})
 		}, func(c contender, key string) error {
-			return eight(key, func(key string) error { return c.remove(ctx, key) })
+			return parallel(8, func(i int) error { return c.remove(ctx, fmt.Sprintf("%s-%d", key, i)) })
 		})
 	})
 }
 
-// eight does something with as many sandboxes at once.
-func eight(key string, do func(key string) error) error {
+// parallel has n do at once.
+func parallel(n int, do func(i int) error) error {
 	var g errgroup.Group
-	for i := range 8 {
-		g.Go(func() error { return do(fmt.Sprintf("%s-%d", key, i)) })
+	for i := range n {
+		g.Go(func() error { return do(i) })
 	}
 	return g.Wait()
 }
