@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -395,15 +394,9 @@ func attackPorts(a *attack) {
 func (a *attack) get(port int, within time.Duration) (status int, body string, err error) {
 	ctx, cancel := context.WithTimeout(a.Context(), within)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/", nil)
-	if err != nil {
-		return 0, "", err
+	resp, body, err := exchange(ctx, a.c.Port(a.key, port), http.MethodGet, "http://localhost/", "")
+	if resp != nil {
+		status = resp.StatusCode
 	}
-	resp, err := a.c.Port(a.key, port).Do(req)
-	if err != nil {
-		return 0, "", err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	b, err := io.ReadAll(resp.Body)
-	return resp.StatusCode, string(b), err
+	return status, body, err
 }
