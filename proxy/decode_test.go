@@ -192,7 +192,7 @@ func TestDecodeNulls(t *testing.T) {
 		Size [2]uint           `json:"Size"`
 		F    *inner            `json:"F"`
 		G    []*inner
-		h    string
+		h    string //nolint:unused // no JSON sets it
 	}
 	decode := func(body string) (w whole, err error) {
 		r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(body))

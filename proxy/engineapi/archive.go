@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -110,6 +111,27 @@ var compressed = [][]byte{
 	{0x1f, 0x8b, 0x08}, []byte("BZh"), {0xfd, '7', 'z', 'X', 'Z', 0}, {0x28, 0xb5, 0x2f, 0xfd},
 }
 
+// isCompressed reports whether engines take what begins so for a compressed archive.
+func isCompressed(first []byte) bool {
+	skippable := len(first) > 3 && first[0]&0xf0 == 0x50 && bytes.Equal(first[1:4], []byte{0x2a, 0x4d, 0x18}) // frames of zstd
+	return skippable || slices.ContainsFunc(compressed, func(magic []byte) bool { return bytes.HasPrefix(first, magic) })
+}
+
+// plainWriter refuses to write what begins as a compressed archive. The name of a file is
+// where an archive begins, and it is the caller's: the engine would unpack what was never judged.
+type plainWriter struct {
+	io.Writer
+	begun bool
+}
+
+func (w *plainWriter) Write(b []byte) (int, error) {
+	if !w.begun && isCompressed(b) {
+		return 0, proxy.Malformed("the archive begins with a name that engines take for a compressed archive")
+	}
+	w.begun = w.begun || len(b) > 0
+	return w.Writer.Write(b)
+}
+
 // plainTar looks at how an archive begins. Its first block has to be the header of a
 // file, or zeros, and nothing that an engine could take for a compressed archive.
 func plainTar(r io.Reader) (io.Reader, error) {
@@ -119,15 +141,7 @@ func plainTar(r io.Reader) (io.Reader, error) {
 		return nil, proxy.Malformed("the body is not a tar archive")
 	}
 	refuse := denied("archive.plain", "", "the body is not a plain tar archive", "tar without compression")
-	for _, magic := range compressed {
-		if bytes.HasPrefix(first, magic) {
-			return nil, refuse
-		}
-	}
-	if bytes.Equal(first[1:4], []byte{0x2a, 0x4d, 0x18}) && first[0]&0xf0 == 0x50 { // skippable frames of zstd
-		return nil, refuse
-	}
-	if !bytes.Equal(first, make([]byte, tarBlock)) && !tarHeader(first) {
+	if isCompressed(first) || !bytes.Equal(first, make([]byte, tarBlock)) && !tarHeader(first) {
 		return nil, refuse
 	}
 	return br, nil

@@ -151,7 +151,7 @@ func createNetwork(c *call, asked *network.CreateRequest) error {
 	alone := true
 	create := network.CreateRequest{CreateOptions: network.CreateOptions{
 		Driver: want.Driver, Internal: want.Internal, Options: want.Options, Labels: want.Labels, IPAM: &network.IPAM{Driver: "default"},
-	}, Name: want.Name, CheckDuplicate: &alone}
+	}, Name: want.Name, CheckDuplicate: &alone} //nolint:staticcheck // old engines need it
 	if err := c.engine.Post(c.ctx, c.version, "/networks/create", nil, create, &made); err != nil {
 		return err
 	}

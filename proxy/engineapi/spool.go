@@ -99,7 +99,7 @@ func rewrite(to io.Writer, from io.Reader, name string, judge func([]byte) ([]by
 	var dockerfile []byte
 	var size int64
 	found := false
-	out := bufio.NewWriterSize(to, upstream.BufferSize)
+	out := bufio.NewWriterSize(&plainWriter{Writer: to}, upstream.BufferSize)
 	tw, tr := tar.NewWriter(out), tar.NewReader(from)
 	for {
 		h, err := tr.Next()

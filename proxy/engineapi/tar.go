@@ -47,7 +47,7 @@ type tarFilter struct {
 // newTarFilter judges the first header too.
 func newTarFilter(r io.Reader, closed bool) (*tarFilter, error) {
 	f := &tarFilter{in: tar.NewReader(r), chunk: make([]byte, upstream.BufferSize), seed: maphash.MakeSeed(), kinds: map[uint64]byte{}, closed: closed}
-	f.out = tar.NewWriter(&f.written)
+	f.out = tar.NewWriter(&plainWriter{Writer: &f.written})
 	if f.fill(); f.refusal.Load() != nil {
 		return nil, f.err
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"net/http"
 	"path"
 	"slices"
 	"strings"
@@ -16,6 +17,8 @@ import (
 	"github.com/docker/docker/client"
 
 	"github.com/bermhq/berm/policy"
+
+	"github.com/bermhq/berm/proxy"
 )
 
 // written is an archive of entries. A file's content is its Size bytes.
@@ -293,5 +296,32 @@ func TestArchiveReadOnlyRoot(t *testing.T) {
 		t.Errorf("the engine itself refuses it: %v", err)
 	} else if _, err := direct.ContainerStatPath(t.Context(), made.ID, "/etc/evil"); err != nil && isOldEngine(t, direct) {
 		t.Errorf("the engine itself writes nothing: %v", err)
+	}
+}
+
+// TestArchivesStayPlain names files so that what Berm writes would begin as a compressed
+// archive, of which the engine would unpack what nothing has judged.
+func TestArchivesStayPlain(t *testing.T) {
+	note := map[string]string{tarXattr + "user.comment": "x"} // for which a header comes first that begins with the directory
+	for name, second := range map[string]tar.Header{
+		"bzip2":                   {Name: "BZh91AY&SY"},
+		"skippable zstd":          {Name: "P*M\x18P\x02"},
+		"bzip2 before attributes": {Name: "BZh91/x", PAXRecords: note},
+		"bzip2 before a name":     {Name: "BZh91/\u00fc"},
+		"zstd before attributes":  {Name: "P*M\x18/x", PAXRecords: note},
+	} {
+		t.Run(name, func(t *testing.T) {
+			second.Typeflag, second.Mode = tar.TypeReg, 0o644
+			in := written(t, tar.Header{Name: "Dockerfile", Typeflag: tar.TypeReg, Mode: 0o644}, second)
+			var out bytes.Buffer
+			err := rewrite(&out, bytes.NewReader(in), "Dockerfile", func(text []byte) ([]byte, error) { return text, nil })
+			if f := proxy.FaultOf(err); f.Status != http.StatusBadRequest || out.Len() > 0 {
+				t.Errorf("a build's: %v, the engine would get %.16q", err, out.Bytes())
+			}
+			got, err := refiltered(bytes.NewReader(written(t, second)), false)
+			if _, notPlain := plainTar(bytes.NewReader(got)); err == nil && notPlain != nil {
+				t.Errorf("the engine would get %.16q", got)
+			}
+		})
 	}
 }

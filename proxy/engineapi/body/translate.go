@@ -112,7 +112,7 @@ func (o *others) add(given bool, field string, value any) {
 func (b *Create) refused() []policy.OtherField {
 	var o others
 	h := b.HostConfig
-	o.add(b.MacAddress != "", "MacAddress", b.MacAddress)
+	o.add(b.MacAddress != "", "MacAddress", b.MacAddress) //nolint:staticcheck // old clients send it
 	o.add(len(b.OnBuild) > 0, "OnBuild", b.OnBuild)
 	o.add(b.Runtime != "" && b.Runtime != h.Runtime, "Runtime", b.Runtime)
 	o.add(h.VolumeDriver != "" && h.VolumeDriver != "local", "HostConfig.VolumeDriver", h.VolumeDriver)
@@ -138,7 +138,7 @@ func Refused(at string, r *container.Resources, diskQuota int64) []policy.OtherF
 	o.add(r.CgroupParent != "", at+"CgroupParent", r.CgroupParent)
 	for name, n := range map[string]int64{
 		"BlkioWeight": int64(r.BlkioWeight), "CpuRealtimePeriod": r.CPURealtimePeriod, "CpuRealtimeRuntime": r.CPURealtimeRuntime,
-		"DiskQuota": diskQuota, "KernelMemory": r.KernelMemory, "KernelMemoryTCP": r.KernelMemoryTCP, "CpuCount": r.CPUCount,
+		"DiskQuota": diskQuota, "KernelMemory": r.KernelMemory, "KernelMemoryTCP": r.KernelMemoryTCP, "CpuCount": r.CPUCount, //nolint:staticcheck // old clients send it
 		"CpuPercent": r.CPUPercent,
 	} {
 		o.add(n != 0, at+name, n)
