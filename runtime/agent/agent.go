@@ -84,7 +84,6 @@ type Runtime struct {
 	root    *os.File // Root, locked
 	pace    pace
 	starter runtime.Starter
-	starts  keylock.Map[string]    // programs that the engine starts, and pauses, by the container's id
 	serving keylock.Map[servedKey] // sessions that are started
 	naming  keylock.Map[servedKey] // processes that are started, by the container's id and theirs
 	runs    string                 // begins the ID of each command that Exec runs
@@ -510,12 +509,7 @@ func (r *Runtime) sweepStrays(names map[string]bool) error {
 
 // Pause freezes a container's processes, the program's too.
 func (r *Runtime) Pause(ctx context.Context, id string) error {
-	unlock, err := r.starts.Lock(ctx, id)
-	if err != nil {
-		return fmt.Errorf("pause container %s: %w", id, runtime.Ended(ctx))
-	}
-	defer unlock()
-	err = r.Engine.Pause(ctx, id)
+	err := r.Engine.Pause(ctx, id)
 	if b := r.known(id); b != nil && !errdefs.IsFailedPrecondition(err) {
 		b.paused.Store(true) // or maybe: who needs to know asks the engine
 	}

@@ -81,14 +81,8 @@ func (b *container) serve(ctx context.Context, id, user string) (*session, error
 // errGone is the error for a container that was removed, or whose Runtime was closed.
 var errGone = runtime.Unavailable(errors.New("the container is gone, or this client of the engine is closed"))
 
-// startProgram has the engine start a program. No pause comes between: a process that joins
-// a frozen cgroup never gets done.
+// startProgram has the engine start a program. The backend keeps a pause from coming between.
 func (b *container) startProgram(ctx context.Context, id string, p runtime.Program) (runtime.Stdio, error) {
-	unlock, err := b.r.starts.Lock(ctx, id)
-	if err != nil {
-		return nil, runtime.Ended(ctx)
-	}
-	defer unlock()
 	if err := b.excuse(ctx); err != nil {
 		return nil, err
 	}

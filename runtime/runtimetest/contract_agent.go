@@ -51,6 +51,7 @@ func agentCases(h Harness) []contractCase {
 			contractCase{"agent/user", testExecUser},
 			contractCase{"agent/process of another user", testProcessUser},
 			contractCase{"agent/serve stopped", testServeStopped},
+			contractCase{"agent/serve started while paused", testServePaused},
 			contractCase{"agent/exec like the engine's", testExecAlike},
 			contractCase{"agent/not reached", testAgentOff},
 			contractCase{"agent/not reached, signaled", unreached(testProcessSignaled)},
@@ -581,6 +582,41 @@ func testServeStopped(t *testing.T, b *bed) {
 		}
 		if out, _, _ := b.run(t, c.ID, runtime.Exec{Command: []string{"echo", "well"}, User: "1000:1000"}); out != "well\n" {
 			t.Errorf("%s: the next says %q", signal, out)
+		}
+	}
+}
+
+// testServePaused: a pause at any moment of a program's start holds up neither it nor others.
+func testServePaused(t *testing.T, b *bed) {
+	p, ok := b.rt.(runtime.Pauser)
+	if !ok {
+		return
+	}
+	for delay := time.Duration(0); delay < 160*time.Millisecond; delay += 20 * time.Millisecond {
+		c := b.create(t, b.spec())
+		ended := make(chan error, 1)
+		go func() {
+			_, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"true"}, User: "1000:1000"})
+			ended <- err
+		}()
+		time.Sleep(delay)
+		if err := p.Pause(b.ctx, c.ID); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Resume(b.ctx, c.ID); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case err := <-ended:
+			if err != nil && !errdefs.IsFailedPrecondition(err) {
+				t.Errorf("paused after %s: %v", delay, err)
+			}
+		case <-time.After(30 * time.Second):
+			t.Fatalf("paused after %s: it doesn't end", delay)
+		}
+		b.run(t, c.ID, runtime.Exec{Command: []string{"true"}, User: "1000:1000"})
+		if err := b.rt.Remove(b.ctx, c.ID); err != nil {
+			t.Error(err)
 		}
 	}
 }
