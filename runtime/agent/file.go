@@ -170,26 +170,19 @@ func parseFile(payload []byte) (runtime.FileInfo, error) {
 	}, nil
 }
 
-// fileMode makes Go's of st_mode.
+// fileTypes are the types in st_mode.
+var fileTypes = map[uint32]fs.FileMode{
+	unix.S_IFREG: 0, unix.S_IFDIR: fs.ModeDir, unix.S_IFLNK: fs.ModeSymlink, unix.S_IFIFO: fs.ModeNamedPipe, unix.S_IFSOCK: fs.ModeSocket,
+	unix.S_IFCHR: fs.ModeDevice | fs.ModeCharDevice, unix.S_IFBLK: fs.ModeDevice,
+}
+
+// fileMode makes Go's mode of st_mode.
 func fileMode(m uint32) fs.FileMode {
-	out := fs.FileMode(m & 0o777)
-	switch m & unix.S_IFMT {
-	case unix.S_IFDIR:
-		out |= fs.ModeDir
-	case unix.S_IFLNK:
-		out |= fs.ModeSymlink
-	case unix.S_IFIFO:
-		out |= fs.ModeNamedPipe
-	case unix.S_IFSOCK:
-		out |= fs.ModeSocket
-	case unix.S_IFCHR:
-		out |= fs.ModeDevice | fs.ModeCharDevice
-	case unix.S_IFBLK:
-		out |= fs.ModeDevice
-	case unix.S_IFREG:
-	default:
-		out |= fs.ModeIrregular
+	kind, ok := fileTypes[m&unix.S_IFMT]
+	if !ok {
+		kind = fs.ModeIrregular
 	}
+	out := fs.FileMode(m&0o777) | kind
 	for bit, mode := range map[uint32]fs.FileMode{unix.S_ISUID: fs.ModeSetuid, unix.S_ISGID: fs.ModeSetgid, unix.S_ISVTX: fs.ModeSticky} {
 		if m&bit != 0 {
 			out |= mode
