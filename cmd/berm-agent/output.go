@@ -230,10 +230,12 @@ func (p *process) leave(f *follower, err error) {
 // serve serves a follower to the end of the process, or until Berm hangs up.
 func (p *process) serve(c *conn, f *follower) (any, error) {
 	defer p.leave(f, errGone)
-	info := p.tell()
-	info.FirstSeq = f.seq
-	if c.w.SendJSON(wire.KindItem, info) != nil {
-		return nil, errGone
+	if !p.exec || p.stdin { // else nobody waits for it
+		info := p.tell()
+		info.FirstSeq = f.seq
+		if c.w.SendJSON(wire.KindItem, info) != nil {
+			return nil, errGone
+		}
 	}
 	go func() {
 		_, _, _ = c.r.Next() // nothing is to come

@@ -30,6 +30,7 @@ type process struct {
 	command []string
 	tty     bool
 	keep    int
+	stdin   bool
 	once    bool // the output is to be given once
 	exec    bool // it has no name: it is killed with its follower's connection, and not listed
 	order   int  // among all
@@ -68,7 +69,7 @@ func precondition(format string, args ...any) *wire.Failure {
 
 // newProcess makes one that hasn't been started.
 func newProcess(srv *server, s *wire.Start) *process {
-	p := &process{srv: srv, id: s.ID, label: s.Label, command: cutCommand(s.Command), tty: s.TTY, keep: s.KeepBytes, once: s.Once, exec: s.Exec, exited: make(chan struct{})}
+	p := &process{srv: srv, id: s.ID, label: s.Label, command: cutCommand(s.Command), tty: s.TTY, keep: s.KeepBytes, stdin: s.Stdin, once: s.Once, exec: s.Exec, exited: make(chan struct{})}
 	if p.keep == 0 {
 		p.keep = defaultKeep
 	}

@@ -322,6 +322,13 @@ func (p *program) hungUp() bool { return closed(p.nc) }
 // begun says that the process has been started, or is followed.
 func (p *program) begun(id string) { p.json(wire.KindItem, wire.ProcessInfo{ID: id, Running: true}) }
 
+// started says that a command has been started, if Berm waits for that.
+func (p *program) started(req *wire.Request) {
+	if req.Start.Stdin {
+		p.begun(req.Start.ID)
+	}
+}
+
 // prints answers a command with output and an exit code.
 func prints(out string, code int) func(*program, *wire.Request) {
 	return func(p *program, req *wire.Request) {
@@ -329,7 +336,7 @@ func prints(out string, code int) func(*program, *wire.Request) {
 			_ = p.nc.Close()
 			return
 		}
-		p.begun(req.Start.ID)
+		p.started(req)
 		if out != "" {
 			p.output(int64(len(out)), out)
 		}

@@ -59,7 +59,7 @@ type run struct {
 	*call
 	output
 	e       runtime.Exec
-	begun   bool                  // the program has said so
+	begun   bool                  // the program has said so, or sent output
 	deliver error                 // of Stdout or Stderr
 	feeding context.Context       // of Stdin; ends with the command
 	starved atomic.Pointer[error] // why there is no Stdin
@@ -133,14 +133,12 @@ func (x *run) wait(ctx context.Context) error {
 
 // follow delivers output until the command has ended, or it can't be delivered.
 func (x *run) follow() error {
-	if !x.begun {
+	if x.e.Stdin != nil && !x.begun {
 		if err := x.begin(x.conn); err != nil {
 			return err
 		}
 		x.begun = true
-		if x.e.Stdin != nil && x.ctx.Err() == nil {
-			go func() { _ = x.b.r.guard(x.feed) }()
-		}
+		go func() { _ = x.b.r.guard(x.feed) }()
 	}
 	for {
 		chunk, err := x.read(x.conn)
@@ -150,6 +148,7 @@ func (x *run) follow() error {
 		case err != nil:
 			return err
 		}
+		x.begun = true
 		to := x.e.Stdout
 		if chunk.Stderr {
 			to = x.e.Stderr

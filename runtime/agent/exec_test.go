@@ -87,10 +87,11 @@ func TestExecMisled(t *testing.T) {
 		answer func(p *program, id string)
 		out    string
 	}{
-		"hangs up":         {func(*program, string) {}, ""},
-		"at once":          {func(*program, string) {}, ""},
-		"another":          {func(p *program, _ string) { p.begun("other") }, ""},
-		"given up":         {func(p *program, _ string) { p.json(wire.KindFailure, wire.Failure{Class: wire.ClassExhausted}) }, ""},
+		"hangs up": {func(*program, string) {}, ""},
+		"given up": {func(p *program, _ string) {
+			p.output(1, "x")
+			p.json(wire.KindFailure, wire.Failure{Class: wire.ClassExhausted})
+		}, "x"},
 		"garbage":          {func(p *program, _ string) { _, _ = io.WriteString(p.nc, "garbage garbage") }, ""},
 		"seq backwards":    {func(p *program, _ string) { p.output(4, "abcd"); p.output(3, "c") }, "abcd"},
 		"seq jumps":        {func(p *program, _ string) { p.output(1<<40, "c") }, ""},
@@ -112,9 +113,6 @@ func TestExecMisled(t *testing.T) {
 				switch req.Op {
 				case wire.OpStart:
 					if p.ready() {
-						if name != "at once" && name != "another" {
-							p.begun(req.Start.ID)
-						}
 						tt.answer(p, req.Start.ID)
 					}
 				case wire.OpKill:
@@ -179,7 +177,7 @@ func (s *runner) answer(p *program, req *wire.Request) {
 	}
 	switch req.Op {
 	case wire.OpStart:
-		p.begun(req.Start.ID)
+		p.started(req)
 		p.output(7, "partial")
 		<-s.of(req.Start.ID)
 		p.output(11, "last")
@@ -248,7 +246,6 @@ func TestExecCanceledInMidFrame(t *testing.T) {
 				t.Errorf("cut at %d: it was asked to %s", cut, req.Op)
 				return
 			}
-			p.begun(req.Start.ID)
 			_, _ = io.WriteString(p.nc, first+second[:cut])
 			<-killed
 			_, _ = io.WriteString(p.nc, second[cut:])

@@ -76,7 +76,7 @@ type Start struct {
 	Rows      int      `json:"rows,omitempty"`
 	Cols      int      `json:"cols,omitempty"`
 	Follow    *Follow  `json:"follow,omitempty"` // from the first byte
-	Exec      bool     `json:"exec,omitempty"`   // has a Follow, is killed when that is canceled, and isn't listed
+	Exec      bool     `json:"exec,omitempty"`   // has a Follow, without Item unless it has Stdin; is killed when that is canceled; isn't listed
 	Once      bool     `json:"once,omitempty"`
 	TimeoutMS int64    `json:"timeout_ms,omitempty"`
 	KeepBytes int      `json:"keep_bytes,omitempty"`
