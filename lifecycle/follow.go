@@ -301,7 +301,7 @@ func (h *handle) stderr(ctx context.Context, info runtime.ProcessInfo) string {
 		return ""
 	}
 	s := h.stream(f, info, -1, false)
-	defer s.Close() //nolint:errcheck // it has none
+	defer s.Close()
 	defer context.AfterFunc(ctx, func() { _ = s.Close() })()
 	var text []byte
 	for s.next < info.NextSeq {

@@ -175,7 +175,7 @@ func (m *monitor) readEvents(ctx context.Context, sb Sandbox) error {
 	if err != nil {
 		return err
 	}
-	defer events.Close() //nolint:errcheck // nothing was written
+	defer events.Close()
 	defer context.AfterFunc(ctx, func() { _ = events.Close() })()
 	for first := true; ; first = false {
 		infos, err := events.Next()
