@@ -24,11 +24,13 @@ import (
 // *ProcessError in the AlreadyExists class when the ID is another's.
 func (p *processes) Start(ctx context.Context, req StartRequest) (Process, Stream, error) {
 	req.Kind = cmp.Or(req.Kind, KindExec)
-	name := "sandbox.exec_start"
+	key := trace.WithAttributes(attribute.String("berm.key", req.Key))
+	var span trace.Span
 	if req.Kind == KindManaged {
-		name = "sandbox.process_start"
+		ctx, span = p.engine.tracer.Start(ctx, "sandbox.process_start", key)
+	} else {
+		ctx, span = p.engine.tracer.Start(ctx, "sandbox.exec_start", key)
 	}
-	ctx, span := p.engine.tracer.Start(ctx, name, trace.WithAttributes(attribute.String("berm.key", req.Key)))
 	defer span.End()
 	s := &start{processes: p, req: req}
 	done := false

@@ -130,8 +130,9 @@ func TestFakeInsideEnds(t *testing.T) {
 					return f.File(t.Context(), c.ID, runtime.FileOp{Verb: runtime.FileWatch, Path: "/tmp"}, runtime.FileIO{Event: ignore})
 				},
 			} {
-				ended[what] = make(chan error, 1)
-				go func() { ended[what] <- do() }()
+				end := make(chan error, 1)
+				ended[what] = end
+				go func() { end <- do() }()
 			}
 			synctest.Wait()
 			return ended

@@ -26,8 +26,8 @@ func Mux(write, closing time.Duration) *yamux.Config {
 }
 
 // Joined is a carrier of a session on which small frames go out together. Yamux writes the
-// header and the data of a frame apart, and opens a stream, or accepts one, by a frame of its
-// own: that waits for the next one, which follows soon or isn't awaited.
+// header and the data of a frame apart, and accepts a stream by a frame of its own: that waits
+// for the next frame, as nobody awaits it.
 type Joined struct {
 	io.ReadWriteCloser
 	held []byte // headers that haven't gone out
@@ -42,8 +42,8 @@ const (
 func (j *Joined) Write(p []byte) (int, error) {
 	head := !j.data && len(p) == muxHead
 	j.data = head && p[1] == 0 && binary.BigEndian.Uint32(p[8:]) > 0
-	opens := head && p[1] == 1 && p[3]&3 != 0 // SYN or ACK
-	if (j.data || opens) && len(j.held) < joinMost {
+	accepts := head && p[1] == 1 && p[3]&2 != 0 // a window update with ACK
+	if (j.data || accepts) && len(j.held) < joinMost {
 		j.held = append(j.held, p...)
 		return len(p), nil
 	}

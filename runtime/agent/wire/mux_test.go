@@ -32,12 +32,12 @@ func TestJoined(t *testing.T) {
 		in   [][]byte
 		want []int // the lengths of the writes
 	}{
-		"opened with data":        {[][]byte{opened, muxFrame(0, 0, 5), []byte("hello")}, []int{29}},
+		"opened with data":        {[][]byte{opened, muxFrame(0, 0, 5), []byte("hello")}, []int{12, 17}},
 		"accepted with data":      {[][]byte{accepted, muxFrame(0, 0, 5), []byte("hello"), closed}, []int{29, 12}},
-		"data that looks like it": {[][]byte{muxFrame(0, 0, 12), opened, muxFrame(0, 0, 12), muxFrame(0, 0, 12), closed}, []int{24, 24, 12}},
-		"closed at once":          {[][]byte{opened, closed}, []int{24}},
-		"much data":               {[][]byte{opened, muxFrame(0, 0, len(big)), big}, []int{24 + joinMost, len(big) - joinMost}},
-		"many that are opened":    {append(slices.Repeat([][]byte{opened}, joinMost/muxHead+1), opened), []int{joinMost/muxHead*muxHead + 2*muxHead}},
+		"data that looks like it": {[][]byte{muxFrame(0, 0, 12), accepted, muxFrame(0, 0, 12), muxFrame(0, 0, 12), closed}, []int{24, 24, 12}},
+		"closed at once":          {[][]byte{accepted, closed}, []int{24}},
+		"much data":               {[][]byte{accepted, muxFrame(0, 0, len(big)), big}, []int{24 + joinMost, len(big) - joinMost}},
+		"many that are accepted":  {append(slices.Repeat([][]byte{accepted}, joinMost/muxHead+1), accepted), []int{joinMost/muxHead*muxHead + 2*muxHead}},
 	} {
 		var r record
 		j := &Joined{ReadWriteCloser: &r}
