@@ -137,7 +137,8 @@ func (s *Supervisor) Set(ctx context.Context, id string, p Policy, stopped bool)
 
 // Stopping is called before a container is stopped or killed by hand. Off says that no
 // restart follows until the container is started by hand. It waits for a start that goes
-// on, and reports whether a restart was waiting, which it has cancelled.
+// on, and reports whether a restart was waiting, or may have followed one before: that is
+// cancelled, and the container may have ended by itself.
 func (s *Supervisor) Stopping(ctx context.Context, id string, off bool) (waited bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,13 +146,14 @@ func (s *Supervisor) Stopping(ctx context.Context, id string, off bool) (waited 
 	if e == nil {
 		return false, nil
 	}
+	restarted := e.row.Count > 0 && !e.row.Stopped
 	e.row.Stopped, e.boot = true, false
 	e.off = e.off || off
 	if err := s.idleLocked(ctx, e); err != nil {
 		return false, err
 	}
 	if off {
-		waited = !e.row.Next.IsZero() && e.hands == 0
+		waited = (!e.row.Next.IsZero() || restarted) && e.hands == 0
 		e.row.Next = time.Time{}
 	}
 	s.mu.Unlock()

@@ -237,7 +237,8 @@ func restartOf(p *plan) restart.Policy {
 }
 
 // endContainer asks the engine to stop or kill a container, which cancels its restarts as far as off
-// says. If it only waited for its restart, there is nothing left to end.
+// says. If it only waited for its restart, or has ended again by itself, there is nothing left to
+// end.
 func endContainer(c *call, a upstream.Ask, id string, off bool) error {
 	waited, err := c.restarts.Stopping(c.ctx, id, off)
 	if err != nil {
