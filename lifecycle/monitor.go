@@ -152,6 +152,7 @@ func (m *monitor) trackLocked(info runtime.ProcessInfo, counted bool, unlock fun
 			m.tracked = map[string]*tracked{}
 		}
 		m.tracked[info.ID] = t
+		delete(m.isReady, info.ID) // an earlier one's
 		if !counted {
 			m.rec.uses[k.use()]++
 		}

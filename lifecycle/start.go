@@ -373,7 +373,7 @@ func (s *start) ready(ctx context.Context) (Process, error) {
 	switch {
 	case err == nil && now.StartedAt.Equal(s.info.StartedAt):
 		p = h.process(now)
-	case err == nil:
+	case err == nil || errdefs.IsNotFound(err): // it was replaced
 		p = h.lost(s.info)
 	}
 	p.Ready = &ready
