@@ -6,7 +6,7 @@ import (
 )
 
 var (
-	// failureOf returns an error as Berm is told of it.
+	// failureOf returns what Berm is sent of an error.
 	failureOf = files.Failure
 	// invalid returns the failure of a request that makes no sense.
 	invalid = files.Invalid

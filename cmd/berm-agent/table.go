@@ -29,7 +29,7 @@ type table struct {
 	watchers map[*watcher]bool
 }
 
-// watcher is a connection that is told of processes.
+// watcher is a connection that gets the starts and ends of processes.
 type watcher struct {
 	changed map[*process]bool
 	gone    bool

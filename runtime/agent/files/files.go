@@ -155,7 +155,7 @@ func join(dir, name string) string {
 	return dir + "/" + name
 }
 
-// Failure returns an error as the peer is told of it: a class, what it was about, and why.
+// Failure returns what the peer is sent of an error: a class, what it was about, and why.
 func Failure(err error) *wire.Failure {
 	var failure *wire.Failure
 	if errors.As(err, &failure) {
