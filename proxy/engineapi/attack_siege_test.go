@@ -287,8 +287,11 @@ func (s *siege) judgeNew(kind, id string) (found []string) {
 	var err error
 	switch kind {
 	case "container":
-		found = s.bounds.inspected(s, s.inspect(id))
-		err = s.direct.ContainerRemove(ctx, id, container.RemoveOptions{Force: true, RemoveVolumes: true})
+		var ct container.InspectResponse
+		if ct, err = s.direct.ContainerInspect(ctx, id); err == nil { // one with AutoRemove may have ended
+			found = s.bounds.inspected(s, ct)
+			err = s.direct.ContainerRemove(ctx, id, container.RemoveOptions{Force: true, RemoveVolumes: true})
+		}
 	case "network":
 		var n network.Inspect
 		if n, err = s.direct.NetworkInspect(ctx, id, network.InspectOptions{}); err == nil {

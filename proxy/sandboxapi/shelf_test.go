@@ -96,6 +96,8 @@ func (s *shelf) read(f chat.PutFile, r io.Reader) (chat.File, error) {
 	if err != nil {
 		return chat.File{}, err
 	}
+	s.mu.Lock() // a call that was cut off may still go on beside the next
+	defer s.mu.Unlock()
 	s.puts, s.bodies = append(s.puts, f), append(s.bodies, string(b))
 	return s.file(f.Name), nil
 }
