@@ -5,13 +5,6 @@ import (
 	"strings"
 )
 
-// What the agent's program ends with where the container's limit of processes leaves no
-// room for its threads, and what it says first then: both are those of Go's runtime.
-const (
-	ExitNoThread = 2
-	NoThread     = "runtime: failed to create new OS thread"
-)
-
 // checkAgent refuses an Agent whose paths aren't absolute, and
 // mounts in the way of its places in the container: at them, below, or above, where the
 // engine would have to make them in a directory that is mounted. In a tmpfs above

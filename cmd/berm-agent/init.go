@@ -39,7 +39,7 @@ func runInit(args []string) int {
 
 	serves := serving()
 	if serves {
-		keepThreads(spareThreads())
+		_ = keepThreads(spareThreads()) // Berm sees to it that there is room
 	}
 	pid, code := start(command)
 	if pid == 0 {

@@ -81,6 +81,9 @@ func runServe(args []string) int {
 	for before := ticksNow(); ticksNow() == before && before > 0; {
 		time.Sleep(time.Millisecond)
 	}
+	if !keepThreads(spareThreads()) {
+		return complain(wire.NoThread, wire.ExitNoThread)
+	}
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, unix.SIGCHLD, unix.SIGPIPE, unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
 	limitMemory()

@@ -47,15 +47,14 @@ func (g gate) do(call func() error) error {
 func spareThreads() int { return cap(disk) + cap(kernel) + 4 }
 
 // keepThreads makes threads by having as many goroutines wait in system calls at once.
-// Go keeps them. Where there is no room for them right now, which Berm sees to, none is
-// made.
-func keepThreads(n int) {
+// Go keeps them. Where there is no room for them right now, none is made.
+func keepThreads(n int) bool {
 	if !roomFor(n + 2) { // with those that Go may make for itself meanwhile
-		return
+		return false
 	}
 	var fds [2]int
 	if unix.Pipe2(fds[:], unix.O_CLOEXEC) != nil {
-		return
+		return false
 	}
 	var begun, all sync.WaitGroup
 	begun.Add(n)
@@ -70,6 +69,7 @@ func keepThreads(n int) {
 	_ = unix.Close(fds[1])
 	all.Wait()
 	_ = unix.Close(fds[0])
+	return true
 }
 
 // kill signals a process, or a group. It never waits: it takes no other thread's place.

@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
 const (
@@ -191,7 +192,7 @@ func (b *container) startServe(ctx context.Context, id, user string) (*session, 
 		return nil, err
 	case werr != nil:
 		return nil, runtime.Precondition("the container's agent doesn't answer: %w", errors.Join(err, werr))
-	case code == runtime.ExitNoThread && strings.Contains(stderr, runtime.NoThread):
+	case code == wire.ExitNoThread && strings.Contains(stderr, wire.NoThread):
 		return nil, runtime.ErrNoRoom
 	case code == 126 || code == 127 || code == 2:
 		return nil, errNoProgram

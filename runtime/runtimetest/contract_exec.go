@@ -136,7 +136,7 @@ func testExecNoRoom(t *testing.T, b *bed) {
 	for name, agent := range map[string]*runtime.Agent{"engine's init": nil, "agent": b.agent(t)} {
 		t.Run(name, func(t *testing.T) {
 			spec := b.spec()
-			spec.Agent, spec.PidsLimit = agent, 32
+			spec.Agent, spec.PidsLimit = agent, 64
 			// Who fills it up ends with the first process too many, which may be one of
 			// touch's: there are others, for later.
 			spec.Command = []string{"sh", "-c", `until [ -e /full ]; do sleep 0.1; done

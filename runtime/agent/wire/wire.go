@@ -21,6 +21,13 @@ import (
 // attachment to a process.
 const Version = 3 // runtime.AgentVersion
 
+// What the agent's program ends with where the container's limit of processes leaves no
+// room for its threads, and what it says then: both are those of Go's runtime.
+const (
+	ExitNoThread = 2
+	NoThread     = "runtime: failed to create new OS thread"
+)
+
 // Socket is the name of Berm's socket in its directory.
 const Socket = "s"
 
