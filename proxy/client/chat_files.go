@@ -17,18 +17,11 @@ import (
 // ErrMoreFiles says that a chat has more files than the server ever lists.
 var ErrMoreFiles = errors.New("the chat has more files than are listed")
 
-func chatFilePath(chatID, name string) string {
-	return chatPath(chatID, "/files/"+url.PathEscape(name))
-}
-
-// fileIDPath is below a file of whichever chat.
-func fileIDPath(fileID, call string) string { return "/api/v1/files/" + url.PathEscape(fileID) + call }
-
 // ChatFiles gives a chat's files in the order of their names, page by page, also those that
 // its sandbox has written; a page size of 0 is the server's. It ends after the first error,
 // which is ErrMoreFiles after the last file that is listed if there are others.
 func (c *Client) ChatFiles(ctx context.Context, chatID string, pageSize int) iter.Seq2[apitype.ChatFile, error] {
-	return pages(ctx, c, chatPath(chatID, "/files"), pageQuery(pageSize), func(page *apitype.ChatFileList) ([]apitype.ChatFile, string, error) {
+	return pages(ctx, c, at("chats", chatID, "files"), pageQuery(pageSize), func(page *apitype.ChatFileList) ([]apitype.ChatFile, string, error) {
 		if page.Truncated && page.NextCursor == "" {
 			return page.Files, "", ErrMoreFiles
 		}
@@ -38,13 +31,13 @@ func (c *Client) ChatFiles(ctx context.Context, chatID string, pageSize int) ite
 
 // ChatFile answers a file by its ID.
 func (c *Client) ChatFile(ctx context.Context, fileID string) (*apitype.ChatFile, error) {
-	return get[apitype.ChatFile](ctx, c, fileIDPath(fileID, ""), nil)
+	return get[apitype.ChatFile](ctx, c, at("files", fileID), nil)
 }
 
 // ChatFileNamed answers a file of a chat by its name. Code chat_file_not_found: it has none.
 func (c *Client) ChatFileNamed(ctx context.Context, chatID, name string) (*apitype.ChatFile, error) {
 	var list apitype.ChatFileList
-	rep, err := c.do(ctx, call{method: http.MethodGet, path: chatPath(chatID, "/files"), query: url.Values{"name": {name}}, out: &list})
+	rep, err := c.do(ctx, call{method: http.MethodGet, path: at("chats", chatID, "files"), query: url.Values{"name": {name}}, out: &list})
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +70,7 @@ func (c *Client) PutChatFile(ctx context.Context, chatID, name string, r io.Read
 	if opts.NoClash {
 		h.Set("If-None-Match", "*")
 	}
-	return out[apitype.ChatFile](ctx, c, call{method: http.MethodPut, path: chatFilePath(chatID, name), header: h, upload: r, size: opts.Size})
+	return out[apitype.ChatFile](ctx, c, call{method: http.MethodPut, path: at("chats", chatID, "files", name), header: h, upload: r, size: opts.Size})
 }
 
 // NewChatFile is a file to be written.
@@ -100,7 +93,7 @@ func (c *Client) PutChatFiles(ctx context.Context, chatID string, files iter.Seq
 		read <- err
 	}()
 	list, err := value[apitype.UploadedFiles](ctx, c, call{
-		method: http.MethodPost, path: chatPath(chatID, "/files"), header: http.Header{"Content-Type": {form.FormDataContentType()}}, upload: r,
+		method: http.MethodPost, path: at("chats", chatID, "files"), header: http.Header{"Content-Type": {form.FormDataContentType()}}, upload: r,
 	})
 	_ = r.Close() // what hasn't been sent won't be
 	if readErr := <-read; readErr != nil && !errors.Is(readErr, io.ErrClosedPipe) {
@@ -133,32 +126,32 @@ func writeForm(form *multipart.Writer, files iter.Seq2[NewChatFile, error]) erro
 // ReadChatFile opens a file of a chat from an offset on; a length of 0 is to its end. The
 // caller closes it. A read that ends without io.EOF hasn't seen all of it.
 func (c *Client) ReadChatFile(ctx context.Context, chatID, name string, offset, length int64) (io.ReadCloser, error) {
-	return c.open(ctx, chatFilePath(chatID, name), nil, offset, length)
+	return c.open(ctx, at("chats", chatID, "files", name), nil, offset, length)
 }
 
 // ReadChatFileID opens a file by its ID, as ReadChatFile does.
 func (c *Client) ReadChatFileID(ctx context.Context, fileID string, offset, length int64) (io.ReadCloser, error) {
-	return c.open(ctx, fileIDPath(fileID, "/content"), nil, offset, length)
+	return c.open(ctx, at("files", fileID, "content"), nil, offset, length)
 }
 
 // DeleteChatFile removes a file of a chat.
 func (c *Client) DeleteChatFile(ctx context.Context, chatID, name string) error {
-	return c.done(ctx, call{method: http.MethodDelete, path: chatFilePath(chatID, name)})
+	return c.done(ctx, call{method: http.MethodDelete, path: at("chats", chatID, "files", name)})
 }
 
 // DeleteChatFileID removes a file by its ID.
 func (c *Client) DeleteChatFileID(ctx context.Context, fileID string) error {
-	return c.done(ctx, call{method: http.MethodDelete, path: fileIDPath(fileID, "")})
+	return c.done(ctx, call{method: http.MethodDelete, path: at("files", fileID)})
 }
 
 // DeleteChatFiles removes all files of a chat but its history, and answers how many.
 func (c *Client) DeleteChatFiles(ctx context.Context, chatID string) (int, error) {
-	res, err := value[apitype.DeletedFiles](ctx, c, call{method: http.MethodDelete, path: chatPath(chatID, "/files")})
+	res, err := value[apitype.DeletedFiles](ctx, c, call{method: http.MethodDelete, path: at("chats", chatID, "files")})
 	return res.Deleted, err
 }
 
 // SignFileURL makes a URL that lets whoever has it read or write one file of a chat, without
 // a token, for a while. It ends with the chat.
 func (c *Client) SignFileURL(ctx context.Context, chatID string, req apitype.FileURLRequest) (*apitype.FileURL, error) {
-	return out[apitype.FileURL](ctx, c, call{method: http.MethodPost, path: chatPath(chatID, "/file-urls"), body: req})
+	return out[apitype.FileURL](ctx, c, call{method: http.MethodPost, path: at("chats", chatID, "file-urls"), body: req})
 }

@@ -115,6 +115,15 @@ type call struct {
 	again        func(*Error) bool // whether to repeat it after this error; nil is always
 }
 
+// at is the path of a call, by its parts.
+func at(parts ...string) string {
+	path := "/api/v1"
+	for _, part := range parts {
+		path += "/" + url.PathEscape(part)
+	}
+	return path
+}
+
 // unlessFull repeats calls that aren't the same twice: only when there was no room for them.
 func unlessFull(e *Error) bool { return e.Code == "capacity" }
 

@@ -10,16 +10,10 @@ import (
 	"github.com/bermhq/berm/proxy/apitype"
 )
 
-func execPath(key, id, call string) string { return pathOf(key, "/execs/"+url.PathEscape(id)+call) }
-
-func processPath(key, id, call string) string {
-	return pathOf(key, "/processes/"+url.PathEscape(id)+call)
-}
-
 // StartExec starts a command, and answers while it runs. It is repeated only when there
 // was no room for it, or it has an ExecID, so that it never runs twice.
 func (c *Client) StartExec(ctx context.Context, key string, req apitype.ExecRequest) (*apitype.Execution, error) {
-	return out[apitype.Execution](ctx, c, call{method: http.MethodPost, path: pathOf(key, "/execs"), body: req, again: unlessNamed(req.ExecID)})
+	return out[apitype.Execution](ctx, c, call{method: http.MethodPost, path: at("sandboxes", key, "execs"), body: req, again: unlessNamed(req.ExecID)})
 }
 
 // unlessNamed repeats a start that finds what it has started before by an ID.
@@ -32,31 +26,31 @@ func unlessNamed(id string) func(*Error) bool {
 
 // Execution answers a command that was started.
 func (c *Client) Execution(ctx context.Context, key, execID string) (*apitype.Execution, error) {
-	return get[apitype.Execution](ctx, c, execPath(key, execID, ""), nil)
+	return get[apitype.Execution](ctx, c, at("sandboxes", key, "execs", execID), nil)
 }
 
 // Executions answers a sandbox's commands in the order they were started.
 func (c *Client) Executions(ctx context.Context, key string) ([]apitype.Execution, error) {
-	list, err := value[apitype.ExecutionList](ctx, c, call{method: http.MethodGet, path: pathOf(key, "/execs")})
+	list, err := value[apitype.ExecutionList](ctx, c, call{method: http.MethodGet, path: at("sandboxes", key, "execs")})
 	return list.Execs, err
 }
 
 // KillExec kills a command with all its descendants. One that has ended is no error.
 func (c *Client) KillExec(ctx context.Context, key, execID string) (*apitype.Execution, error) {
-	return out[apitype.Execution](ctx, c, call{method: http.MethodDelete, path: execPath(key, execID, "")})
+	return out[apitype.Execution](ctx, c, call{method: http.MethodDelete, path: at("sandboxes", key, "execs", execID)})
 }
 
 // SignalExec sends a signal to a command's process group.
 func (c *Client) SignalExec(ctx context.Context, key, execID string, signal apitype.Signal) (*apitype.Execution, error) {
 	return out[apitype.Execution](ctx, c, call{
-		method: http.MethodPost, path: execPath(key, execID, "/signal"), body: apitype.SignalRequest{Signal: signal}, again: never,
+		method: http.MethodPost, path: at("sandboxes", key, "execs", execID, "signal"), body: apitype.SignalRequest{Signal: signal}, again: never,
 	})
 }
 
 // ResizeExec sets the size of a command's terminal.
 func (c *Client) ResizeExec(ctx context.Context, key, execID string, rows, cols int) (*apitype.Execution, error) {
 	return out[apitype.Execution](ctx, c, call{
-		method: http.MethodPost, path: execPath(key, execID, "/resize"), body: apitype.ResizeRequest{Rows: rows, Cols: cols},
+		method: http.MethodPost, path: at("sandboxes", key, "execs", execID, "resize"), body: apitype.ResizeRequest{Rows: rows, Cols: cols},
 	})
 }
 
@@ -66,7 +60,7 @@ func (c *Client) WriteExec(ctx context.Context, key, execID string, r io.Reader,
 	q := url.Values{}
 	set(q, "close", end)
 	w, err := value[apitype.Written](ctx, c, call{
-		method: http.MethodPut, path: execPath(key, execID, "/stdin"), query: q, header: http.Header{"Content-Type": {octets}}, upload: r,
+		method: http.MethodPut, path: at("sandboxes", key, "execs", execID, "stdin"), query: q, header: http.Header{"Content-Type": {octets}}, upload: r,
 	})
 	return w.Bytes, err
 }
@@ -74,37 +68,37 @@ func (c *Client) WriteExec(ctx context.Context, key, execID string, r io.Reader,
 // StartProcess starts a managed process, and answers when it is ready. It is repeated
 // only when there was no room for it.
 func (c *Client) StartProcess(ctx context.Context, key string, req apitype.ProcessRequest) (*apitype.Process, error) {
-	return out[apitype.Process](ctx, c, call{method: http.MethodPost, path: pathOf(key, "/processes"), body: req, again: unlessFull})
+	return out[apitype.Process](ctx, c, call{method: http.MethodPost, path: at("sandboxes", key, "processes"), body: req, again: unlessFull})
 }
 
 // Process answers a managed process.
 func (c *Client) Process(ctx context.Context, key, processID string) (*apitype.Process, error) {
-	return get[apitype.Process](ctx, c, processPath(key, processID, ""), nil)
+	return get[apitype.Process](ctx, c, at("sandboxes", key, "processes", processID), nil)
 }
 
 // Processes answers a sandbox's managed processes in the order they were started.
 func (c *Client) Processes(ctx context.Context, key string) ([]apitype.Process, error) {
-	list, err := value[apitype.ProcessList](ctx, c, call{method: http.MethodGet, path: pathOf(key, "/processes")})
+	list, err := value[apitype.ProcessList](ctx, c, call{method: http.MethodGet, path: at("sandboxes", key, "processes")})
 	return list.Processes, err
 }
 
 // StopProcess closes a process' input, sends TERM to its group, and kills what is left
 // after 5 s.
 func (c *Client) StopProcess(ctx context.Context, key, processID string) (*apitype.Process, error) {
-	return out[apitype.Process](ctx, c, call{method: http.MethodDelete, path: processPath(key, processID, "")})
+	return out[apitype.Process](ctx, c, call{method: http.MethodDelete, path: at("sandboxes", key, "processes", processID)})
 }
 
 // SignalProcess sends a signal to a process' group.
 func (c *Client) SignalProcess(ctx context.Context, key, processID string, signal apitype.Signal) (*apitype.Process, error) {
 	return out[apitype.Process](ctx, c, call{
-		method: http.MethodPost, path: processPath(key, processID, "/signal"), body: apitype.SignalRequest{Signal: signal}, again: never,
+		method: http.MethodPost, path: at("sandboxes", key, "processes", processID, "signal"), body: apitype.SignalRequest{Signal: signal}, again: never,
 	})
 }
 
 // ResizeProcess sets the size of a process' terminal.
 func (c *Client) ResizeProcess(ctx context.Context, key, processID string, rows, cols int) (*apitype.Process, error) {
 	return out[apitype.Process](ctx, c, call{
-		method: http.MethodPost, path: processPath(key, processID, "/resize"), body: apitype.ResizeRequest{Rows: rows, Cols: cols},
+		method: http.MethodPost, path: at("sandboxes", key, "processes", processID, "resize"), body: apitype.ResizeRequest{Rows: rows, Cols: cols},
 	})
 }
 
@@ -114,7 +108,7 @@ func (c *Client) WaitProcess(ctx context.Context, key, processID string, timeout
 	for until := time.Now().Add(timeout); ; {
 		q := url.Values{}
 		set(q, "timeout", timeout)
-		p, err := out[apitype.Process](ctx, c, call{method: http.MethodPost, path: processPath(key, processID, "/wait"), query: q})
+		p, err := out[apitype.Process](ctx, c, call{method: http.MethodPost, path: at("sandboxes", key, "processes", processID, "wait"), query: q})
 		if err != nil || p.State != "running" {
 			return p, err
 		}
@@ -146,12 +140,12 @@ type Handshake struct {
 // told by apitype.AttachStart, AttachLine, AttachControl, AttachError and AttachEnd.
 func (c *Client) AttachExec(key, execID string, opts AttachOptions) Handshake {
 	opts.TakeOver = false // the newest always does
-	return c.handshake(execPath(key, execID, "/attach"), opts)
+	return c.handshake(at("sandboxes", key, "execs", execID, "attach"), opts)
 }
 
 // AttachProcess gives the handshake that attaches to a managed process, as AttachExec.
 func (c *Client) AttachProcess(key, processID string, opts AttachOptions) Handshake {
-	return c.handshake(processPath(key, processID, "/attach"), opts)
+	return c.handshake(at("sandboxes", key, "processes", processID, "attach"), opts)
 }
 
 func (c *Client) handshake(path string, opts AttachOptions) Handshake {

@@ -17,8 +17,6 @@ import (
 
 const octets = "application/octet-stream"
 
-func filesPath(key, call string) string { return pathOf(key, "/files"+call) }
-
 // fileQuery names a file, by its bytes if they aren't text.
 func fileQuery(name string) url.Values {
 	if utf8.ValidString(name) {
@@ -38,13 +36,13 @@ func split(name string) (text string, raw []byte) {
 // StatFile returns what a file in a sandbox is; of a link, what its target is. Names are
 // absolute, and may have any bytes but NUL, here and in all calls.
 func (c *Client) StatFile(ctx context.Context, key, name string) (*apitype.FileInfo, error) {
-	return get[apitype.FileInfo](ctx, c, filesPath(key, "/stat"), fileQuery(name))
+	return get[apitype.FileInfo](ctx, c, at("sandboxes", key, "files", "stat"), fileQuery(name))
 }
 
 // ReadFile opens a file from an offset on; a length of 0 is to its end. The caller closes
 // it. A read that ends without io.EOF hasn't seen all of it.
 func (c *Client) ReadFile(ctx context.Context, key, name string, offset, length int64) (io.ReadCloser, error) {
-	return c.open(ctx, filesPath(key, ""), fileQuery(name), offset, length)
+	return c.open(ctx, at("sandboxes", key, "files"), fileQuery(name), offset, length)
 }
 
 // open opens an answer from an offset on; a length of 0 is to its end.
@@ -80,7 +78,7 @@ func (c *Client) WriteFile(ctx context.Context, key, name string, r io.Reader, o
 	if opts.NoClash {
 		h.Set("If-None-Match", "*")
 	}
-	return out[apitype.FileInfo](ctx, c, call{method: http.MethodPut, path: filesPath(key, ""), query: q, header: h, upload: r})
+	return out[apitype.FileInfo](ctx, c, call{method: http.MethodPut, path: at("sandboxes", key, "files"), query: q, header: h, upload: r})
 }
 
 // octal is empty for 0.
@@ -97,7 +95,7 @@ func (c *Client) ListFiles(ctx context.Context, key, dir string, depth int) iter
 	q := fileQuery(dir)
 	set(q, "depth", depth)
 	return func(yield func(apitype.FileInfo, error) bool) {
-		list := call{method: http.MethodGet, path: filesPath(key, "/list"), query: q, header: http.Header{"Accept": {ndjson}}}
+		list := call{method: http.MethodGet, path: at("sandboxes", key, "files", "list"), query: q, header: http.Header{"Accept": {ndjson}}}
 		err := lines(ctx, c, list, "", 0, func(info apitype.FileInfo) (bool, error) { return yield(info, nil), nil })
 		if err != nil && !errors.Is(err, io.EOF) {
 			yield(apitype.FileInfo{}, err)
@@ -110,32 +108,32 @@ func (c *Client) ListFiles(ctx context.Context, key, dir string, depth int) iter
 func (c *Client) Mkdir(ctx context.Context, key, name string, mode fs.FileMode, parents bool) error {
 	req := apitype.MkdirRequest{Parents: parents, Mode: octal(mode)}
 	req.Path, req.PathBase64 = split(name)
-	return c.done(ctx, call{method: http.MethodPost, path: filesPath(key, "/mkdir"), body: req, again: unlessFull})
+	return c.done(ctx, call{method: http.MethodPost, path: at("sandboxes", key, "files", "mkdir"), body: req, again: unlessFull})
 }
 
 // MoveFile moves a file or a directory. With replace, it replaces what is at to, unless
 // that is a directory that isn't empty.
 func (c *Client) MoveFile(ctx context.Context, key, from, to string, replace bool) error {
-	return c.moveFile(ctx, key, "/move", from, to, replace)
+	return c.moveFile(ctx, key, "move", from, to, replace)
 }
 
 // CopyFile copies a file or a whole tree, replacing as MoveFile does.
 func (c *Client) CopyFile(ctx context.Context, key, from, to string, replace bool) error {
-	return c.moveFile(ctx, key, "/copy", from, to, replace)
+	return c.moveFile(ctx, key, "copy", from, to, replace)
 }
 
 func (c *Client) moveFile(ctx context.Context, key, how, from, to string, replace bool) error {
 	req := apitype.MoveRequest{Replace: replace}
 	req.From, req.FromBase64 = split(from)
 	req.To, req.ToBase64 = split(to)
-	return c.done(ctx, call{method: http.MethodPost, path: filesPath(key, how), body: req, again: unlessFull})
+	return c.done(ctx, call{method: http.MethodPost, path: at("sandboxes", key, "files", how), body: req, again: unlessFull})
 }
 
 // RemoveFile removes a file or a directory; one that isn't empty only if recursive.
 func (c *Client) RemoveFile(ctx context.Context, key, name string, recursive bool) error {
 	q := fileQuery(name)
 	set(q, "recursive", recursive)
-	return c.done(ctx, call{method: http.MethodDelete, path: filesPath(key, ""), query: q, again: unlessFull})
+	return c.done(ctx, call{method: http.MethodDelete, path: at("sandboxes", key, "files"), query: q, again: unlessFull})
 }
 
 // GlobFiles finds paths below a directory by a pattern in which ** stands for any number
@@ -144,7 +142,7 @@ func (c *Client) GlobFiles(ctx context.Context, key, dir, pattern string, limit 
 	q := fileQuery(dir)
 	q.Set("pattern", pattern)
 	set(q, "limit", limit)
-	return get[apitype.FileList](ctx, c, filesPath(key, "/glob"), q)
+	return get[apitype.FileList](ctx, c, at("sandboxes", key, "files", "glob"), q)
 }
 
 // SearchOptions say what to look for.
@@ -164,18 +162,18 @@ func (c *Client) SearchFiles(ctx context.Context, key, name string, opts SearchO
 	set(q, "ignore_case", opts.IgnoreCase)
 	set(q, "include", opts.Include)
 	set(q, "limit", opts.Limit)
-	return get[apitype.FileMatches](ctx, c, filesPath(key, "/search"), q)
+	return get[apitype.FileMatches](ctx, c, at("sandboxes", key, "files", "search"), q)
 }
 
 // ReadTar opens an archive of a file or a tree, under its base name. The caller closes it.
 func (c *Client) ReadTar(ctx context.Context, key, name string) (io.ReadCloser, error) {
-	return c.open(ctx, filesPath(key, "/tar"), fileQuery(name), 0, 0)
+	return c.open(ctx, at("sandboxes", key, "files", "tar"), fileQuery(name), 0, 0)
 }
 
 // WriteTar unpacks an archive into a directory. It is never repeated; if it fails, what
 // was unpacked by then stays.
 func (c *Client) WriteTar(ctx context.Context, key, dir string, r io.Reader) error {
-	return c.done(ctx, call{method: http.MethodPut, path: filesPath(key, "/tar"), query: fileQuery(dir), header: tarHeader(), upload: r})
+	return c.done(ctx, call{method: http.MethodPut, path: at("sandboxes", key, "files", "tar"), query: fileQuery(dir), header: tarHeader(), upload: r})
 }
 
 // WatchFiles yields changes below a directory. The first event is "ready": changes from
@@ -185,7 +183,7 @@ func (c *Client) WatchFiles(ctx context.Context, key, dir string, recursive bool
 	q := fileQuery(dir)
 	set(q, "recursive", recursive)
 	return func(yield func(apitype.FileEvent, error) bool) {
-		watch := call{method: http.MethodGet, path: filesPath(key, "/watch"), query: q}
+		watch := call{method: http.MethodGet, path: at("sandboxes", key, "files", "watch"), query: q}
 		err := lines(ctx, c, watch, "data: ", maxSilence, func(e apitype.FileEvent) (bool, error) {
 			if e.Type == apitype.EventGoingDown {
 				return false, errGoingDown

@@ -13,7 +13,7 @@ import (
 // Exec runs a command to its end. It is repeated only when there was no room for
 // it, so that it never runs twice.
 func (c *Client) Exec(ctx context.Context, key string, req apitype.ExecRequest) (*apitype.ExecResult, error) {
-	return out[apitype.ExecResult](ctx, c, call{method: http.MethodPost, path: pathOf(key, "/exec"), body: req, again: unlessFull})
+	return out[apitype.ExecResult](ctx, c, call{method: http.MethodPost, path: at("sandboxes", key, "exec"), body: req, again: unlessFull})
 }
 
 // LogOptions choose from a sandbox's log.
@@ -35,22 +35,22 @@ func (c *Client) Logs(ctx context.Context, key string, opts LogOptions) (io.Read
 	}
 	set(q, "timestamps", opts.Timestamps)
 	set(q, "stream", opts.Stream)
-	return c.open(ctx, pathOf(key, "/logs"), q, 0, 0)
+	return c.open(ctx, at("sandboxes", key, "logs"), q, 0, 0)
 }
 
 // Stats measures a sandbox.
 func (c *Client) Stats(ctx context.Context, key string) (*apitype.Stats, error) {
-	return get[apitype.Stats](ctx, c, pathOf(key, "/stats"), nil)
+	return get[apitype.Stats](ctx, c, at("sandboxes", key, "stats"), nil)
 }
 
 // Status tells how the service is.
 func (c *Client) Status(ctx context.Context) (*apitype.Status, error) {
-	return get[apitype.Status](ctx, c, "/api/v1/status", nil)
+	return get[apitype.Status](ctx, c, at("status"), nil)
 }
 
 // Errors answers the tenant's recent errors, newest first.
 func (c *Client) Errors(ctx context.Context) ([]apitype.ErrorEntry, error) {
-	list, err := value[apitype.ErrorList](ctx, c, call{method: http.MethodGet, path: "/api/v1/errors"})
+	list, err := value[apitype.ErrorList](ctx, c, call{method: http.MethodGet, path: at("errors")})
 	return list.Errors, err
 }
 

@@ -19,7 +19,7 @@ import (
 // a PortURL.
 func (c *Client) Port(key string, port int) *http.Client {
 	return &http.Client{
-		Transport:     portTransport{c: c, path: pathOf(key, "/ports/"+strconv.Itoa(port))},
+		Transport:     portTransport{c: c, path: at("sandboxes", key, "ports", strconv.Itoa(port))},
 		CheckRedirect: c.http.CheckRedirect,
 	}
 }
@@ -112,5 +112,5 @@ func (c *Client) PortURL(ctx context.Context, key string, port int, ttl time.Dur
 		d := apitype.Duration(ttl)
 		req.TTL = &d
 	}
-	return out[apitype.PortURL](ctx, c, call{method: http.MethodPost, path: pathOf(key, "/urls"), body: req})
+	return out[apitype.PortURL](ctx, c, call{method: http.MethodPost, path: at("sandboxes", key, "urls"), body: req})
 }

@@ -10,10 +10,6 @@ import (
 	"github.com/bermhq/berm/proxy/apitype"
 )
 
-const sandboxes = "/api/v1/sandboxes"
-
-func pathOf(key, call string) string { return sandboxes + "/" + url.PathEscape(key) + call }
-
 // Create answers the sandbox of a key, and makes it if there is none. While its
 // image is being pulled, it waits. Result tells what it came to.
 func (c *Client) Create(ctx context.Context, key string, req apitype.SandboxRequest) (*apitype.Sandbox, error) {
@@ -38,7 +34,7 @@ func (c *Client) CreateNoWait(ctx context.Context, key string, req apitype.Sandb
 // create tells after how long to ask again, if the sandbox isn't there yet.
 func (c *Client) create(ctx context.Context, key string, req apitype.SandboxRequest) (*apitype.Sandbox, time.Duration, error) {
 	var sb apitype.Sandbox
-	rep, err := c.do(ctx, call{method: http.MethodPut, path: pathOf(key, ""), body: req, out: &sb})
+	rep, err := c.do(ctx, call{method: http.MethodPut, path: at("sandboxes", key), body: req, out: &sb})
 	if err != nil {
 		return nil, 0, err
 	}
@@ -50,7 +46,7 @@ func (c *Client) create(ctx context.Context, key string, req apitype.SandboxRequ
 
 // Get answers the sandbox of a key.
 func (c *Client) Get(ctx context.Context, key string) (*apitype.Sandbox, error) {
-	return c.sandbox(ctx, http.MethodGet, pathOf(key, ""), nil)
+	return c.sandbox(ctx, http.MethodGet, at("sandboxes", key), nil)
 }
 
 // Renew moves a sandbox's expiry to ttl from now; 0 is the sandbox's own TTL.
@@ -60,17 +56,17 @@ func (c *Client) Renew(ctx context.Context, key string, ttl time.Duration) (*api
 		d := apitype.Duration(ttl)
 		req.TTL = &d
 	}
-	return c.sandbox(ctx, http.MethodPost, pathOf(key, "/renew"), req)
+	return c.sandbox(ctx, http.MethodPost, at("sandboxes", key, "renew"), req)
 }
 
 // Pause freezes a sandbox's processes.
 func (c *Client) Pause(ctx context.Context, key string) (*apitype.Sandbox, error) {
-	return c.sandbox(ctx, http.MethodPost, pathOf(key, "/pause"), nil)
+	return c.sandbox(ctx, http.MethodPost, at("sandboxes", key, "pause"), nil)
 }
 
 // Resume lets a sandbox's processes go on.
 func (c *Client) Resume(ctx context.Context, key string) (*apitype.Sandbox, error) {
-	return c.sandbox(ctx, http.MethodPost, pathOf(key, "/resume"), nil)
+	return c.sandbox(ctx, http.MethodPost, at("sandboxes", key, "resume"), nil)
 }
 
 func (c *Client) sandbox(ctx context.Context, method, path string, body any) (*apitype.Sandbox, error) {
@@ -79,7 +75,7 @@ func (c *Client) sandbox(ctx context.Context, method, path string, body any) (*a
 
 // Delete removes a sandbox. That there is none is no error; Result tells.
 func (c *Client) Delete(ctx context.Context, key string) (*apitype.DeleteResult, error) {
-	return out[apitype.DeleteResult](ctx, c, call{method: http.MethodDelete, path: pathOf(key, "")})
+	return out[apitype.DeleteResult](ctx, c, call{method: http.MethodDelete, path: at("sandboxes", key)})
 }
 
 // ListOptions choose among the sandboxes.
@@ -98,7 +94,7 @@ func (c *Client) List(ctx context.Context, opts ListOptions) iter.Seq2[apitype.S
 	for name, v := range opts.Metadata {
 		q.Set("metadata."+name, v)
 	}
-	return pages(ctx, c, sandboxes, q, func(page *apitype.SandboxList) ([]apitype.Sandbox, string, error) {
+	return pages(ctx, c, at("sandboxes"), q, func(page *apitype.SandboxList) ([]apitype.Sandbox, string, error) {
 		return page.Sandboxes, page.NextCursor, nil
 	})
 }

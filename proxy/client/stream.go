@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"maps"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -58,58 +59,43 @@ func (o StreamOptions) query() url.Values {
 // ExecID: without one, the command ends with the stream. So it does when the caller
 // breaks the loop. The sequence ends after the first error, and can be run once.
 func (c *Client) ExecStream(ctx context.Context, key string, req apitype.ExecRequest) iter.Seq2[apitype.StreamEvent, error] {
-	first := call{method: http.MethodPost, path: pathOf(key, "/exec"), body: req, again: unlessNamed(req.ExecID)}
+	first := call{method: http.MethodPost, path: at("sandboxes", key, "exec"), body: req, again: unlessNamed(req.ExecID)}
 	if req.ExecID == "" {
 		return c.events(ctx, first, nil)
 	}
-	return c.events(ctx, first, func(after StreamOptions) call {
-		after.Raw = req.Raw
-		return call{method: http.MethodGet, path: execPath(key, req.ExecID, "/stream"), query: after.query()}
-	})
+	return c.events(ctx, first, &call{method: http.MethodGet, path: at("sandboxes", key, "execs", req.ExecID, "stream"), query: StreamOptions{Raw: req.Raw}.query()})
 }
 
 // FollowExec yields the output of a command as ExecStream does. It takes the place of an
 // earlier follower, and leaves the command running when the caller breaks the loop.
 func (c *Client) FollowExec(ctx context.Context, key, execID string, opts StreamOptions) iter.Seq2[apitype.StreamEvent, error] {
-	return c.follow(ctx, execPath(key, execID, "/stream"), opts, url.Values{})
+	stream := call{method: http.MethodGet, path: at("sandboxes", key, "execs", execID, "stream"), query: opts.query()}
+	return c.events(ctx, stream, &stream)
 }
 
 // FollowProcess yields the output of a managed process as ExecStream does, beside its
 // attachment.
 func (c *Client) FollowProcess(ctx context.Context, key, processID string, opts StreamOptions) iter.Seq2[apitype.StreamEvent, error] {
-	return c.follow(ctx, processPath(key, processID, "/logs"), opts, url.Values{"follow": {"true"}})
+	logs := call{method: http.MethodGet, path: at("sandboxes", key, "processes", processID, "logs"), query: opts.query()}
+	logs.query.Set("follow", "true")
+	return c.events(ctx, logs, &logs)
 }
 
 // ProcessLogs yields the kept output of a managed process, and doesn't wait for more. There
 // is an EventExit only if it has ended.
 func (c *Client) ProcessLogs(ctx context.Context, key, processID string, opts StreamOptions) iter.Seq2[apitype.StreamEvent, error] {
-	q := opts.query()
-	first := call{method: http.MethodGet, path: processPath(key, processID, "/logs"), query: q}
+	logs := call{method: http.MethodGet, path: at("sandboxes", key, "processes", processID, "logs"), query: opts.query()}
 	return func(yield func(apitype.StreamEvent, error) bool) {
 		s := &eventStream{c: c, yield: yield}
-		if _, err := s.read(ctx, first); err != nil && !errors.Is(err, io.EOF) && !s.left {
+		if _, err := s.read(ctx, logs); err != nil && !errors.Is(err, io.EOF) && !s.left {
 			yield(apitype.StreamEvent{}, err)
 		}
 	}
 }
 
-func (c *Client) follow(ctx context.Context, path string, opts StreamOptions, q url.Values) iter.Seq2[apitype.StreamEvent, error] {
-	get := func(opts StreamOptions) call {
-		query := opts.query()
-		for name, v := range q {
-			query[name] = v
-		}
-		return call{method: http.MethodGet, path: path, query: query}
-	}
-	return c.events(ctx, get(opts), func(after StreamOptions) call {
-		after.Raw = opts.Raw
-		return get(after)
-	})
-}
-
-// events yields the events of a stream, and of those that resume it. Resume is nil if it
-// can't be resumed.
-func (c *Client) events(ctx context.Context, first call, resume func(after StreamOptions) call) iter.Seq2[apitype.StreamEvent, error] {
+// events yields the events of a stream, and of those that resume it. Resume is the call for
+// what follows a place in the output; it is nil if the stream can't be resumed.
+func (c *Client) events(ctx context.Context, first call, resume *call) iter.Seq2[apitype.StreamEvent, error] {
 	return func(yield func(apitype.StreamEvent, error) bool) {
 		s := &eventStream{c: c, yield: yield, seq: -1}
 		next, pause := first, firstPause
@@ -134,7 +120,9 @@ func (c *Client) events(ctx context.Context, first call, resume func(after Strea
 				return
 			}
 			pause = min(2*pause, maxPause)
-			next = resume(StreamOptions{After: &s.seq})
+			next = *resume
+			next.query = maps.Clone(resume.query)
+			next.query.Set("after", strconv.FormatInt(s.seq, 10))
 		}
 	}
 }
