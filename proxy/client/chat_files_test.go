@@ -277,12 +277,7 @@ func TestMoreChatFiles(t *testing.T) {
 		"":  `{"files":[{"name":"a"}],"next_cursor":"2","truncated":true}`,
 		"2": `{"files":[{"name":"b"}],"truncated":true}`,
 	}
-	c, err := client.New(client.Options{BaseURL: "http://berm.invalid", HTTPClient: &http.Client{Transport: transport(func(r *http.Request) *http.Response {
-		return answer(200, "", pages[r.URL.Query().Get("cursor")])
-	})}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := answered(t, 0, func(r *http.Request) *http.Response { return answer(200, "", pages[r.URL.Query().Get("cursor")]) })
 	var got []string
 	for f, err := range c.ChatFiles(t.Context(), "k", 0) {
 		got = append(got, fmt.Sprintf("%s %v", f.Name, err))

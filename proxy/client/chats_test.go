@@ -155,20 +155,45 @@ func TestHistory(t *testing.T) {
 	wantCode(t, err, "workspace_quota_exceeded")
 }
 
+// packed makes an archive of files, and of directories, whose names end in a slash.
+func packed(t *testing.T, files ...[2]string) io.Reader {
+	t.Helper()
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	for _, f := range files {
+		if err := errors.Join(w.WriteHeader(&tar.Header{Name: f[0], Mode: 0o755, Size: int64(len(f[1]))}), second(io.WriteString(w, f[1]))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return &archive
+}
+
+// untar returns the files of an archive, and closes it.
+func untar(t *testing.T, r io.ReadCloser) map[string]string {
+	t.Helper()
+	files := map[string]string{}
+	for tr := tar.NewReader(r); ; {
+		h, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			_ = r.Close()
+			return files
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[strings.TrimPrefix(h.Name, "./")] = all(t, io.NopCloser(tr), nil)
+	}
+}
+
 func TestChatTar(t *testing.T) {
 	t.Parallel()
 	b, w := newChat(t)
 	ctx := t.Context()
-	var archive bytes.Buffer
-	tw := tar.NewWriter(&archive)
-	if err := errors.Join(
-		tw.WriteHeader(&tar.Header{Name: "notes/", Typeflag: tar.TypeDir, Mode: 0o755}),
-		tw.WriteHeader(&tar.Header{Name: "notes/in.txt", Mode: 0o644, Size: 2}), second(io.WriteString(tw, "hi")),
-		tw.WriteHeader(&tar.Header{Name: "top.txt", Mode: 0o644, Size: 3}), second(io.WriteString(tw, "top")), tw.Close(),
-	); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.WriteChatTar(ctx, "k", &archive); err != nil {
+	archive := packed(t, [2]string{"notes/", ""}, [2]string{"notes/in.txt", "hi"}, [2]string{"top.txt", "top"})
+	if err := b.WriteChatTar(ctx, "k", archive); err != nil {
 		t.Fatal(err)
 	}
 	if f, err := b.ChatFileNamed(ctx, "k", "top.txt"); err != nil || f.SizeBytes != 3 {
@@ -189,22 +214,7 @@ func TestChatTar(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := map[string]string{}
-	for tr := tar.NewReader(r); ; {
-		h, err := tr.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		content, err := io.ReadAll(tr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got[strings.TrimPrefix(h.Name, "./")] = string(content)
-	}
-	_ = r.Close()
+	got := untar(t, r)
 	delete(got, "")
 	if diff := cmp.Diff(map[string]string{"history.md": "", "notes/": "", "notes/in.txt": "hi", "top.txt": "top"}, got); diff != "" {
 		t.Error(diff)

@@ -277,7 +277,21 @@ func answer(status int, retryAfter, body string) *http.Response {
 	return &http.Response{StatusCode: status, Header: h, Body: io.NopCloser(strings.NewReader(body))}
 }
 
+// answered makes a client whose requests are answered by a function.
+func answered(t *testing.T, retries int, f transport) *client.Client {
+	t.Helper()
+	c, err := client.New(client.Options{BaseURL: "http://localhost", HTTPClient: &http.Client{Transport: f}, Retries: retries})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
 func TestRetries(t *testing.T) {
+	type said struct {
+		status           int
+		retryAfter, body string
+	}
 	const problem = `{"code":"backend_unavailable","detail":"away"}`
 	get := func(ctx context.Context, c *client.Client) error { _, err := c.Get(ctx, "k"); return err }
 	exec := func(ctx context.Context, c *client.Client) error {
@@ -287,41 +301,34 @@ func TestRetries(t *testing.T) {
 	for name, tt := range map[string]struct {
 		call    func(context.Context, *client.Client) error
 		retries int
-		answers []*http.Response // the last one is repeated
+		answers []said // the last one is repeated
 		calls   int
 		code    string
 	}{
-		"none needed":         {get, 0, []*http.Response{answer(200, "", "{}")}, 1, ""},
-		"away, then back":     {get, 0, []*http.Response{answer(503, "2", problem), answer(429, "1", problem), answer(200, "", "{}")}, 3, ""},
-		"away for long":       {get, 0, []*http.Response{answer(503, "2", problem)}, 5, "backend_unavailable"},
-		"two retries":         {get, 2, []*http.Response{answer(503, "2", problem)}, 3, "backend_unavailable"},
-		"no retries":          {get, -1, []*http.Response{answer(503, "2", problem)}, 1, "backend_unavailable"},
-		"not asked for":       {get, 0, []*http.Response{answer(503, "", problem)}, 1, "backend_unavailable"},
-		"asked for by others": {get, 0, []*http.Response{answer(500, "2", problem)}, 1, "backend_unavailable"},
-		"exec may have run":   {exec, 0, []*http.Response{answer(503, "2", problem)}, 1, "backend_unavailable"},
-		"exec had no room":    {exec, 0, []*http.Response{answer(429, "2", `{"code":"capacity"}`), answer(200, "", "{}")}, 2, ""},
+		"none needed":         {get, 0, []said{{200, "", "{}"}}, 1, ""},
+		"away, then back":     {get, 0, []said{{503, "2", problem}, {429, "1", problem}, {200, "", "{}"}}, 3, ""},
+		"away for long":       {get, 0, []said{{503, "2", problem}}, 5, "backend_unavailable"},
+		"two retries":         {get, 2, []said{{503, "2", problem}}, 3, "backend_unavailable"},
+		"no retries":          {get, -1, []said{{503, "2", problem}}, 1, "backend_unavailable"},
+		"not asked for":       {get, 0, []said{{503, "", problem}}, 1, "backend_unavailable"},
+		"asked for by others": {get, 0, []said{{500, "2", problem}}, 1, "backend_unavailable"},
+		"exec may have run":   {exec, 0, []said{{503, "2", problem}}, 1, "backend_unavailable"},
+		"exec had no room":    {exec, 0, []said{{429, "2", `{"code":"capacity"}`}, {200, "", "{}"}}, 2, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				calls := 0
-				hc := &http.Client{Transport: transport(func(r *http.Request) *http.Response {
+				c := answered(t, tt.retries, func(r *http.Request) *http.Response {
 					if r.Body != nil {
 						if b, _ := io.ReadAll(r.Body); r.Method == "POST" && !bytes.Contains(b, []byte(`"command"`)) {
 							t.Errorf("call %d has the body %q", calls+1, b)
 						}
 					}
-					a := *tt.answers[min(calls, len(tt.answers)-1)]
+					a := tt.answers[min(calls, len(tt.answers)-1)]
 					calls++
-					b, _ := io.ReadAll(a.Body)
-					tt.answers[min(calls-1, len(tt.answers)-1)].Body = io.NopCloser(bytes.NewReader(b))
-					a.Body = io.NopCloser(bytes.NewReader(b))
-					return &a
-				})}
-				c, err := client.New(client.Options{BaseURL: "http://localhost", HTTPClient: hc, Retries: tt.retries})
-				if err != nil {
-					t.Fatal(err)
-				}
-				err = tt.call(t.Context(), c)
+					return answer(a.status, a.retryAfter, a.body)
+				})
+				err := tt.call(t.Context(), c)
 				if tt.code != "" {
 					wantCode(t, err, tt.code)
 				} else if err != nil {
@@ -335,15 +342,11 @@ func TestRetries(t *testing.T) {
 	}
 	t.Run("the context ends", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			hc := &http.Client{Transport: transport(func(*http.Request) *http.Response { return answer(503, "30", problem) })}
-			c, err := client.New(client.Options{BaseURL: "http://localhost", HTTPClient: hc})
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := answered(t, 0, func(*http.Request) *http.Response { return answer(503, "30", problem) })
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
 			start := time.Now()
-			err = get(ctx, c)
+			err := get(ctx, c)
 			if !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != 10*time.Second {
 				t.Errorf("got %v after %v", err, time.Since(start))
 			}
@@ -393,7 +396,7 @@ func TestWaitProcessGoesOn(t *testing.T) {
 	for timeout, want := range map[time.Duration]string{0: "exited", 90 * time.Minute: "running"} {
 		synctest.Test(t, func(t *testing.T) {
 			var asked []string
-			c, err := client.New(client.Options{BaseURL: "http://localhost", HTTPClient: &http.Client{Transport: transport(func(r *http.Request) *http.Response {
+			c := answered(t, 0, func(r *http.Request) *http.Response {
 				asked = append(asked, r.URL.Query().Get("timeout"))
 				wait, state := time.Hour, "running"
 				if d, err := time.ParseDuration(asked[len(asked)-1]); err == nil {
@@ -404,10 +407,7 @@ func TestWaitProcessGoesOn(t *testing.T) {
 				}
 				time.Sleep(wait)
 				return answer(200, "", `{"process_id":"p","state":"`+state+`"}`)
-			})}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			})
 			p, err := c.WaitProcess(t.Context(), "k", "p", timeout)
 			if err != nil || p.State != want {
 				t.Errorf("for %s: %+v, %v after %q", timeout, p, err, asked)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"os"
 	"strings"
 	"time"
@@ -22,28 +23,24 @@ func Example() {
 
 	c, err := client.New(client.Options{BaseURL: url, Token: red})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	memory, ttl := int64(256), apitype.Duration(30*time.Minute)
 	sb, err := c.Create(ctx, "build-42", apitype.SandboxRequest{MemoryMB: &memory, TTL: &ttl})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	fmt.Println(sb.Result, sb.Status)
 
 	res, err := c.Exec(ctx, "build-42", apitype.ExecRequest{Command: apitype.Command{"echo", "hello"}})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	fmt.Print(res.Stdout)
 
 	del, err := c.Delete(ctx, "build-42")
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	fmt.Println(del.Result)
 	// Output:
@@ -57,7 +54,7 @@ func connected() (c *client.Client, stop func()) {
 	_, url, stop := startBerm(runtimetest.FakeOptions{})
 	c, err := client.New(client.Options{BaseURL: url, Token: red})
 	if err != nil {
-		panic(err)
+		log.Fatal(err)
 	}
 	return c, stop
 }
@@ -85,14 +82,12 @@ func ExampleClient_List() {
 
 	for _, key := range []string{"b", "a"} {
 		if _, err := c.Create(ctx, key, apitype.SandboxRequest{Metadata: map[string]string{"team": "tools"}}); err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 	}
 	for sb, err := range c.List(ctx, client.ListOptions{Metadata: map[string]string{"team": "tools"}}) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(sb.Key)
 	}
@@ -110,17 +105,14 @@ func Example_chat() {
 
 	w, err := c.EnsureWorkspace(ctx, "user-7")
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	if _, err := c.EnsureChat(ctx, "chat-42", w.WorkspaceID); err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	f, err := c.PutChatFile(ctx, "chat-42", "draft.txt", strings.NewReader("hello"), client.PutChatFileOptions{ContentType: "text/plain"})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	fmt.Println(f.Name, f.SizeBytes)
 
@@ -130,21 +122,18 @@ func Example_chat() {
 		Sandbox: &apitype.SandboxRequest{},
 	})
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	fmt.Println(res.Status)
 
 	r, err := c.ReadChatFile(ctx, "chat-42", "final.txt", 0, 0)
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	defer func() { _ = r.Close() }()
 	content, err := io.ReadAll(r)
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	fmt.Printf("%s\n", content)
 	// Output:
@@ -160,12 +149,10 @@ func ExampleClient_PutChatFiles() {
 
 	w, err := c.EnsureWorkspace(ctx, "user-7")
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	if _, err := c.EnsureChat(ctx, "chat-42", w.WorkspaceID); err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	// Each file is opened when its turn comes, and closed when it has been sent.
 	local := func(yield func(client.NewChatFile, error) bool) {
@@ -183,13 +170,11 @@ func ExampleClient_PutChatFiles() {
 		}
 	}
 	if _, err := c.PutChatFiles(ctx, "chat-42", local); err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	for f, err := range c.ChatFiles(ctx, "chat-42", 0) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		fmt.Println(f.Name, *f.ContentType)
 	}
@@ -210,8 +195,7 @@ func ExampleClient_ExecStream() {
 	}
 	for ev, err := range c.ExecStream(ctx, "build-42", req) {
 		if err != nil {
-			fmt.Println(err)
-			return
+			log.Fatal(err)
 		}
 		switch ev.Event {
 		case apitype.EventStdout, apitype.EventStderr:

@@ -1,8 +1,6 @@
 package client_test
 
 import (
-	"archive/tar"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -40,12 +38,8 @@ func TestFiles(t *testing.T) {
 			want           string
 		}{{0, 0, "0123456789\nneedle"}, {11, 0, "needle"}, {2, 3, "234"}, {0, 1, "0"}} {
 			r, err := b.ReadFile(ctx, "k", name, part.offset, part.length)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got, err := io.ReadAll(r)
-			if err = errors.Join(err, r.Close()); err != nil || string(got) != part.want {
-				t.Errorf("%q from %d: %q, %v", name, part.offset, got, err)
+			if got := all(t, r, err); got != part.want {
+				t.Errorf("%q from %d: %q", name, part.offset, got)
 			}
 		}
 		_, err = b.ReadFile(ctx, "k", name, 100, 0)
@@ -94,31 +88,14 @@ func TestFiles(t *testing.T) {
 		t.Errorf("got %+v, %v", found, err)
 	}
 
-	var archive bytes.Buffer
-	w := tar.NewWriter(&archive)
-	if err := errors.Join(w.WriteHeader(&tar.Header{Name: "in.txt", Mode: 0o644, Size: 2}), second(io.WriteString(w, "hi")), w.Close()); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.WriteTar(ctx, "k", "/d/g", &archive); err != nil {
+	if err := b.WriteTar(ctx, "k", "/d/g", packed(t, [2]string{"in.txt", "hi"})); err != nil {
 		t.Error(err)
 	}
 	r, err := b.ReadTar(ctx, "k", "/d/g")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var in []string
-	for tr := tar.NewReader(r); ; {
-		h, err := tr.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		in = append(in, h.Name)
-	}
-	_ = r.Close()
-	if diff := cmp.Diff([]string{"g/", "g/in.txt"}, in); diff != "" {
+	if diff := cmp.Diff(map[string]string{"g/": "", "g/in.txt": "hi"}, untar(t, r)); diff != "" {
 		t.Error(diff)
 	}
 	wantCode(t, b.RemoveFile(ctx, "k", "/d", false), "file_wrong_kind")
@@ -227,10 +204,8 @@ func TestPort(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := io.ReadAll(resp.Body)
-	_ = resp.Body.Close()
-	if want := `POST localhost:8000 /a%2Fb?q=1;2 body ""`; err != nil || string(got) != want {
-		t.Errorf("got %s, %v, want %s", got, err, want)
+	if got, want := all(t, resp.Body, nil), `POST localhost:8000 /a%2Fb?q=1;2 body ""`; got != want {
+		t.Errorf("got %s, want %s", got, want)
 	}
 	for _, tail := range []string{"../x", "a/..", ".", "%2e%2e%2fx", "%2E", `..%5cx`} {
 		if resp, err := c.Port("k", 8000).Get("http://whatever/" + tail); !errors.Is(err, client.ErrDotSegment) {
@@ -245,10 +220,8 @@ func TestPort(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err = io.ReadAll(resp.Body)
-	_ = resp.Body.Close()
-	if want := `GET localhost:8000 /x  ""`; err != nil || string(got) != want {
-		t.Errorf("got %s, %v, want %s", got, err, want)
+	if got, want := all(t, resp.Body, nil), `GET localhost:8000 /x  ""`; got != want {
+		t.Errorf("got %s, want %s", got, want)
 	}
 	_, err = b.PortURL(ctx, "k", 0, 0)
 	wantCode(t, err, "validation")

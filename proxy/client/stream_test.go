@@ -226,30 +226,6 @@ func (b *cutBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// A stream that breaks off again and again still gives everything, once.
-func TestStreamTakenUpAgain(t *testing.T) {
-	b := newBerm(t, runtimetest.FakeOptions{})
-	ctx := t.Context()
-	words := make([]string, 20)
-	for i := range words {
-		words[i] = fmt.Sprintf("echo line-%d", i)
-	}
-	req := withSandbox(apitype.ExecRequest{Command: apitype.Command{"sh", "-c", strings.Join(words, "; ")}, ExecID: "job-1"})
-	whole, _, _, _, err := collect(b.ExecStream(ctx, "k", req))
-	if err != nil || strings.Count(whole, "\n") != 20 {
-		t.Fatalf("got %q, %v", whole, err)
-	}
-	cut := &cutting{next: b.http.Transport, after: 2000}
-	c, err := client.New(client.Options{BaseURL: b.url, Token: red, HTTPClient: &http.Client{Transport: cut}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, _, kinds, exit, err := collect(c.FollowExec(ctx, "k", "job-1", client.StreamOptions{}))
-	if got != whole || exit == nil || err != nil || strings.Count(strings.Join(kinds, " "), apitype.EventStart) != 1 {
-		t.Errorf("after %d calls: got %q, %v, %v", cut.calls, got, kinds, err)
-	}
-}
-
 func TestStreamTries(t *testing.T) {
 	const start, exit = `{"event":"start","seq":0}` + "\n", `{"event":"exit","seq":9,"status":"completed","exit_code":0}` + "\n"
 	line := func(seq int) string { return fmt.Sprintf(`{"event":"stdout","seq":%d,"data":"x"}`+"\n", seq) }
@@ -274,18 +250,14 @@ func TestStreamTries(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				calls := 0
-				hc := &http.Client{Transport: transport(func(r *http.Request) *http.Response {
+				c := answered(t, 0, func(r *http.Request) *http.Response {
 					if r.Header.Get("Accept") != "application/x-ndjson" || calls > 0 && !r.URL.Query().Has("after") {
 						t.Errorf("call %d: %s, Accept %s", calls, r.URL, r.Header.Get("Accept"))
 					}
 					a := answer(200, "", tt.bodies[min(calls, len(tt.bodies)-1)])
 					calls++
 					return a
-				})}
-				c, err := client.New(client.Options{BaseURL: "http://localhost", HTTPClient: hc})
-				if err != nil {
-					t.Fatal(err)
-				}
+				})
 				out, _, _, _, err := collect(c.FollowExec(t.Context(), "k", "job", client.StreamOptions{}))
 				if out != tt.out || calls != tt.calls || (err == nil) != (tt.wantErr == "") || err != nil && !strings.Contains(err.Error(), tt.wantErr) {
 					t.Errorf("got %q, %v after %d calls", out, err, calls)
@@ -299,7 +271,7 @@ func TestStreamTries(t *testing.T) {
 func TestStreamSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
-		hc := &http.Client{Transport: transport(func(*http.Request) *http.Response {
+		c := answered(t, 0, func(*http.Request) *http.Response {
 			calls++
 			again := calls > 1
 			a := answer(200, "", "")
@@ -311,11 +283,7 @@ func TestStreamSilence(t *testing.T) {
 				}
 			}()
 			return a
-		})}
-		c, err := client.New(client.Options{BaseURL: "http://localhost", HTTPClient: hc})
-		if err != nil {
-			t.Fatal(err)
-		}
+		})
 		begin := time.Now()
 		_, _, _, exit, err := collect(c.FollowExec(t.Context(), "k", "job", client.StreamOptions{}))
 		if exit == nil || err != nil || calls != 2 || time.Since(begin) < time.Minute {
