@@ -77,7 +77,7 @@ func checkDoors(ctx context.Context, limit time.Duration, cfg *config.Config, s 
 // checkSandboxAPI asks the server that has the state directory, or looks whether one could
 // listen. Served says that one has it.
 func checkSandboxAPI(ctx context.Context, limit time.Duration, cfg *config.Config, served bool) []finding {
-	address, unreadable := serve.Within(ctx, limit, func(context.Context) (string, error) { return serve.Announced(cfg.StateDir) }) // as storage.state_dir says
+	address, unreadable := serve.Within(ctx, limit, func(context.Context) (string, error) { return serve.Announced(cfg.StateDir, serve.StateAddress) }) // as storage.state_dir says
 	if address == "" {
 		return checkAddress(ctx, limit, cfg.HTTP.Listen, unreadable == nil)
 	}

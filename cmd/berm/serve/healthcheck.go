@@ -65,7 +65,7 @@ its callers only.`,
 
 // checkHealth is nil when the configuration's server is ready, or with live, there.
 func checkHealth(ctx context.Context, cfg *config.Config, live bool) error {
-	address, err := Announced(cfg.StateDir)
+	address, err := Announced(cfg.StateDir, StateAddress)
 	if err != nil {
 		return err
 	}
@@ -76,7 +76,7 @@ func checkHealth(ctx context.Context, cfg *config.Config, live bool) error {
 		}
 		return AskHealth(ctx, address, path, nil)
 	}
-	if address, err = announcedAs(cfg.StateDir, stateEngineAddress); err != nil {
+	if address, err = Announced(cfg.StateDir, stateEngineAddress); err != nil {
 		return err
 	}
 	l := cfg.EngineAPI.Listeners[0] // the configuration is valid, so there is one
@@ -91,11 +91,9 @@ func checkHealth(ctx context.Context, cfg *config.Config, live bool) error {
 	})
 }
 
-// Announced returns the address of the sandbox API that a running server wrote down; empty
-// if none did.
-func Announced(stateDir string) (string, error) { return announcedAs(stateDir, StateAddress) }
-
-func announcedAs(stateDir, name string) (string, error) {
+// Announced returns an address that a running server wrote down: StateAddress or
+// stateEngineAddress. It is empty if none did.
+func Announced(stateDir, name string) (string, error) {
 	address, _, err := readState(stateDir, name, "server's address")
 	return address, err
 }

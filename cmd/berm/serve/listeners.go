@@ -26,7 +26,7 @@ type listener struct {
 	opts    proxy.ServeOptions
 }
 
-// listen opens all listeners, and announces the addresses.
+// listen opens all listeners, and writes down the addresses.
 func (s *server) listen(ctx context.Context) (err error) {
 	s.undo.add(s.state.withdraw)
 	if s.proxy, err = s.newProxy(); err != nil {
@@ -34,7 +34,7 @@ func (s *server) listen(ctx context.Context) (err error) {
 	}
 	address, err := s.listenProxy(ctx)
 	if err == nil && address != "" {
-		err = s.state.announce(stateEngineAddress, address)
+		err = s.state.put(stateEngineAddress, address)
 	}
 	if err != nil || s.cfg.HTTP.Listen == config.ListenNone {
 		return err
@@ -42,7 +42,7 @@ func (s *server) listen(ctx context.Context) (err error) {
 	if address, err = s.listenAPI(ctx); err != nil {
 		return err
 	}
-	if err := s.state.announce(StateAddress, address); err != nil {
+	if err := s.state.put(StateAddress, address); err != nil {
 		return err
 	}
 	s.log.InfoContext(ctx, "serving", "address", address, "version", config.Version, "engine", s.cfg.Engine.Kind,

@@ -118,10 +118,7 @@ func (s *state) owner(configured string) (string, error) {
 		return id, err
 	}
 	id = uuid.NewString()
-	if err := atomicfile.WriteString(filepath.Join(s.dir, StateInstance), 0o600, id+"\n"); err != nil {
-		return "", fmt.Errorf("keep the instance id: %w", err)
-	}
-	return id, nil
+	return id, s.put(StateInstance, id)
 }
 
 // sealKey returns the key of the labels' seals. It is made once and kept.
@@ -132,11 +129,7 @@ func (s *state) sealKey() ([]byte, error) {
 	}
 	key = make([]byte, lifecycle.SealKeyBytes)
 	_, _ = rand.Read(key) // it never fails
-	err = atomicfile.WriteString(filepath.Join(s.dir, StateSealKey), 0o600, hex.EncodeToString(key)+"\n")
-	if err != nil {
-		return nil, fmt.Errorf("keep the seal key: %w", err)
-	}
-	return key, nil
+	return key, s.put(StateSealKey, hex.EncodeToString(key))
 }
 
 // SealKey returns the key that is kept in a state directory, or nil.
@@ -191,22 +184,21 @@ func Instance(dir, configured string) (string, error) {
 }
 
 // Where a running server says that it listens: with the sandbox API, and with the first
-// listener of the Docker Engine API.
+// listener of the Docker Engine API. The system may have chosen the port, or systemd all of it.
 const (
 	StateAddress       = "address"
 	stateEngineAddress = "engine-address"
 )
 
-// announce writes an address that the server listens on, for those that let the system
-// choose a port, or systemd all of it.
-func (s *state) announce(name, address string) error {
-	if err := atomicfile.WriteString(filepath.Join(s.dir, name), 0o600, address+"\n"); err != nil {
-		return fmt.Errorf("announce the address: %w", err)
+// put writes a file of the state directory, which readState reads.
+func (s *state) put(name, text string) error {
+	if err := atomicfile.WriteString(filepath.Join(s.dir, name), 0o600, text+"\n"); err != nil {
+		return fmt.Errorf("write state_dir: %w", err)
 	}
 	return nil
 }
 
-// withdraw is announce's opposite, for all of them.
+// withdraw removes the addresses.
 func (s *state) withdraw() error {
 	var errs []error
 	for _, name := range []string{StateAddress, stateEngineAddress} {

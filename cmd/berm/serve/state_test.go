@@ -16,7 +16,7 @@ func TestStateIsForOneProcess(t *testing.T) {
 	if _, err := openState(dir); err == nil || !strings.Contains(err.Error(), dir) {
 		t.Errorf("a second one got %v", err)
 	}
-	if err := first.announce(StateAddress, "127.0.0.1:1"); err != nil {
+	if err := first.put(StateAddress, "127.0.0.1:1"); err != nil {
 		t.Fatal(err)
 	}
 	if err := first.Close(); err != nil {
