@@ -198,17 +198,6 @@ func newReport(findings []finding) report {
 	return r
 }
 
-// count is how many of a grade there are.
-func (r report) count(g grade) int {
-	n := 0
-	for _, f := range r.Findings {
-		if f.Grade == g {
-			n++
-		}
-	}
-	return n
-}
-
 // reading is within for what comes of files, which one that is stuck can't name.
 func reading[T any](ctx context.Context, limit time.Duration, what string, read func() (T, error)) (T, error) {
 	v, err := serve.Within(ctx, limit, func(context.Context) (T, error) { return read() })

@@ -279,28 +279,17 @@ func listenable(ctx context.Context, address string) error {
 	if path, isUnix := strings.CutPrefix(address, "unix://"); isUnix {
 		return socketable(ctx, path)
 	}
-	host, service, err := net.SplitHostPort(address)
-	if err != nil {
+	to, err := net.ResolveTCPAddr("tcp", address) // as net.Listen does
+	if err != nil || to.Port == 0 {
 		return err
 	}
-	port, err := net.DefaultResolver.LookupPort(ctx, "tcp", service)
-	if err != nil || port == 0 {
-		return err
+	ip := to.AddrPort().Addr().Unmap()
+	if !ip.IsValid() { // no host
+		ip = netip.IPv6Unspecified()
 	}
-	if host == "" {
-		host = "::"
-	}
-	ip, err := netip.ParseAddr(host)
-	if err != nil {
-		found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
-		if err != nil {
-			return err
-		}
-		ip = found[0]
-	}
-	err = bindable(ip.Unmap(), port)
+	err = bindable(ip, to.Port)
 	if ip == netip.IPv6Unspecified() && (errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EADDRNOTAVAIL)) {
-		return bindable(netip.IPv4Unspecified(), port)
+		return bindable(netip.IPv4Unspecified(), to.Port)
 	}
 	return err
 }

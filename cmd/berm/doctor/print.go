@@ -11,9 +11,9 @@ import (
 	"golang.org/x/term"
 )
 
-// groups of findings, by what their IDs begin with, in the order that they are printed in.
-var groups = []struct{ prefix, title string }{
-	{"host", "Host"}, {"config", "Configuration"}, {"engine", "Engine"}, {"policy", "Policy"}, {"storage", "Storage"}, {"doors", "Doors"},
+// groups are the titles of findings, by what their IDs begin with.
+var groups = map[string]string{
+	"host": "Host", "config": "Configuration", "engine": "Engine", "policy": "Policy", "storage": "Storage", "doors": "Doors",
 }
 
 // Colours of terminals, by grade; and what ends one.
@@ -38,7 +38,7 @@ func (r report) print(w io.Writer) error {
 	return err
 }
 
-// text is what print writes. A width of 0 breaks no line.
+// text is what print writes. A width of 0 breaks no line. The findings of a group are in a row.
 func (r report) text(width int, colour bool) string {
 	paint := func(code, s string) string {
 		if !colour {
@@ -48,32 +48,30 @@ func (r report) text(width int, colour bool) string {
 	}
 	labels := 0
 	for _, f := range r.Findings {
-		labels = max(labels, len(f.label()))
+		_, label := f.name()
+		labels = max(labels, len(label))
 	}
 	var b strings.Builder
-	for _, g := range groups {
-		begun := false
-		for _, f := range r.Findings {
-			if !strings.HasPrefix(f.ID, g.prefix+".") {
-				continue
+	last, count := "", map[grade]int{}
+	indent := "  " + strings.Repeat(" ", len(gradeSoft)+2+labels+2)
+	for _, f := range r.Findings {
+		count[f.Grade]++
+		group, label := f.name()
+		if group != last {
+			if last != "" {
+				b.WriteString("\n")
 			}
-			if !begun {
-				fmt.Fprintf(&b, "%s\n", paint(bold, g.title))
-				begun = true
-			}
-			indent := "  " + strings.Repeat(" ", len(gradeSoft)+2+labels+2)
-			head := fmt.Sprintf("  %s%s  %-*s  ", paint(colours[f.Grade], string(f.Grade)), strings.Repeat(" ", len(gradeSoft)-len(f.Grade)), labels, f.label())
-			b.WriteString(head + fold(f.Found, indent, width) + "\n")
-			if f.Means != "" {
-				advice := f.Means
-				if f.Fix != "" {
-					advice += "; fix: " + f.Fix
-				}
-				b.WriteString(indent + fold(advice, indent, width) + "\n")
-			}
+			fmt.Fprintf(&b, "%s\n", paint(bold, groups[group]))
+			last = group
 		}
-		if begun {
-			b.WriteString("\n")
+		head := fmt.Sprintf("  %s%s  %-*s  ", paint(colours[f.Grade], string(f.Grade)), strings.Repeat(" ", len(gradeSoft)-len(f.Grade)), labels, label)
+		b.WriteString(head + fold(f.Found, indent, width) + "\n")
+		if f.Means != "" {
+			advice := f.Means
+			if f.Fix != "" {
+				advice += "; fix: " + f.Fix
+			}
+			b.WriteString(indent + fold(advice, indent, width) + "\n")
 		}
 	}
 	verdict := "berm serve works here"
@@ -83,14 +81,14 @@ func (r report) text(width int, colour bool) string {
 	case gradeSoft:
 		verdict += "; what is soft is weaker than it could be"
 	}
-	tally := fmt.Sprintf("%d ok, %d soft, %d bad: ", r.count(gradeOK), r.count(gradeSoft), r.count(gradeBad))
-	return b.String() + fold(tally+verdict, "", width) + "\n"
+	tally := fmt.Sprintf("%d ok, %d soft, %d bad: ", count[gradeOK], count[gradeSoft], count[gradeBad])
+	return b.String() + "\n" + fold(tally+verdict, "", width) + "\n"
 }
 
-// label is an ID without its group.
-func (f finding) label() string {
-	_, name, _ := strings.Cut(f.ID, ".")
-	return strings.ReplaceAll(name, "_", " ")
+// name is the ID in two parts, as people say it.
+func (f finding) name() (group, label string) {
+	group, label, _ = strings.Cut(f.ID, ".")
+	return group, strings.ReplaceAll(label, "_", " ")
 }
 
 // fold breaks a text between words, for lines of a width that begin with an indent. What
