@@ -60,6 +60,9 @@ type session struct {
 	kill     func()        // for who can't wait; nil: leaves it running
 	timeout  time.Duration // of the command, once it is known
 	detach   bool          // an interrupt leaves it running
+
+	mu  sync.Mutex
+	now connection // nil while there is none
 }
 
 // run stays with the command until its end.
@@ -77,13 +80,12 @@ func (s *session) run(ctx context.Context) (apitype.AttachEnd, error) {
 		}
 		defer restore()
 	}
-	var now current
 	defer forwardSignals(ctx, func(sig apitype.Signal) {
 		if s.detach && sig == apitype.Signal(syscall.SIGINT) {
 			cancel(errDetached)
 			return
 		}
-		if !now.send(ctx, apitype.AttachControl{Signal: &sig}) {
+		if !s.send(ctx, apitype.AttachControl{Signal: &sig}) {
 			cancel(&config.ExitError{Code: exitSignal + int(sig)}) // while there is nobody to send it to
 		}
 	}, func(sig syscall.Signal) {
@@ -93,9 +95,9 @@ func (s *session) run(ctx context.Context) (apitype.AttachEnd, error) {
 		cancel(&config.ExitError{Code: exitSignal + int(sig)})
 	})()
 	if s.terminal != nil {
-		defer onResize(ctx, func() { s.resize(ctx, &now) })()
+		defer onResize(ctx, func() { s.resize(ctx) })()
 	}
-	end, err := s.follow(ctx, cancel, &now)
+	end, err := s.follow(ctx, cancel)
 	if err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
@@ -128,22 +130,22 @@ func (s *session) stay(ctx context.Context, what, id string) (int, error) {
 
 // follow attaches, and does it again where it was cut off, unless input may have been
 // lost with the connection.
-func (s *session) follow(ctx context.Context, cancel context.CancelCauseFunc, now *current) (apitype.AttachEnd, error) {
+func (s *session) follow(ctx context.Context, cancel context.CancelCauseFunc) (apitype.AttachEnd, error) {
 	var after int64 = -1
 	deadline := time.Now().Add(reattachTime)
 	for first := true; ; first = false {
 		c, err := s.attach(ctx, after)
 		var end apitype.AttachEnd
 		if err == nil {
-			now.set(c)
+			s.connected(c)
 			if s.terminal != nil {
-				s.resize(ctx, now)
+				s.resize(ctx)
 			}
 			if first && s.in != nil {
 				go s.input(ctx, cancel, c)
 			}
 			end, err = c.follow(ctx, s.stdout, s.stderr)
-			now.set(nil)
+			s.connected(nil)
 			c.close()
 			if seq := c.seq(); seq > after {
 				after, deadline = seq, time.Now().Add(reattachTime)
@@ -159,9 +161,9 @@ func (s *session) follow(ctx context.Context, cancel context.CancelCauseFunc, no
 	}
 }
 
-func (s *session) resize(ctx context.Context, now *current) {
+func (s *session) resize(ctx context.Context) {
 	if size := s.terminal.size(); size.Rows > 0 && size.Cols > 0 {
-		now.send(ctx, apitype.AttachControl{Resize: &size})
+		s.send(ctx, apitype.AttachControl{Resize: &size})
 	}
 }
 
@@ -196,23 +198,17 @@ func (s *session) input(ctx context.Context, cancel context.CancelCauseFunc, c c
 	}
 }
 
-// current is the connection of the moment, if there is one.
-type current struct {
-	mu sync.Mutex
-	c  connection
+func (s *session) connected(c connection) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now = c
 }
 
-func (n *current) set(c connection) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.c = c
-}
-
-// send tells whether there was one to send it on.
-func (n *current) send(ctx context.Context, ctl apitype.AttachControl) bool {
-	n.mu.Lock()
-	c := n.c
-	n.mu.Unlock()
+// send tells whether there was a connection to send it on.
+func (s *session) send(ctx context.Context, ctl apitype.AttachControl) bool {
+	s.mu.Lock()
+	c := s.now
+	s.mu.Unlock()
 	if c != nil {
 		_ = c.control(ctx, ctl) // the reader of the output sees the error
 	}

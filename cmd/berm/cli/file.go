@@ -132,21 +132,18 @@ func nameFor(local, name string) (string, error) {
 // putFiles writes several files in one request.
 func (f *clientFlags) putFiles(cmd *cobra.Command, c *client.Client, chatID string, locals []string, contentType string) error {
 	files, err := c.PutChatFiles(cmd.Context(), chatID, func(yield func(client.NewChatFile, error) bool) {
-		put := func(path string) bool {
-			name, err := nameFor(path, "")
-			if err != nil {
-				return yield(client.NewChatFile{}, err)
-			}
-			ok, err := send(cmd, path, func(l *local) (bool, error) {
-				return yield(client.NewChatFile{Name: name, ContentType: contentType, Content: l.content}, nil), nil
-			})
-			if err != nil {
-				return yield(client.NewChatFile{}, err)
-			}
-			return ok
-		}
 		for _, path := range locals {
-			if !put(path) {
+			name, err := nameFor(path, "")
+			more := false
+			if err == nil {
+				more, err = send(cmd, path, func(l *local) (bool, error) {
+					return yield(client.NewChatFile{Name: name, ContentType: contentType, Content: l.content}, nil), nil
+				})
+			}
+			if err != nil {
+				more = yield(client.NewChatFile{}, err)
+			}
+			if !more {
 				return
 			}
 		}

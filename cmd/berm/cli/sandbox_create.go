@@ -41,44 +41,35 @@ waited for.`,
 // addSpecFlags adds a flag for each field of a request. The function that it returns makes
 // the request of the flags that were given.
 func addSpecFlags(f *pflag.FlagSet) func() (apitype.SandboxRequest, error) {
-	f.String("profile", "", "the policy's profile")
-	f.String("image", "", "image reference")
-	f.String("network", "", "off, on, or a network of the policy")
-	f.String("host-path", "", "directory to be mounted; empty is the default workspace")
-	f.String("host-path-mode", "", "none, ro or rw")
-	f.String("mount-path", "", "where the directory is seen in the sandbox")
-	f.StringArray("mount", nil, "a further directory, HOST:SANDBOX[:ro|rw]; may be given many times")
-	f.Float64("cpus", 0, "cores")
-	f.Int64("memory-mb", 0, "memory in MB")
-	f.Int64("pids-limit", 0, "processes")
-	f.Bool("read-only-rootfs", false, "nothing but mounts and /tmp can be written")
-	f.Int64("workspace-quota-mb", 0, "largest size of the mounted directory in MB; 0 is unlimited")
-	f.StringArray("env", nil, "NAME=VALUE, or NAME to take it from here; may be given many times")
-	f.Duration("ttl", 0, "life from creation")
-	f.Duration("idle-ttl", 0, "life without use; 0 is unlimited")
-	f.StringToString("metadata", nil, "NAME=VALUE, comma-separated")
-	f.String("agent-id", "", "agent id, set as AGENT_ID in the sandbox")
-	f.String("volume-host-path", "", "the old service's volume, absolute")
+	var req apitype.SandboxRequest
+	var ttl, idleTTL *time.Duration
+	given := []func(){
+		optional(f, "profile", &req.Profile, f.String("profile", "", "the policy's profile")),
+		optional(f, "image", &req.Image, f.String("image", "", "image reference")),
+		optional(f, "network", &req.Network, f.String("network", "", "off, on, or a network of the policy")),
+		optional(f, "host-path", &req.HostPath, f.String("host-path", "", "directory to be mounted; empty is the default workspace")),
+		optional(f, "host-path-mode", &req.HostPathMode, f.String("host-path-mode", "", "none, ro or rw")),
+		optional(f, "mount-path", &req.MountPath, f.String("mount-path", "", "where the directory is seen in the sandbox")),
+		optional(f, "cpus", &req.CPUs, f.Float64("cpus", 0, "cores")),
+		optional(f, "memory-mb", &req.MemoryMB, f.Int64("memory-mb", 0, "memory in MB")),
+		optional(f, "pids-limit", &req.PidsLimit, f.Int64("pids-limit", 0, "processes")),
+		optional(f, "read-only-rootfs", &req.ReadOnlyRootfs, f.Bool("read-only-rootfs", false, "nothing but mounts and /tmp can be written")),
+		optional(f, "workspace-quota-mb", &req.WorkspaceQuotaMB, f.Int64("workspace-quota-mb", 0, "largest size of the mounted directory in MB; 0 is unlimited")),
+		optional(f, "ttl", &ttl, f.Duration("ttl", 0, "life from creation")),
+		optional(f, "idle-ttl", &idleTTL, f.Duration("idle-ttl", 0, "life without use; 0 is unlimited")),
+		optional(f, "agent-id", &req.AgentID, f.String("agent-id", "", "agent id, set as AGENT_ID in the sandbox")),
+		optional(f, "volume-host-path", &req.VolumeHostPath, f.String("volume-host-path", "", "the old service's volume, absolute")),
+	}
+	mounts := f.StringArray("mount", nil, "a further directory, HOST:SANDBOX[:ro|rw]; may be given many times")
+	env := f.StringArray("env", nil, "NAME=VALUE, or NAME to take it from here; may be given many times")
+	f.StringToStringVar(&req.Metadata, "metadata", nil, "NAME=VALUE, comma-separated")
 
-	return func() (apitype.SandboxRequest, error) {
-		req := apitype.SandboxRequest{
-			Profile: given(f, "profile", f.GetString), Image: given(f, "image", f.GetString), Network: given(f, "network", f.GetString),
-			HostPath: given(f, "host-path", f.GetString), HostPathMode: given(f, "host-path-mode", f.GetString),
-			MountPath: given(f, "mount-path", f.GetString), CPUs: given(f, "cpus", f.GetFloat64),
-			MemoryMB: given(f, "memory-mb", f.GetInt64), PidsLimit: given(f, "pids-limit", f.GetInt64),
-			ReadOnlyRootfs: given(f, "read-only-rootfs", f.GetBool), WorkspaceQuotaMB: given(f, "workspace-quota-mb", f.GetInt64),
-			TTL: (*apitype.Duration)(given(f, "ttl", f.GetDuration)), IdleTTL: (*apitype.Duration)(given(f, "idle-ttl", f.GetDuration)),
-			AgentID: given(f, "agent-id", f.GetString), VolumeHostPath: given(f, "volume-host-path", f.GetString),
+	return func() (_ apitype.SandboxRequest, err error) {
+		for _, take := range given {
+			take()
 		}
-		var err error
-		if req.Metadata, err = f.GetStringToString("metadata"); err != nil {
-			return req, err
-		}
-		mounts, err := f.GetStringArray("mount")
-		if err != nil {
-			return req, err
-		}
-		for _, m := range mounts {
+		req.TTL, req.IdleTTL = (*apitype.Duration)(ttl), (*apitype.Duration)(idleTTL)
+		for _, m := range *mounts {
 			parts := strings.Split(m, ":")
 			if len(parts) < 2 || len(parts) > 3 {
 				return req, fmt.Errorf("--mount is %q, want HOST:SANDBOX or HOST:SANDBOX:MODE", m)
@@ -89,25 +80,18 @@ func addSpecFlags(f *pflag.FlagSet) func() (apitype.SandboxRequest, error) {
 			}
 			req.ExtraMounts = append(req.ExtraMounts, mount)
 		}
-		env, err := f.GetStringArray("env")
-		if err != nil {
-			return req, err
-		}
-		req.Env, err = environment(env)
+		req.Env, err = environment(*env)
 		return req, err
 	}
 }
 
-// given returns the value of a flag, or nil if the flag wasn't given.
-func given[T any](f *pflag.FlagSet, name string, get func(string) (T, error)) *T {
-	if !f.Changed(name) {
-		return nil
+// optional returns a function that sets a field to the value of a flag if that was given.
+func optional[T any](f *pflag.FlagSet, name string, field **T, value *T) func() {
+	return func() {
+		if f.Changed(name) {
+			*field = value
+		}
 	}
-	v, err := get(name)
-	if err != nil {
-		return nil // the flag has another type
-	}
-	return &v
 }
 
 // environment parses NAME=VALUE. A name alone takes its value from this process.
