@@ -215,21 +215,27 @@ func TestErrors(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			_, err := parse([]byte(tt.file), Options{Environ: tt.env})
-			if err == nil {
-				t.Fatal("no error")
-			}
-			for _, want := range tt.want {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("error lacks %q:\n%v", want, err)
-				}
-			}
-			if got := strings.Count(err.Error(), "\n") + 1; got != len(tt.want) {
-				t.Errorf("%d errors, want %d:\n%v", got, len(tt.want), err)
-			}
-			if strings.Contains(err.Error(), "hush") {
-				t.Errorf("the error tells a secret: %v", err)
-			}
+			wantErrors(t, err, tt.want)
 		})
+	}
+}
+
+// wantErrors checks that an error joins what is wanted, and nothing else.
+func wantErrors(t *testing.T, err error, wants []string) {
+	t.Helper()
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, want := range wants {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("error lacks %q:\n%v", want, err)
+		}
+	}
+	if got := strings.Count(err.Error(), "\n") + 1; got != len(wants) {
+		t.Errorf("%d errors, want %d:\n%v", got, len(wants), err)
+	}
+	if strings.Contains(err.Error(), "hush") {
+		t.Errorf("the error tells a secret: %v", err)
 	}
 }
 
@@ -239,25 +245,16 @@ func TestForeignVariablesAreLeftAlone(t *testing.T) {
 	}
 }
 
-func TestUnknownFlag(t *testing.T) {
-	if _, err := Load(Options{Flags: map[string]string{"http.listne": "x"}}); err == nil {
-		t.Error("no error")
-	}
-}
-
-func TestMissingFile(t *testing.T) {
-	if _, err := Load(Options{File: filepath.Join(t.TempDir(), "none.yaml")}); err == nil {
-		t.Error("no error")
-	}
-}
-
-func TestHugeFile(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "berm.yaml")
-	if err := os.WriteFile(file, bytes.Repeat([]byte("#"), maxFileBytes+1), 0o600); err != nil {
+func TestLoadErrors(t *testing.T) {
+	huge := filepath.Join(t.TempDir(), "berm.yaml")
+	if err := os.WriteFile(huge, bytes.Repeat([]byte("#"), maxFileBytes+1), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Load(Options{File: file}); err == nil || !strings.Contains(err.Error(), "larger than") {
-		t.Errorf("got %v", err)
+	for want, opts := range map[string]Options{
+		"http.listne: unknown key": {Flags: map[string]string{"http.listne": "x"}}, "no such file": {File: huge + "x"}, "larger than": {File: huge},
+	} {
+		_, err := Load(opts)
+		wantErrors(t, err, []string{want})
 	}
 }
 

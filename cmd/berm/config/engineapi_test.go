@@ -148,17 +148,7 @@ func TestListenerErrors(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			_, err := parse([]byte("engine_api:\n listeners: "+tt.listeners), Options{})
-			if err == nil {
-				t.Fatal("no error")
-			}
-			for _, want := range tt.want {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("lacks %q:\n%v", want, err)
-				}
-			}
-			if got := strings.Count(err.Error(), "\n") + 1; got != len(tt.want) {
-				t.Errorf("%d errors, want %d:\n%v", got, len(tt.want), err)
-			}
+			wantErrors(t, err, tt.want)
 		})
 	}
 	for name, file := range map[string]string{

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"path"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -38,6 +39,12 @@ func (p *problems) unless(ok bool, key, format string, args ...any) {
 	}
 }
 
+// oneOf checks a value of which there are only some.
+func (p *problems) oneOf(key, value string, known ...string) {
+	last := len(known) - 1
+	p.unless(slices.Contains(known, value), key, "want %s or %s, not %q", strings.Join(known[:last], ", "), known[last], value)
+}
+
 func (c *Config) validate() []error {
 	var p problems
 	c.HTTP.validate(&p)
@@ -51,9 +58,8 @@ func (c *Config) validate() []error {
 			"with sandbox.network: auto, sandboxes would reach this listener, and be its callers: name a network that Berm isn't in")
 	}
 
-	_, err := c.Logging.SlogLevel()
-	p.unless(err == nil, "logging.level", "want debug, info, warn or error, not %q", c.Logging.Level)
-	p.unless(c.Logging.Format == "text" || c.Logging.Format == "json", "logging.format", "want text or json, not %q", c.Logging.Format)
+	p.oneOf("logging.level", c.Logging.Level, "debug", "info", "warn", "error")
+	p.oneOf("logging.format", c.Logging.Format, "text", "json")
 	ratio := c.Tracing.SampleRatio
 	p.unless(ratio >= 0 && ratio <= 1, "tracing.sample_ratio", "want 0 to 1, not %v", ratio)
 
@@ -70,7 +76,7 @@ func (c *Config) validate() []error {
 }
 
 func (e Engine) validate(p *problems) {
-	p.unless(e.Kind == "docker" || e.Kind == "containerd", "engine.kind", "want docker or containerd, not %q", e.Kind)
+	p.oneOf("engine.kind", e.Kind, "docker", "containerd")
 	p.unless(e.CallTimeout > 0, "engine.call_timeout", "must be more than 0")
 	p.unless(e.Instance == "" || instancePattern.MatchString(e.Instance), "engine.instance",
 		"want up to 63 letters, digits, '_', '.' and '-', not %q", e.Instance)
@@ -168,18 +174,9 @@ func parseMode(s string) (fs.FileMode, error) {
 }
 
 // SlogLevel is Level as a level.
-func (l Logging) SlogLevel() (slog.Level, error) {
-	switch l.Level {
-	case "debug":
-		return slog.LevelDebug, nil
-	case "info":
-		return slog.LevelInfo, nil
-	case "warn":
-		return slog.LevelWarn, nil
-	case "error":
-		return slog.LevelError, nil
-	}
-	return 0, errors.New("not a level")
+func (l Logging) SlogLevel() (level slog.Level, err error) {
+	err = level.UnmarshalText([]byte(l.Level))
+	return level, err
 }
 
 func (o Otel) validate(p *problems) {
@@ -210,11 +207,7 @@ const maxWorkspaceQuotaMB = 1 << 30
 func (s Storage) validate(p *problems) {
 	p.unless(s.WorkspaceQuotaMB >= 0 && s.WorkspaceQuotaMB <= maxWorkspaceQuotaMB, "storage.workspace_quota_mb",
 		"want 0 to %d, not %d", maxWorkspaceQuotaMB, s.WorkspaceQuotaMB)
-	switch s.ProjectQuotas {
-	case ProjectQuotasAuto, ProjectQuotasRequired, ProjectQuotasOff:
-	default:
-		p.unless(false, "storage.project_quotas", "want auto, required or off, not %q", s.ProjectQuotas)
-	}
+	p.oneOf("storage.project_quotas", s.ProjectQuotas, ProjectQuotasAuto, ProjectQuotasRequired, ProjectQuotasOff)
 }
 
 func (s Sandbox) validate(p *problems) {
