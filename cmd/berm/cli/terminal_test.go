@@ -15,40 +15,6 @@ import (
 	"github.com/bermhq/berm/runtime/runtimetest/pty"
 )
 
-func TestTerminal(t *testing.T) {
-	_, tty := pty.Open(t)
-	term, err := terminalOf(tty, tty)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if size := term.size(); size.Rows != 33 || size.Cols != 77 {
-		t.Errorf("the size is %+v", size)
-	}
-	restore, err := term.raw()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if pty.Echoes(t, tty) {
-		t.Error("a raw terminal echoes")
-	}
-	restore()
-	if !pty.Echoes(t, tty) {
-		t.Error("the terminal stays raw")
-	}
-
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	sizes := make(chan apitype.ResizeRequest)
-	defer onResize(ctx, func() { sizes <- term.size() })()
-	pty.SetSize(t, tty, 40, 100)
-	if err := syscall.Kill(os.Getpid(), syscall.SIGWINCH); err != nil {
-		t.Fatal(err)
-	}
-	if size := <-sizes; size.Rows != 40 || size.Cols != 100 {
-		t.Errorf("the new size is %+v", size)
-	}
-}
-
 func TestNoTerminal(t *testing.T) {
 	_, tty := pty.Open(t)
 	null, err := os.Open(os.DevNull)
