@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
@@ -13,15 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/lifecycle/chat"
-	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
-	"github.com/bermhq/berm/lifecycle/quota"
-	"github.com/bermhq/berm/lifecycle/store"
-	"github.com/bermhq/berm/lifecycle/workspace"
-	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
-	"github.com/bermhq/berm/proxy/sandboxapi"
 	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
@@ -38,68 +29,16 @@ func startAPI(t *testing.T) string {
 
 func startAPIOn(t *testing.T, rt runtime.Runtime) string {
 	t.Helper()
-	p, err := policy.Parse(nil, policy.Options{DefaultImage: runtimetest.DefaultImage})
-	if err != nil {
-		t.Fatal(err)
-	}
-	db, err := store.Open(t.Context(), store.Options{Path: filepath.Join(t.TempDir(), "berm.db")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	root := t.TempDir()
-	quotas, err := quota.New(t.Context(), quota.Options{Store: db, Root: root, QuotaBytes: 1 << 20, Off: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	workspaces, err := workspace.New(db, quotas)
-	if err != nil {
-		t.Fatal(err)
-	}
-	manager, err := lifecycle.New(lifecycle.Options{
-		Runtime: rt, Policy: func() *policy.Policy { return p },
-		Store: db, Quotas: quotas, Holder: mountpintest.Holder{}, Owner: "test",
-		Settings: lifecycle.Settings{Command: []string{"sleep", "infinity"}, ChatsRoot: root, ChatMountPath: "/chat"},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	chats, err := chat.New(t.Context(), chat.Options{Root: root, Store: db, Workspaces: workspaces, Quotas: quotas, Sandboxes: manager})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = chats.Close(context.Background()) })
-	tokens, err := proxy.ParseTokens([]byte(testToken))
-	if err != nil {
-		t.Fatal(err)
-	}
-	handler, err := sandboxapi.New(sandboxapi.Options{
-		Manager: manager, Workspaces: workspaces, Chats: chats, Policy: func() *policy.Policy { return p }, Tokens: tokens,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- manager.Run(ctx) }()
-	api := httptest.NewServer(handler)
-	target, err := url.Parse(api.URL)
+	served, stop := openapitest.Serve(rt, t.TempDir(), "", testToken)
+	t.Cleanup(stop)
+	target, err := url.Parse(served)
 	if err != nil {
 		t.Fatal(err)
 	}
 	checked := httputil.NewSingleHostReverseProxy(target)
 	checked.Transport = openapitest.New(t).Transport(nil)
 	front := httptest.NewServer(checked)
-	t.Cleanup(func() {
-		front.Close()
-		api.Close()
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-		if err := db.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(front.Close)
 	return front.URL
 }
 

@@ -86,8 +86,11 @@ var mayImport = map[string][]string{
 	"proxy/sandboxapi": {
 		"lifecycle", "lifecycle/chat", "lifecycle/workspace", "policy", "proxy", "proxy/apitype", "proxy/portproxy", "proxy/stream", "runtime", "runtime/keylock",
 	},
-	"proxy/sandboxapi/openapitest": {"proxy/sandboxapi"},
-	"proxy/stream":                 {"lifecycle", "policy", "proxy", "proxy/apitype", "runtime"},
+	"proxy/sandboxapi/openapitest": { // runs the whole server, too
+		"lifecycle", "lifecycle/chat", "lifecycle/mountpin/mountpintest", "lifecycle/quota", "lifecycle/store", "lifecycle/workspace", "policy",
+		"proxy", "proxy/sandboxapi", "runtime", "runtime/runtimetest",
+	},
+	"proxy/stream": {"lifecycle", "policy", "proxy", "proxy/apitype", "runtime"},
 
 	"lifecycle":                       {"lifecycle/hostdir", "policy", "runtime", "runtime/atomicfile", "runtime/keylock"},
 	"lifecycle/chat":                  {"lifecycle", "lifecycle/hostdir", "lifecycle/quota", "lifecycle/workspace", "policy", "runtime", "runtime/keylock"},

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,15 +12,7 @@ import (
 	"time"
 
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/lifecycle/chat"
-	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
-	quotas "github.com/bermhq/berm/lifecycle/quota"
-	"github.com/bermhq/berm/lifecycle/store"
-	"github.com/bermhq/berm/lifecycle/workspace"
-	"github.com/bermhq/berm/policy"
-	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/client"
-	"github.com/bermhq/berm/proxy/sandboxapi"
 	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
@@ -33,61 +24,26 @@ const (
 )
 
 // quota is of each workspace, in bytes.
-const quota = 1 << 20
+const quota = openapitest.QuotaBytes
 
 // startBerm runs the whole server, but for its engine, which is a fake.
 func startBerm(opts runtimetest.FakeOptions) (fake *runtimetest.Fake, url string, stop func()) {
-	must := func(err error) {
-		if err != nil {
-			panic(err)
-		}
-	}
-	pol, err := policy.Parse([]byte("{version: 1, images: {allow: ['registry.local/*']}}"), policy.Options{DefaultImage: runtimetest.DefaultImage})
-	must(err)
-	tokens, err := proxy.ParseTokens([]byte(`tokens:
-- {name: red, tenant: red, token: ` + red + `, max_sandboxes: 7}
-- {name: blue, tenant: blue, token: ` + blue + `}
-`))
-	must(err)
-	current := func() *policy.Policy { return pol }
 	dir, err := os.MkdirTemp("", "berm-client-")
-	must(err)
-	db, err := store.Open(context.Background(), store.Options{Path: filepath.Join(dir, "berm.db")})
-	must(err)
-	root := filepath.Join(dir, "chats")
-	must(os.Mkdir(root, 0o755))
-	held, err := quotas.New(context.Background(), quotas.Options{Store: db, Root: root, QuotaBytes: quota, Off: true})
-	must(err)
-	workspaces, err := workspace.New(db, held)
-	must(err)
+	if err != nil {
+		panic(err)
+	}
 	if opts.Exec == nil {
-		opts.Exec = inChat(root)
+		opts.Exec = inChat(filepath.Join(dir, "chats"))
 	}
 	opts.Files = filepath.Join(dir, "files")
 	fake = runtimetest.NewFake(opts)
-	m, err := lifecycle.New(lifecycle.Options{
-		Runtime: fake, Policy: current, Store: db, Quotas: held, Holder: mountpintest.Holder{}, Owner: "owner",
-		Settings: lifecycle.Settings{ChatsRoot: root, ChatMountPath: chatMount},
-	})
-	must(err)
-	chats, err := chat.New(context.Background(), chat.Options{Root: root, Store: db, Workspaces: workspaces, Quotas: held, Sandboxes: m})
-	must(err)
-	h, err := sandboxapi.New(sandboxapi.Options{Manager: m, Workspaces: workspaces, Chats: chats, Policy: current, Tokens: tokens, Version: "1.2.3"})
-	must(err)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		must(m.Run(ctx))
-	}()
-	srv := httptest.NewServer(h)
-	return fake, srv.URL, func() {
-		srv.Close()
-		cancel()
-		<-done
-		must(chats.Close(context.Background()))
-		must(db.Close())
-		must(os.RemoveAll(dir))
+	url, end := openapitest.Serve(fake, dir, "{version: 1, images: {allow: ['registry.local/*']}}", `tokens:
+- {name: red, tenant: red, token: `+red+`, max_sandboxes: 7}
+- {name: blue, tenant: blue, token: `+blue+`}
+`)
+	return fake, url, func() {
+		end()
+		_ = os.RemoveAll(dir)
 	}
 }
 

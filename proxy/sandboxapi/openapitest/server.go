@@ -1,0 +1,73 @@
+package openapitest
+
+import (
+	"context"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/chat"
+	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
+	"github.com/bermhq/berm/lifecycle/quota"
+	"github.com/bermhq/berm/lifecycle/store"
+	"github.com/bermhq/berm/lifecycle/workspace"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/sandboxapi"
+	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest"
+)
+
+// QuotaBytes is what each workspace of Serve may hold.
+const QuotaBytes = 1 << 20
+
+// Serve runs the whole server on an engine, and returns its URL. Dir holds what it writes;
+// its chats are in the directory chats. Pol and tokens are files of YAML. It panics if
+// anything fails.
+func Serve(rt runtime.Runtime, dir, pol, tokens string) (url string, stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	p, err := policy.Parse([]byte(pol), policy.Options{DefaultImage: runtimetest.DefaultImage})
+	must(err)
+	inForce := func() *policy.Policy { return p }
+	known, err := proxy.ParseTokens([]byte(tokens))
+	must(err)
+	db, err := store.Open(ctx, store.Options{Path: filepath.Join(dir, "berm.db")})
+	must(err)
+	root := filepath.Join(dir, "chats")
+	must(os.Mkdir(root, 0o755))
+	quotas, err := quota.New(ctx, quota.Options{Store: db, Root: root, QuotaBytes: QuotaBytes, Off: true})
+	must(err)
+	workspaces, err := workspace.New(db, quotas)
+	must(err)
+	manager, err := lifecycle.New(lifecycle.Options{
+		Runtime: rt, Policy: inForce, Store: db, Quotas: quotas, Holder: mountpintest.Holder{}, Owner: "owner",
+		Settings: lifecycle.Settings{Command: []string{"sleep", "infinity"}, ChatsRoot: root, ChatMountPath: "/chat"},
+	})
+	must(err)
+	chats, err := chat.New(ctx, chat.Options{Root: root, Store: db, Workspaces: workspaces, Quotas: quotas, Sandboxes: manager})
+	must(err)
+	handler, err := sandboxapi.New(sandboxapi.Options{
+		Manager: manager, Workspaces: workspaces, Chats: chats, Policy: inForce, Tokens: known, Version: "1.2.3",
+	})
+	must(err)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		must(manager.Run(ctx))
+	}()
+	server := httptest.NewServer(handler)
+	return server.URL, func() {
+		server.Close()
+		cancel()
+		<-done
+		must(chats.Close(context.Background()))
+		must(db.Close())
+	}
+}
+
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
