@@ -270,7 +270,7 @@ func (o *stackOptions) tell(out io.Writer, files []stackFile) error {
 		token = filepath.Join(o.dir, secretsDir, "token")
 	}
 	b.WriteString("\nNext:\n")
-	if o.dir != workingDir() {
+	if here, _ := os.Getwd(); o.dir != here {
 		fmt.Fprintf(&b, "  cd %s\n", o.dir)
 	}
 	b.WriteString("  docker compose up -d\n")
@@ -288,13 +288,4 @@ func (o *stackOptions) tell(out io.Writer, files []stackFile) error {
 	fmt.Fprintf(&b, "The image has to be there as %s, or as what BERM_IMAGE in .env says; make image builds it.\nWhat sandboxes may be is in policy/%s.yaml.\n", o.image, o.stack)
 	_, err := io.WriteString(out, b.String())
 	return err
-}
-
-// workingDir returns the working directory, or an empty text.
-func workingDir() string {
-	dir, err := os.Getwd()
-	if err != nil {
-		return ""
-	}
-	return dir
 }

@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -108,7 +110,7 @@ func showSandbox(sb *apitype.Sandbox) string {
 		pairs = append(pairs, "idles out", sb.IdleExpiresAt.Format(time.RFC3339))
 	}
 	pairs = append(pairs, "deadline", sb.Deadline.Format(time.RFC3339))
-	for _, name := range sortedNames(sb.Metadata) {
+	for _, name := range slices.Sorted(maps.Keys(sb.Metadata)) {
 		pairs = append(pairs, "metadata", name+"="+sb.Metadata[name])
 	}
 	for _, o := range sb.Overridden {

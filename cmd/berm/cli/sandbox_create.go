@@ -2,9 +2,7 @@ package cli
 
 import (
 	"fmt"
-	"maps"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -111,8 +109,6 @@ func environment(list []string) (map[string]string, error) {
 	}
 	return env, nil
 }
-
-func sortedNames(m map[string]string) []string { return slices.Sorted(maps.Keys(m)) }
 
 // seconds rounds up: a timeout is never shorter than asked for.
 func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }

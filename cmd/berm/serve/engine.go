@@ -16,7 +16,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,6 +24,7 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/agent"
 	"github.com/bermhq/berm/runtime/containerd"
@@ -274,23 +274,9 @@ func Peer(ctx context.Context, socket string) (int, error) {
 		return 0, err
 	}
 	defer func() { _ = conn.Close() }()
-	local, ok := conn.(*net.UnixConn)
+	cred, ok := proxy.PeerOf(conn)
 	if !ok {
-		return 0, errors.New("not a unix socket")
-	}
-	raw, err := local.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var cred *syscall.Ucred
-	var credErr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, credErr = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
-	}); err != nil {
-		return 0, err
-	}
-	if credErr != nil {
-		return 0, credErr
+		return 0, errors.New("the kernel doesn't tell whose socket it is")
 	}
 	return int(cred.Pid), nil
 }
