@@ -251,9 +251,7 @@ func TestFollowedChatQuota(t *testing.T) {
 			w.startExec(req)
 			if attached {
 				s := w.attachExec("x", 0)
-				if err := s.CloseWrite(); err != nil {
-					t.Fatal(err)
-				}
+				must(t, s.CloseWrite())
 				if readAll(t, s, 0); !s.Ended().QuotaExceeded || s.Ended().QuotaEnforcement != "hard" {
 					t.Errorf("%+v", s.Ended())
 				}
@@ -316,9 +314,7 @@ func TestFilesOfAFullChat(t *testing.T) {
 	w := filling(t, q)
 	w.create(request("k"))
 	f := w.files("k")
-	if err := write(f, "/tmp/x", "hello"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, write(f, "/tmp/x", "hello"))
 	if diff := cmp.Diff([]bool{false, true}, q.calls()); diff != "" {
 		t.Error("measured anew before and after: " + diff)
 	}
@@ -400,14 +396,11 @@ func TestWithoutSandbox(t *testing.T) {
 	if err := w.WithoutSandbox(ctx, "b", "k", f); err != nil || ran != 2 {
 		t.Errorf("another tenant's: %v", err)
 	}
-	w.fake.Die(sb.ContainerID)
-	w.eventually("it is known to be dead", func() bool { return w.status("k") == lifecycle.StatusStopped })
+	w.die("k")
 	if err := w.WithoutSandbox(ctx, "a", "k", never); !active(err, sb.SessionID) || !w.HasSandbox("a", "k") {
 		t.Errorf("with one that has stopped: %v", err)
 	}
-	if _, err := w.Delete(ctx, "a", "k"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(w.Delete(ctx, "a", "k")))
 	if err := w.WithoutSandbox(ctx, "a", "k", f); err != nil || ran != 3 || w.HasSandbox("a", "k") {
 		t.Errorf("once it is deleted: %v", err)
 	}
@@ -452,13 +445,8 @@ func TestWithoutSandboxThatStarts(t *testing.T) {
 // One that has ended but wasn't collected goes first, with its container.
 func TestWithoutSandboxThatExpired(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		broken := true
-		w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
-			if op == "remove" && broken {
-				return errBroken
-			}
-			return nil
-		}}})
+		fake, breakOp := breaking("remove")
+		w := newWorld(t, setup{fake: fake})
 		req := request("k")
 		req.Request.TTL = ptr(time.Minute)
 		w.create(req)
@@ -474,7 +462,7 @@ func TestWithoutSandboxThatExpired(t *testing.T) {
 		if err := w.WithoutSandbox(context.Background(), "a", "k", f); !errors.Is(err, errBroken) || ran != 0 || !w.HasSandbox("a", "k") {
 			t.Errorf("one that can't be removed: %v, %d calls", err, ran)
 		}
-		broken = false
+		breakOp("")
 		if err := w.WithoutSandbox(context.Background(), "a", "k", f); err != nil || ran != 1 {
 			t.Errorf("%v, %d calls", err, ran)
 		}
@@ -565,14 +553,8 @@ func TestWithoutSandboxRaces(t *testing.T) {
 // Whatever a sandbox's life begins or ends with, what its chat holds may be another then.
 func TestSandboxTouchesItsChat(t *testing.T) {
 	q := chatQuotas("k")
-	broken := true
-	opts := runtimetest.FakeOptions{Fail: func(op, _ string) error {
-		if op == "create" && broken {
-			return errBroken
-		}
-		return nil
-	}}
-	w := newWorld(t, setup{quotas: q, fake: opts})
+	fake, breakOp := breaking("create")
+	w := newWorld(t, setup{quotas: q, fake: fake})
 	touched := func(when string) {
 		t.Helper()
 		if !slices.Contains(q.touches(), "a/k") {
@@ -583,17 +565,14 @@ func TestSandboxTouchesItsChat(t *testing.T) {
 		t.Fatal("it was made")
 	}
 	touched("not made")
-	broken = false
-	sb := w.create(request("k")).Sandbox
+	breakOp("")
+	w.create(request("k"))
 	touched("made")
 	w.stop()
 	q.touches()
 	w = newWorld(t, setup{quotas: q, engine: w.fake, store: w.store})
 	touched("found")
-	w.fake.Die(sb.ContainerID)
-	w.eventually("its end", func() bool { return w.status("k") == lifecycle.StatusStopped })
-	if _, err := w.Delete(context.Background(), "a", "k"); err != nil {
-		t.Fatal(err)
-	}
+	w.die("k")
+	must(t, second(w.Delete(context.Background(), "a", "k")))
 	touched("removed")
 }

@@ -64,9 +64,7 @@ func TestTenantsAreApart(t *testing.T) {
 	if a.Sandbox.SessionID == b.Sandbox.SessionID {
 		t.Fatal("two tenants share a sandbox")
 	}
-	if _, err := w.Delete(context.Background(), "b", "k"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(w.Delete(context.Background(), "b", "k")))
 	if _, err := w.Get(context.Background(), "a", "k"); err != nil {
 		t.Errorf("b's delete took a's sandbox: %v", err)
 	}
@@ -142,18 +140,13 @@ func TestExpiredIsReplaced(t *testing.T) {
 
 func TestOldThatCantBeRemovedStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var broken atomic.Bool
-		w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
-			if op == "remove" && broken.Load() {
-				return errBroken
-			}
-			return nil
-		}}})
+		fake, breakOp := breaking("")
+		w := newWorld(t, setup{fake: fake})
 		req := request("k")
 		req.Request.TTL = ptr(time.Minute)
 		first := w.create(req)
 		time.Sleep(time.Minute)
-		broken.Store(true)
+		breakOp("remove")
 		var start *lifecycle.StartError
 		if _, err := w.Create(context.Background(), req); !errors.As(err, &start) || !errors.Is(err, errBroken) {
 			t.Fatalf("create: %v", err)
@@ -162,7 +155,7 @@ func TestOldThatCantBeRemovedStays(t *testing.T) {
 		if err != nil || sb.SessionID != first.Sandbox.SessionID || w.fake.Calls("create") != 1 {
 			t.Errorf("old record: %+v, %v; %d creates", sb, err, w.fake.Calls("create"))
 		}
-		broken.Store(false)
+		breakOp("")
 		if res := w.create(req); res.Result != lifecycle.ResultReplaced {
 			t.Errorf("afterwards: %s", res.Result)
 		}

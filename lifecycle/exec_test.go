@@ -128,9 +128,7 @@ func TestExecInAContainerThatDiedUnseen(t *testing.T) {
 	w := newWorld(t, setup{})
 	sb := w.create(request("k")).Sandbox
 	c, err := w.fake.Inspect(context.Background(), sb.ContainerID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.fake.Die(c.ID) // the command races with the news of it
 	if res := w.exec("k", "true"); !res.Recreated || !res.OK() {
 		t.Errorf("%+v", res)
@@ -247,9 +245,7 @@ func TestWorkingDirAndQuota(t *testing.T) {
 	if _, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Create: &req, Command: []string{"true"}}); !errors.As(err, &quota) || len(w.fake.Containers()) != 0 {
 		t.Errorf("over the quota, with its spec: %v; %d containers", err, len(w.fake.Containers()))
 	}
-	if err := os.Truncate(filepath.Join(dir, "big"), 2<<20); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Truncate(filepath.Join(dir, "big"), 2<<20))
 	if res := w.exec("k", "true"); !res.Recreated || !res.OK() {
 		t.Errorf("with some space freed: %+v", res)
 	}
@@ -266,9 +262,7 @@ func printed(t *testing.T, w *world, s string, piece, limit int) (string, bool) 
 		}
 	}
 	res, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"print"}, OutputLimit: &limit})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return res.Stdout, res.StdoutTruncated
 }
 

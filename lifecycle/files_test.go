@@ -22,9 +22,7 @@ import (
 func (w *world) files(key string) *lifecycle.FileAccess {
 	w.t.Helper()
 	f, err := w.Files(context.Background(), "a", key)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	return f
 }
 
@@ -65,9 +63,7 @@ func TestFilesOfASandbox(t *testing.T) {
 	if f.SessionID() != sb.SessionID {
 		t.Errorf("session %s, want %s", f.SessionID(), sb.SessionID)
 	}
-	if err := errors.Join(write(f, "/tmp/x", "hello"), write(f, "/tmp/w", "")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, write(f, "/tmp/x", "hello"), write(f, "/tmp/w", ""))
 	var b bytes.Buffer
 	if err := do(f, runtime.FileOp{Verb: runtime.FileRead, Path: "/tmp/x", Offset: 1, Length: 3}, runtime.FileIO{Out: &b}); err != nil || b.String() != "ell" {
 		t.Errorf("got %q, %v", b.String(), err)
@@ -117,9 +113,7 @@ func TestFilesOfASandbox(t *testing.T) {
 		t.Errorf("half a file was left: %v", err)
 	}
 
-	if _, err := w.Pause(ctx, "a", "k"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(w.Pause(ctx, "a", "k")))
 	var state *lifecycle.StateError
 	if err := stat(f, "/tmp/x"); !errors.As(err, &state) {
 		t.Errorf("paused: %v", err)
@@ -156,9 +150,7 @@ func TestFilesOfAFullWorkspace(t *testing.T) {
 	}
 
 	big := filepath.Join(dir, "big")
-	if err := os.WriteFile(big, make([]byte, 3<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(big, make([]byte, 3<<20), 0o600))
 	for name, err := range map[string]error{
 		"write": write(f, "/workspace/z", ""),
 		"mkdir": change(f, runtime.FileMkdir, "/workspace/z", ""),
@@ -174,9 +166,7 @@ func TestFilesOfAFullWorkspace(t *testing.T) {
 	}
 
 	// Stopped over its quota, it is made again for its files, and for nothing else.
-	if err := w.fake.Remove(ctx, w.fake.Containers()[0].ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.fake.Remove(ctx, w.fake.Containers()[0].ID))
 	w.eventually("stopped", func() bool { return w.status("k") == lifecycle.StatusStopped })
 	if _, err := w.Exec(ctx, lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}}); !errors.As(err, &quota) {
 		t.Errorf("a command: %v", err)
@@ -210,9 +200,7 @@ func TestFilesKeepFromIdlingOut(t *testing.T) {
 		w.create(req)
 		f := w.files("k")
 		time.Sleep(50 * time.Second)
-		if err := write(f, "/tmp/x", "x"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, write(f, "/tmp/x", "x"))
 		time.Sleep(50 * time.Second)
 		if got := w.status("k"); got != lifecycle.StatusRunning {
 			t.Fatalf("50 s after a write: %s", got)
@@ -288,9 +276,7 @@ func TestFilesOfADeadContainer(t *testing.T) {
 	w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return deaf{f, f} }})
 	w.create(request("k"))
 	f := w.files("k")
-	if err := w.fake.Remove(t.Context(), w.fake.Containers()[0].ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.fake.Remove(t.Context(), w.fake.Containers()[0].ID))
 	var state *lifecycle.StateError
 	if err := stat(f, "/tmp"); !errors.As(err, &state) || state.Status != lifecycle.StatusStopped {
 		t.Errorf("got %v", err)

@@ -68,9 +68,7 @@ func TestReconcileDuringCreate(t *testing.T) {
 		go func() { _, err := w.Create(context.Background(), request("k")); done <- err }()
 		synctest.Wait()
 		f.next("info")
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
+		must(t, <-done)
 		time.Sleep(5 * time.Second)
 		w.ready()
 		if st := w.status("k"); st != lifecycle.StatusRunning {
@@ -140,9 +138,7 @@ func TestPullWithoutWaiters(t *testing.T) {
 		create("m", "reg.example/x:2")
 		create("p", "reg.example/panics:1")
 		for key, want := range map[string]int64{"m": 1, "k": 1} {
-			if _, err := w.Delete(t.Context(), "a", key); err != nil {
-				t.Fatal(err)
-			}
+			must(t, second(w.Delete(t.Context(), "a", key)))
 			synctest.Wait()
 			if key == "k" {
 				continue
@@ -151,9 +147,7 @@ func TestPullWithoutWaiters(t *testing.T) {
 				t.Errorf("without %s, %d pulls go on", key, n)
 			}
 		}
-		if _, err := w.Delete(t.Context(), "a", "l"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, second(w.Delete(t.Context(), "a", "l")))
 		synctest.Wait()
 		if n := active.Load(); n != 0 {
 			t.Errorf("%d pulls go on that nobody waits for", n)
@@ -218,16 +212,12 @@ func TestSealBesideASlowEngine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{})
 		c, err := w.fake.Inspect(t.Context(), w.create(request("k")).Sandbox.ContainerID)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		w.stop()
 		delete(c.Labels, lifecycle.LabelSeal)
 		var f failing
 		fake := runtimetest.NewFake(runtimetest.FakeOptions{Fail: f.fail})
-		if _, err := fake.Create(t.Context(), runtime.Spec{Name: c.Name, Image: runtimetest.DefaultImage, Labels: c.Labels}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, second(fake.Create(t.Context(), runtime.Spec{Name: c.Name, Image: runtimetest.DefaultImage, Labels: c.Labels})))
 		f.next("image")
 		seals := &openSeals{}
 		w = newWorld(t, setup{engine: fake, seals: seals})
@@ -330,9 +320,7 @@ func TestAttachAgainAtOnce(t *testing.T) {
 	w.startProcess(process("p", "cat"))
 	for range 500 {
 		s, err := w.Follow(t.Context(), procRef("a", "k", "p"), lifecycle.FollowRequest{From: -1, Attach: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_ = s.Close()
 	}
 }

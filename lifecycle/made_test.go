@@ -75,16 +75,12 @@ func TestMadeContainerLacksSomething(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			fake := runtimetest.NewFake(runtimetest.FakeOptions{})
 			pol, err := policy.Parse(nil, policy.Options{DefaultImage: runtimetest.DefaultImage})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			m, err := lifecycle.New(lifecycle.Options{
 				Runtime: crippledEngine{fake, tt.cripple}, Policy: func() *policy.Policy { return pol },
 				Store: newStore(), Holder: mountpintest.Holder{}, Owner: "owner",
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			ctx, cancel := context.WithCancel(context.Background())
 			done := make(chan error, 1)
 			go func() { done <- m.Run(ctx) }()
@@ -126,18 +122,14 @@ func TestQuotaCounts(t *testing.T) {
 		os.WriteFile(filepath.Join(dir, "sub", "file"), make([]byte, 2<<20-len(outside)-len(filepath.Dir(outside))), 0o600),
 		os.Link(filepath.Join(dir, "sub", "file"), filepath.Join(dir, "again")),
 	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	req := request("k")
 	req.Request.HostPath, req.Request.WorkspaceQuotaMB = ptr(dir), ptr(int64(2))
 	w.create(req)
 	if res := w.exec("k", "true"); res.QuotaExceeded {
 		t.Errorf("just full: %+v", res)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "more"), []byte("x"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, "more"), []byte("x"), 0o600))
 	var quota *lifecycle.QuotaError
 	_, err = w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}})
 	if !errors.As(err, &quota) || quota.UsedBytes != 2<<20+1 || quota.QuotaBytes != 2<<20 {

@@ -71,13 +71,9 @@ func TestRestart(t *testing.T) {
 			t.Error("it idled out later")
 		}
 		s := w.attachExec("x", 0)
-		if _, err := io.WriteString(s, "in"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, second(io.WriteString(s, "in")))
 		end := time.Now()
-		if err := s.CloseWrite(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.CloseWrite())
 		if out, _ := readAll(t, s, 0); out != "begun\nin" || *s.Ended().ExitCode != 5 {
 			t.Errorf("%q, %+v", out, s.Ended())
 		}
@@ -149,9 +145,7 @@ func TestIdleUnderProcesses(t *testing.T) {
 		}
 		time.Sleep(106 * time.Second)
 		s, err := w.Follow(t.Context(), execRef("a", "k", "x"), lifecycle.FollowRequest{From: 0, Attach: true, TakeOver: true}) // what is read is a use
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_ = s.Close()
 		time.Sleep(59 * time.Second)
 		if swept := w.sweep(); swept.Expired != 0 {
@@ -245,17 +239,13 @@ func TestPausedIsntOverdue(t *testing.T) {
 		req.Timeout = ptr(int64(2))
 		w.startExec(req)
 		time.Sleep(time.Second)
-		if _, err := w.Pause(t.Context(), "a", "k"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, second(w.Pause(t.Context(), "a", "k")))
 		var state *lifecycle.StateError
 		if _, err := w.Process(t.Context(), execRef("a", "k", "x")); !errors.As(err, &state) {
 			t.Errorf("asked while it is paused: %v", err)
 		}
 		time.Sleep(time.Minute)
-		if _, err := w.Resume(t.Context(), "a", "k"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, second(w.Resume(t.Context(), "a", "k")))
 		time.Sleep(5 * time.Second)
 		if e := w.execution("x"); e.Status != lifecycle.ExecRunning {
 			t.Errorf("%+v", e)
@@ -362,9 +352,7 @@ func TestLies(t *testing.T) {
 		t.Errorf("told of another process: %v", err)
 	}
 	s, err := w.Follow(context.Background(), execRef("a", "k", "x"), lifecycle.FollowRequest{From: -1, Attach: true, TakeOver: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer s.Close()
 	if _, err := s.Next(); !errdefs.IsUnavailable(err) {
 		t.Errorf("told of output that makes no sense: %v", err)
@@ -388,9 +376,7 @@ func TestLiesOfPlaces(t *testing.T) {
 			}})
 			w.create(request("k"))
 			s, err := w.Follow(context.Background(), execRef("a", "k", "x"), lifecycle.FollowRequest{From: -1, Attach: true, TakeOver: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer s.Close()
 			if c, err := s.Next(); err == nil {
 				t.Errorf("got %+v", c)
@@ -458,9 +444,7 @@ func TestInsideStorm(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if _, err := w.Create(context.Background(), request("k")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(w.Create(context.Background(), request("k"))))
 	w.eventually("all is ended", func() bool {
 		w.exec("k", "true") // which makes it again if need be
 		execs, err1 := w.Processes(context.Background(), execRef("a", "k", ""))

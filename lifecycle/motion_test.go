@@ -59,9 +59,7 @@ func TestQuotaOfAMovedWorkspace(t *testing.T) {
 			dir, moved, foreign := filepath.Join(root, "dir"), filepath.Join(root, "moved"), filepath.Join(root, "foreign")
 			size := func(at string, bytes int64) {
 				t.Helper()
-				if err := errors.Join(os.MkdirAll(at, 0o700), os.WriteFile(filepath.Join(at, "f"), make([]byte, bytes), 0o600)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.MkdirAll(at, 0o700), os.WriteFile(filepath.Join(at, "f"), make([]byte, bytes), 0o600))
 			}
 			size(dir, 0)
 			size(foreign, 5<<20)
@@ -71,9 +69,7 @@ func TestQuotaOfAMovedWorkspace(t *testing.T) {
 				req.Request.HostPath, req.Request.WorkspaceQuotaMB = ptr(dir), ptr(int64(1))
 				w.create(req)
 			}
-			if err := errors.Join(os.Rename(dir, moved), put(foreign, dir)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Rename(dir, moved), put(foreign, dir))
 			if got := w.used(); got != 0 {
 				t.Errorf("moved: %d bytes are used", got)
 			}
@@ -89,9 +85,7 @@ func TestQuotaOfAMovedWorkspace(t *testing.T) {
 			if !errors.As(err, &quota) || quota.UsedBytes != 0 {
 				t.Errorf("after a restart: %v", err)
 			}
-			if err := errors.Join(os.RemoveAll(dir), os.Rename(moved, dir)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.RemoveAll(dir), os.Rename(moved, dir))
 			if res := w.exec("quiet", "true"); !res.OK() || res.QuotaExceeded {
 				t.Errorf("back in its place: %+v", res)
 			}
@@ -112,13 +106,9 @@ func (elsewhere) Mode() string { return "held" }
 func TestQuotaOfAnExchangedWorkspace(t *testing.T) {
 	dir, fake := t.TempDir(), runtimetest.NewFake(runtimetest.FakeOptions{})
 	p, err := policy.Parse([]byte("version: 1\nmounts: {allowed_roots: ["+dir+"]}\n"), policy.Options{DefaultImage: runtimetest.DefaultImage})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	m, err := lifecycle.New(lifecycle.Options{Runtime: fake, Policy: func() *policy.Policy { return p }, Store: newStore(), Holder: elsewhere{t.TempDir()}, Owner: "owner", Quotas: softQuotas()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- m.Run(ctx) }()
@@ -140,9 +130,7 @@ func TestQuotaOfAnExchangedWorkspace(t *testing.T) {
 func TestQuotaOfSpecialFiles(t *testing.T) {
 	dir := t.TempDir()
 	l, err := net.Listen("unix", filepath.Join(dir, "socket"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer l.Close()
 	err = errors.Join(
 		unix.Mkfifo(filepath.Join(dir, "fifo"), 0o600),
@@ -151,9 +139,7 @@ func TestQuotaOfSpecialFiles(t *testing.T) {
 		os.Symlink("nowhere", filepath.Join(dir, "to-nothing")),
 		os.WriteFile(filepath.Join(dir, "full"), make([]byte, 1<<20), 0o600),
 	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got, want := measured(t, dir).used(), int64(1<<20+len("fifo")+len(".")+len("nowhere")); got != want {
 		t.Errorf("%d bytes are used, want %d", got, want)
 	}
@@ -163,20 +149,14 @@ func TestQuotaOfSpecialFiles(t *testing.T) {
 func TestQuotaOfADeepTree(t *testing.T) {
 	dir := t.TempDir()
 	root, err := os.OpenRoot(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = root.RemoveAll(strings.Repeat("d", 200)); _ = root.Close() }()
 	deep := ""
 	for len(deep) < 2*unix.PathMax {
 		deep = filepath.Join(deep, strings.Repeat("d", 200))
-		if err := root.Mkdir(deep, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must(t, root.Mkdir(deep, 0o700))
 	}
-	if err := root.WriteFile(filepath.Join(deep, "big"), make([]byte, 2<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, root.WriteFile(filepath.Join(deep, "big"), make([]byte, 2<<20), 0o600))
 	if got := measured(t, dir).used(); got != 2<<20 {
 		t.Errorf("%d bytes are used, want %d", got, 2<<20)
 	}
@@ -192,9 +172,7 @@ func TestQuotaOfATreeInMotion(t *testing.T) {
 	}
 	for i := range n {
 		tree, pipe := place(i)
-		if err := errors.Join(os.Mkdir(tree, 0o700), unix.Mkfifo(pipe, 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Mkdir(tree, 0o700), unix.Mkfifo(pipe, 0o600))
 	}
 	w := measured(t, dir)
 	var stop atomic.Bool

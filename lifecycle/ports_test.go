@@ -17,9 +17,7 @@ import (
 func (w *world) ports(key string) *lifecycle.PortAccess {
 	w.t.Helper()
 	p, err := w.Ports(context.Background(), "a", key)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	return p
 }
 
@@ -50,19 +48,13 @@ func TestDialPorts(t *testing.T) {
 	}
 	w.fake.Listen(80, echo)
 	c, err := p.Dial(ctx, 80)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.WriteString(c, "hello"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, second(io.WriteString(c, "hello")))
 	buf := make([]byte, 5)
 	if _, err := io.ReadFull(c, buf); err != nil || string(buf) != "hello" {
 		t.Errorf("got %q, %v", buf, err)
 	}
-	if err := c.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.(interface{ CloseWrite() error }).CloseWrite())
 	if rest, err := io.ReadAll(c); err != nil || len(rest) != 0 {
 		t.Errorf("after its end came %q, %v", rest, err)
 	}
@@ -70,9 +62,7 @@ func TestDialPorts(t *testing.T) {
 		t.Error(err)
 	}
 
-	if err := w.fake.Remove(ctx, w.fake.Containers()[0].ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.fake.Remove(ctx, w.fake.Containers()[0].ID))
 	w.eventually("stopped", func() bool { return w.status("k") == lifecycle.StatusStopped })
 	var state *lifecycle.StateError
 	if found, err := w.Ports(ctx, "a", "k"); !errors.As(err, &state) || found.SessionID() != p.SessionID() {
@@ -87,9 +77,7 @@ func TestPortsOfADeadContainer(t *testing.T) {
 	w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return deaf{f, f} }})
 	w.create(request("k"))
 	p := w.ports("k")
-	if err := w.fake.Remove(t.Context(), w.fake.Containers()[0].ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.fake.Remove(t.Context(), w.fake.Containers()[0].ID))
 	var state *lifecycle.StateError
 	if _, err := p.Dial(t.Context(), 80); !errors.As(err, &state) {
 		t.Errorf("got %v", err)
@@ -104,9 +92,7 @@ func TestPortsAreCapped(t *testing.T) {
 	var open []net.Conn
 	for range 256 {
 		c, err := p.Dial(t.Context(), 80)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		open = append(open, c)
 	}
 	var full *lifecycle.CapacityError
@@ -142,18 +128,12 @@ func TestPortsInTime(t *testing.T) {
 		w.create(req)
 		w.fake.Listen(80, echo)
 		c, err := w.ports("k").Dial(t.Context(), 80)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		buf := make([]byte, 1)
 		for range 4 { // each byte counts, in either direction
 			time.Sleep(45 * time.Second)
-			if _, err := c.Write(buf); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := io.ReadFull(c, buf); err != nil {
-				t.Fatal(err)
-			}
+			must(t, second(c.Write(buf)))
+			must(t, second(io.ReadFull(c, buf)))
 		}
 		if got := w.status("k"); got != lifecycle.StatusRunning {
 			t.Errorf("in use, it is %s", got)

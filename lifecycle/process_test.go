@@ -191,9 +191,7 @@ func TestProcessReplaceRefused(t *testing.T) {
 			return errors.As(err, &conflict)
 		}},
 		{"quota", func(*lifecycle.StartRequest) {
-			if err := os.WriteFile(filepath.Join(dir, "f"), make([]byte, 3<<20), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(filepath.Join(dir, "f"), make([]byte, 3<<20), 0o600))
 		}, func(err error) bool {
 			var quota *lifecycle.QuotaError
 			return errors.As(err, &quota)
@@ -218,24 +216,18 @@ func TestProcessAttach(t *testing.T) {
 	w.processClass(errdefs.IsAlreadyExists, err)
 	// One who only follows isn't in the way, sees the same, and has no input.
 	f, err := w.Follow(context.Background(), procRef("a", "k", "p"), lifecycle.FollowRequest{From: 0})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
 	if _, err := io.WriteString(f, "x"); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("input of a follower: %v", err)
 	}
-	second := w.attachProcess("p", 0, true)
-	if _, err := io.WriteString(second, "two\n"); err != nil {
-		t.Fatal(err)
-	}
+	taker := w.attachProcess("p", 0, true)
+	must(t, second(io.WriteString(taker, "two\n")))
 	if _, err := first.Next(); !errdefs.IsAborted(err) {
 		t.Errorf("the first: %v", err)
 	}
-	if err := second.CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
-	for name, s := range map[string]nexter{"second": second, "follower": f} {
+	must(t, taker.CloseWrite())
+	for name, s := range map[string]nexter{"taker": taker, "follower": f} {
 		if out, _ := readAll(t, s, 0); out != "one\ntwo\n" {
 			t.Errorf("the %s read %q", name, out)
 		}
@@ -243,7 +235,7 @@ func TestProcessAttach(t *testing.T) {
 	if p := f.Ended(); p.Running() || *p.ExitCode != 0 {
 		t.Errorf("the follower's end: %+v", p)
 	}
-	_ = second.Close()
+	_ = taker.Close()
 	w.attachProcess("p", -1, false)
 }
 
@@ -252,13 +244,9 @@ func TestSlowFollower(t *testing.T) {
 	w := newWorld(t, setup{fake: printer(200)})
 	w.startProcess(process("p", "print"))
 	f, err := w.Follow(context.Background(), procRef("a", "k", "p"), lifecycle.FollowRequest{From: 0})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
-	if err := w.attachProcess("p", 0, false).CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.attachProcess("p", 0, false).CloseWrite())
 	s := w.attachProcess("p", 0, true)
 	if out, errs := readAll(t, s, 0); len(out)+len(errs) != 200<<12 {
 		t.Errorf("the reader got %d bytes", len(out)+len(errs))
@@ -287,9 +275,7 @@ func TestProcessStderr(t *testing.T) {
 		t.Errorf("%d bytes, ending in %q", len(p.Stderr), p.Stderr[max(0, len(p.Stderr)-10):])
 	}
 	s := w.attachProcess("p", 0, false) // that doesn't read
-	if err := s.CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.CloseWrite())
 	if p := w.process("p"); !strings.Contains(p.Stderr, "x") {
 		t.Errorf("beside a reader: %q", p.Stderr)
 	}

@@ -455,9 +455,7 @@ func printing(id string) lifecycle.StartRequest {
 
 func (w *world) endInput(id string) {
 	w.t.Helper()
-	if err := w.Write(context.Background(), execRef("a", "k", id), strings.NewReader(""), true); err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, w.Write(context.Background(), execRef("a", "k", id), strings.NewReader(""), true))
 }
 
 // A caller that is attached holds the command up, and so misses nothing, however slow it is.
@@ -467,18 +465,14 @@ func TestMuchOutput(t *testing.T) {
 	req := printing("x")
 	req.KeepBytes, req.Follow = 64<<10, true
 	_, s, err := w.Start(context.Background(), req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.endInput("x")
 	time.Sleep(20 * time.Millisecond) // all would be printed by now
 	if e := w.execution("x"); e.FirstSeq != 0 || e.Status != lifecycle.ExecRunning {
 		t.Errorf("before anybody reads: %+v", e)
 	}
 	c, err := s.Next()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	seq := c.Seq
 	time.Sleep(20 * time.Millisecond)
 	if e := w.execution("x"); e.Status != lifecycle.ExecRunning {
@@ -570,9 +564,7 @@ func TestAttachWhileInputIsHeld(t *testing.T) {
 func TestExecSignals(t *testing.T) {
 	w := newWorld(t, setup{})
 	w.startExec(follow("x", "sleep 100"))
-	if err := w.Signal(context.Background(), execRef("a", "k", "x"), 15); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Signal(context.Background(), execRef("a", "k", "x"), 15))
 	s := w.attachExec("x", 0)
 	readAll(t, s, 0)
 	if e := s.Ended(); e.Status != lifecycle.ExecCompleted || e.Signal != 15 || *e.ExitCode != 143 {
@@ -625,9 +617,7 @@ func TestFollowedUnderASandboxThatEnds(t *testing.T) {
 			sb := w.create(request("k")).Sandbox
 			w.startExec(follow("x", "echo begun; sleep 100"))
 			s := w.attachExec("x", 0)
-			if _, err := s.Next(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, second(s.Next()))
 			if end == "kill" {
 				w.fake.Die(sb.ContainerID)
 			} else if _, err := w.Delete(context.Background(), "a", "k"); err != nil {
@@ -686,9 +676,7 @@ func TestFollowedQuota(t *testing.T) {
 			w.startExec(req)
 			if attached {
 				s := w.attachExec("x", 0)
-				if err := s.CloseWrite(); err != nil {
-					t.Fatal(err)
-				}
+				must(t, s.CloseWrite())
 				if out, _ := readAll(t, s, 0); out != "written\n" || !s.Ended().QuotaExceeded || s.Ended().QuotaEnforcement != "soft" || s.Ended().Status != lifecycle.ExecCompleted {
 					t.Errorf("%q, %+v", out, s.Ended())
 				}
@@ -721,9 +709,7 @@ func TestQuotaOfWhatRuns(t *testing.T) {
 		exec.Create, exec.Timeout = nil, ptr(int64(3600))
 		w.startExec(exec)
 		write := func(size int) {
-			if err := os.WriteFile(filepath.Join(dir, "f"), make([]byte, size), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(filepath.Join(dir, "f"), make([]byte, size), 0o600))
 		}
 		write(1 << 20)
 		time.Sleep(5 * time.Minute)
