@@ -125,9 +125,8 @@ func (c *collector) CollectNetworks(ctx context.Context) (int, error) {
 
 // SweepQuotas undoes what is left of the limits of sandboxes that are gone.
 func (c *collector) SweepQuotas(ctx context.Context) error {
-	quotas := c.engine.opts.Quotas
-	if quotas == nil || c.registry.available() != nil {
+	if c.registry.available() != nil {
 		return nil
 	}
-	return quotas.Sweep(ctx)
+	return c.registry.quotas.Sweep(ctx)
 }

@@ -129,7 +129,7 @@ func (p *processes) sandboxFor(ctx context.Context, req ExecRequest) (*record, E
 	}
 	if rec := p.registry.recordOf(id); rec != nil { // over its quota, it isn't even made again
 		if sb := p.registry.snapshot(rec); sb.Status == StatusStopped {
-			if err := p.quotas.quotaLeft(ctx, sb, false); err != nil {
+			if err := p.quotas.Left(ctx, subject(sb), false); err != nil {
 				return nil, res, err
 			}
 		}
@@ -150,7 +150,7 @@ func (p *processes) sandboxFor(ctx context.Context, req ExecRequest) (*record, E
 
 // prepare checks that a command may start in a sandbox, and returns its directory.
 func (p *processes) prepare(ctx context.Context, cmd *command, sb Sandbox) (cwd string, err error) {
-	if err := p.quotas.quotaLeft(ctx, sb, false); err != nil {
+	if err := p.quotas.Left(ctx, subject(sb), false); err != nil {
 		return "", err
 	}
 	return policy.WorkingDir(sb.Spec, cmd.req.WorkingDir)
@@ -219,7 +219,7 @@ func (p *processes) run(ctx context.Context, cmd *command, a *Access, res ExecRe
 func (p *processes) measureAfter(ctx context.Context, rec *record, sb Sandbox, res *ExecResult) error {
 	ctx = context.WithoutCancel(ctx) // no caller avoids it by leaving
 	var over *QuotaError
-	err := p.quotas.quotaLeft(ctx, sb, true)
+	err := p.quotas.Left(ctx, subject(sb), true)
 	if !errors.As(err, &over) {
 		return err
 	}

@@ -27,7 +27,7 @@ const (
 // engine, the store or a quota that measures.
 type records struct {
 	metrics *metrics
-	quotas  *quotas
+	quotas  Quotas
 	watch   func(*record) watcher // makes the watcher of each record; set before the first one
 
 	keys        keylock.Map[keyID]
@@ -294,13 +294,20 @@ func (t *records) informed(id keyID) {
 	}
 }
 
+// mayHaveQuota reports whether there may be something to measure. It asks nobody, so that mu may
+// be held.
+func (t *records) mayHaveQuota(sb Sandbox) bool {
+	dir, _ := workspace(sb.Spec)
+	return dir != "" || t.quotas.Shared()
+}
+
 // softened updates the records of sessions whose workspaces the kernel limits no longer.
 func (t *records) softened(sessions []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, s := range t.slots {
 		if r := s.record; r != nil && slices.Contains(sessions, r.sb.SessionID) {
-			r.sb.Enforcement.WorkspaceQuota = t.quotas.quotaEnforcement(r.sb)
+			r.sb.Enforcement.WorkspaceQuota = t.quotas.Enforcement(subject(r.sb))
 		}
 	}
 }
@@ -458,7 +465,7 @@ func (t *records) enforced(rec *record, sb Sandbox) Sandbox {
 	if sb.Enforcement.WorkspaceQuota != "" {
 		return sb
 	}
-	now := t.quotas.quotaEnforcement(sb)
+	now := t.quotas.Enforcement(subject(sb))
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	rec.sb.Enforcement.WorkspaceQuota, sb.Enforcement.WorkspaceQuota = now, now

@@ -46,14 +46,14 @@ func newRegistry(opts *Options) *Registry {
 	r.running, r.stop = context.WithCancel(context.Background())
 	r.records = &records{
 		metrics:    newMetrics(opts.Registry),
-		quotas:     &quotas{held: opts.Quotas},
+		quotas:     opts.Quotas,
 		slots:      map[keyID]*slot{},
 		containers: map[string]keyID{},
 		making:     map[string]struct{}{},
 		ended:      map[string]struct{}{},
 	}
 	r.engine = newEngine(r.base, opts, r.metrics, r.tracer)
-	r.creator = &creator{opts: opts, engine: r.engine, quotas: r.quotas, softened: r.softened}
+	r.creator = &creator{opts: opts, engine: r.engine, quotas: opts.Quotas, softened: r.softened}
 	return r
 }
 
@@ -197,7 +197,7 @@ func (r *Registry) clear(ctx context.Context, id keyID, old *record) error {
 		r.changeStatus(old, StatusStopping, StatusStopped)
 		return &UnavailableError{Err: err}
 	}
-	r.quotas.detach(sb.SessionID)
+	r.quotas.Detach(sb.SessionID)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.forgetLocked(id)
