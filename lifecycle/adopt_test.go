@@ -168,6 +168,5 @@ func TestAdoptedHasGraceOnce(t *testing.T) {
 		start("the first with a restored store", 0)
 		w.stop()
 		start("a later one", 1)
-		w.stop()
 	})
 }

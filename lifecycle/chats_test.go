@@ -60,8 +60,7 @@ func (q *quotas) Left(ctx context.Context, s lifecycle.Subject, changed bool) er
 		return err
 	}
 	err := q.left(s.Tenant+"/"+s.Key, changed)
-	var over *lifecycle.QuotaError
-	if !changed && errors.As(err, &over) {
+	if !changed && errorIs[*lifecycle.QuotaError](err) {
 		err = q.left(s.Tenant+"/"+s.Key, true)
 	}
 	return err
@@ -248,7 +247,7 @@ func TestFollowedChatQuota(t *testing.T) {
 			q.hold("k", 0) // a chat's from now on
 			req := follow("x", "")
 			req.Command, req.OpenStdin = []string{"fill"}, true
-			w.startExec(req)
+			w.begin(req)
 			if attached {
 				s := w.attachExec("x", 0)
 				must(t, s.CloseWrite())
@@ -276,7 +275,7 @@ func TestChatQuotaOfWhatRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := chatQuotas("k")
 		w := filling(t, q)
-		w.startProcess(process("p", "cat"))
+		w.begin(process("p", "cat"))
 		q.hold("k", 100)
 		time.Sleep(5 * time.Minute)
 		if st := w.status("k"); st != lifecycle.StatusRunning {
@@ -287,7 +286,6 @@ func TestChatQuotaOfWhatRuns(t *testing.T) {
 		if st := w.status("k"); st != lifecycle.StatusStopped {
 			t.Errorf("over its quota, it is %s", st)
 		}
-		w.stop()
 	})
 }
 
@@ -370,8 +368,7 @@ func TestWithoutSandbox(t *testing.T) {
 	if err := w.WithoutSandbox(ctx, "a", "k", f); err != nil || ran != 1 || w.HasSandbox("a", "k") {
 		t.Errorf("without a sandbox: %v, %d calls", err, ran)
 	}
-	var invalid *lifecycle.InvalidError
-	if err := w.WithoutSandbox(ctx, "a", "no key", never); !errors.As(err, &invalid) {
+	if err := w.WithoutSandbox(ctx, "a", "no key", never); !errorIs[*lifecycle.InvalidError](err) {
 		t.Errorf("a malformed key: %v", err)
 	}
 	if err := w.WithoutSandbox(ctx, "a", "k", func(context.Context) error { return errBroken }); !errors.Is(err, errBroken) {
@@ -407,8 +404,7 @@ func TestWithoutSandbox(t *testing.T) {
 
 	w.fake.SetDown(true)
 	w.eventually("that is known", func() bool { return w.Ready(ctx) != nil })
-	var away *lifecycle.UnavailableError
-	if err := w.WithoutSandbox(ctx, "a", "k", never); !errors.As(err, &away) {
+	if err := w.WithoutSandbox(ctx, "a", "k", never); !errorIs[*lifecycle.UnavailableError](err) {
 		t.Errorf("without an engine: %v", err)
 	}
 }
@@ -438,7 +434,6 @@ func TestWithoutSandboxThatStarts(t *testing.T) {
 		if sb, err := w.Get(context.Background(), "a", "k"); err != nil || sb.SessionID != active.SessionID {
 			t.Errorf("%+v, %v", sb, err)
 		}
-		w.stop()
 	})
 }
 
@@ -469,7 +464,6 @@ func TestWithoutSandboxThatExpired(t *testing.T) {
 		if w.store.len() != 0 || w.Held() != [4]int{} {
 			t.Errorf("left behind: %d records, %v", w.store.len(), w.Held())
 		}
-		w.stop()
 	})
 }
 
@@ -495,7 +489,6 @@ func TestCreateWaitsForWithoutSandbox(t *testing.T) {
 		if st := w.status("k"); st != lifecycle.StatusRunning {
 			t.Errorf("it is %s", st)
 		}
-		w.stop()
 	})
 }
 
@@ -531,11 +524,10 @@ func TestWithoutSandboxRaces(t *testing.T) {
 		})
 		close(start)
 		both.Wait()
-		var active *lifecycle.ActiveError
 		switch {
 		case err == nil && !there:
 			won++
-		case errors.As(err, &active) && there:
+		case errorIs[*lifecycle.ActiveError](err) && there:
 			lost++
 		default:
 			t.Errorf("%s: %v; the chat is there: %t", key, err, there)

@@ -134,7 +134,6 @@ func TestExpiredIsReplaced(t *testing.T) {
 		if n := w.store.len(); n != 1 {
 			t.Errorf("%d records in the store", n)
 		}
-		w.stop()
 	})
 }
 
@@ -147,8 +146,7 @@ func TestOldThatCantBeRemovedStays(t *testing.T) {
 		first := w.create(req)
 		time.Sleep(time.Minute)
 		breakOp("remove")
-		var start *lifecycle.StartError
-		if _, err := w.Create(context.Background(), req); !errors.As(err, &start) || !errors.Is(err, errBroken) {
+		if _, err := w.Create(context.Background(), req); !errorIs[*lifecycle.StartError](err) || !errors.Is(err, errBroken) {
 			t.Fatalf("create: %v", err)
 		}
 		sb, err := w.Get(context.Background(), "a", "k")
@@ -159,7 +157,6 @@ func TestOldThatCantBeRemovedStays(t *testing.T) {
 		if res := w.create(req); res.Result != lifecycle.ResultReplaced {
 			t.Errorf("afterwards: %s", res.Result)
 		}
-		w.stop()
 	})
 }
 
@@ -315,8 +312,7 @@ func TestCreateJoinsWhileItWaits(t *testing.T) {
 		err := w.WithoutSandbox(context.Background(), "a", "k", func(context.Context) error {
 			for range 3 {
 				answered.Go(func() {
-					var pulling *lifecycle.PullingError
-					if _, err := w.Create(context.Background(), req); !errors.As(err, &pulling) || time.Since(start) != time.Second {
+					if _, err := w.Create(context.Background(), req); !errorIs[*lifecycle.PullingError](err) || time.Since(start) != time.Second {
 						t.Errorf("create after %s: %v", time.Since(start), err)
 					}
 				})
@@ -332,7 +328,6 @@ func TestCreateJoinsWhileItWaits(t *testing.T) {
 		if st := w.status("k"); st != lifecycle.StatusRunning {
 			t.Errorf("it is %s", st)
 		}
-		w.stop()
 	})
 }
 
@@ -372,8 +367,7 @@ func TestPullIsAnsweredAndShared(t *testing.T) {
 	})
 	req2 := req
 	req2.AgentID = "another"
-	var conflict *lifecycle.ConflictError
-	if _, err := w.Create(context.Background(), req2); !errors.As(err, &conflict) {
+	if _, err := w.Create(context.Background(), req2); !errorIs[*lifecycle.ConflictError](err) {
 		t.Errorf("another spec meanwhile: %v", err)
 	}
 	close(gate)
@@ -402,14 +396,12 @@ func TestFailedPullIsToldOnce(t *testing.T) {
 	})
 	req := request("k")
 	req.Request.Image = ptr(ref)
-	var pulling *lifecycle.PullingError
-	if _, err := w.Create(context.Background(), req); !errors.As(err, &pulling) {
+	if _, err := w.Create(context.Background(), req); !errorIs[*lifecycle.PullingError](err) {
 		t.Fatalf("create: %v", err)
 	}
 	close(gate)
 	w.eventually("the failure shows", func() bool { return w.status("k") == lifecycle.StatusFailed })
-	var start *lifecycle.StartError
-	if _, err := w.Create(context.Background(), req); !errors.As(err, &start) || !errdefs.IsNotFound(err) {
+	if _, err := w.Create(context.Background(), req); !errorIs[*lifecycle.StartError](err) || !errdefs.IsNotFound(err) {
 		t.Errorf("told: %v", err)
 	}
 	if _, err := w.Create(context.Background(), req); err == nil {

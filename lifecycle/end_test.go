@@ -102,7 +102,6 @@ func TestSweepCollectsTheEnded(t *testing.T) {
 		if w.status("renewed") != lifecycle.StatusRunning || w.status("long") != lifecycle.StatusRunning {
 			t.Error("a live one was swept")
 		}
-		w.stop()
 	})
 }
 
@@ -124,7 +123,6 @@ func TestCollectLooksAgain(t *testing.T) {
 		if sb, err := w.Get(context.Background(), "a", "k"); err != nil || sb.SessionID != replaced.Sandbox.SessionID {
 			t.Errorf("%+v, %v", sb, err)
 		}
-		w.stop()
 	})
 }
 
@@ -204,7 +202,6 @@ func TestIdleTTL(t *testing.T) {
 		if swept := w.sweep(); swept.Cleaned != 1 {
 			t.Errorf("swept %+v", swept)
 		}
-		w.stop()
 	})
 }
 
@@ -231,7 +228,6 @@ func TestRenewStopsAtTheDeadline(t *testing.T) {
 		if got := w.status("k"); got != lifecycle.StatusExpired {
 			t.Errorf("at the deadline: %s", got)
 		}
-		w.stop()
 	})
 }
 
@@ -244,8 +240,7 @@ func TestPauseAndResume(t *testing.T) {
 			t.Fatalf("pause: %+v, %v", sb, err)
 		}
 	}
-	var state *lifecycle.StateError
-	if _, err := w.Exec(ctx, lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}}); !errors.As(err, &state) {
+	if _, err := w.Exec(ctx, lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}}); !errorIs[*lifecycle.StateError](err) {
 		t.Errorf("exec while paused: %v", err)
 	}
 	if res := w.create(request("k")); res.Result != lifecycle.ResultReused {
@@ -367,7 +362,6 @@ func TestRestartKnowsItsSandboxes(t *testing.T) {
 		if res := lost.create(req); res.Result != lifecycle.ResultReused {
 			t.Errorf("create: %s", res.Result)
 		}
-		lost.stop()
 	})
 }
 
@@ -522,7 +516,6 @@ func TestHungEngineIsNoticed(t *testing.T) {
 		if err := w.Ready(context.Background()); err != nil {
 			t.Errorf("afterwards: %v", err)
 		}
-		w.stop()
 	})
 }
 

@@ -51,12 +51,11 @@ func change(f *lifecycle.FileAccess, verb runtime.FileVerb, from, to string) err
 func TestFilesOfASandbox(t *testing.T) {
 	w := newWorld(t, setup{})
 	ctx := t.Context()
-	var missing *lifecycle.NotFoundError
-	if _, err := w.Files(ctx, "a", "k"); !errors.As(err, &missing) {
+	if _, err := w.Files(ctx, "a", "k"); !errorIs[*lifecycle.NotFoundError](err) {
 		t.Fatalf("without a sandbox: %v", err)
 	}
 	sb := w.create(request("k")).Sandbox
-	if _, err := w.Files(ctx, "b", "k"); !errors.As(err, &missing) {
+	if _, err := w.Files(ctx, "b", "k"); !errorIs[*lifecycle.NotFoundError](err) {
 		t.Errorf("another tenant's: %v", err)
 	}
 	f := w.files("k")
@@ -72,7 +71,7 @@ func TestFilesOfASandbox(t *testing.T) {
 	var file *lifecycle.FileError
 	var invalid *lifecycle.InvalidError
 	err := stat(f, "/tmp/none")
-	if !errors.As(err, &file) || !errdefs.IsNotFound(err) || file.Path != "/tmp/none" || errors.As(err, &missing) {
+	if !errors.As(err, &file) || !errdefs.IsNotFound(err) || file.Path != "/tmp/none" || errorIs[*lifecycle.NotFoundError](err) {
 		t.Errorf("a file that isn't there: %v", err)
 	}
 	err = change(f, runtime.FileCopy, "/tmp/w", "/tmp/x")
@@ -114,8 +113,7 @@ func TestFilesOfASandbox(t *testing.T) {
 	}
 
 	must(t, second(w.Pause(ctx, "a", "k")))
-	var state *lifecycle.StateError
-	if err := stat(f, "/tmp/x"); !errors.As(err, &state) {
+	if err := stat(f, "/tmp/x"); !errorIs[*lifecycle.StateError](err) {
 		t.Errorf("paused: %v", err)
 	}
 }
@@ -223,14 +221,12 @@ func TestFilesKeepFromIdlingOut(t *testing.T) {
 			t.Errorf("59 s after a watch: %s", got)
 		}
 		time.Sleep(time.Second)
-		var missing *lifecycle.NotFoundError
-		if err := stat(f, "/"); !errors.As(err, &missing) {
+		if err := stat(f, "/"); !errorIs[*lifecycle.NotFoundError](err) {
 			t.Errorf("expired: %v", err)
 		}
 		if swept := w.sweep(); swept.Cleaned != 1 {
 			t.Errorf("swept %+v", swept)
 		}
-		w.stop()
 	})
 }
 
@@ -250,8 +246,7 @@ func TestFilesCallsAreCapped(t *testing.T) {
 	for range most {
 		<-ready
 	}
-	var full *lifecycle.CapacityError
-	if err := stat(f, "/"); !errors.As(err, &full) {
+	if err := stat(f, "/"); !errorIs[*lifecycle.CapacityError](err) {
 		t.Errorf("one more: %v", err)
 	}
 	cancel()

@@ -346,3 +346,9 @@ func must(t testing.TB, errs ...error) {
 		t.Fatal(err)
 	}
 }
+
+// errorIs looks for an error's type.
+func errorIs[E error](err error) bool {
+	_, ok := errors.AsType[E](err)
+	return ok
+}

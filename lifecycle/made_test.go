@@ -94,8 +94,7 @@ func TestMadeContainerLacksSomething(t *testing.T) {
 			w.ready()
 			req := request("k")
 			req.Request.Network = ptr("on")
-			var start *lifecycle.StartError
-			if _, err := m.Create(ctx, req); !errors.As(err, &start) {
+			if _, err := m.Create(ctx, req); !errorIs[*lifecycle.StartError](err) {
 				t.Errorf("create: %v", err)
 			}
 			if _, err := m.Get(ctx, "a", "k"); err == nil {

@@ -246,8 +246,7 @@ func TestCreateAndArchiveCalls(t *testing.T) {
 			t.Fatal("it was created during an archive call")
 		}
 		w.create(request("another")) // needn't wait
-		var capacity *lifecycle.CapacityError
-		if err := <-created; !errors.As(err, &capacity) || !strings.Contains(err.Error(), "docker cp") {
+		if err := <-created; !errorIs[*lifecycle.CapacityError](err) || !strings.Contains(err.Error(), "docker cp") {
 			t.Errorf("beside a long archive call: %v", err)
 		}
 		created = create()

@@ -30,15 +30,13 @@ func echo(c net.Conn) {
 func TestDialPorts(t *testing.T) {
 	w := newWorld(t, setup{})
 	ctx := t.Context()
-	var missing *lifecycle.NotFoundError
-	if _, err := w.Ports(ctx, "a", "k"); !errors.As(err, &missing) {
+	if _, err := w.Ports(ctx, "a", "k"); !errorIs[*lifecycle.NotFoundError](err) {
 		t.Fatalf("without a sandbox: %v", err)
 	}
 	w.create(request("k"))
 	p := w.ports("k")
-	var invalid *lifecycle.InvalidError
 	for _, port := range []int{-1, 0, 65536} {
-		if _, err := p.Dial(ctx, port); !errors.As(err, &invalid) {
+		if _, err := p.Dial(ctx, port); !errorIs[*lifecycle.InvalidError](err) {
 			t.Errorf("port %d: %v", port, err)
 		}
 	}
@@ -64,11 +62,10 @@ func TestDialPorts(t *testing.T) {
 
 	must(t, w.fake.Remove(ctx, w.fake.Containers()[0].ID))
 	w.eventually("stopped", func() bool { return w.status("k") == lifecycle.StatusStopped })
-	var state *lifecycle.StateError
-	if found, err := w.Ports(ctx, "a", "k"); !errors.As(err, &state) || found.SessionID() != p.SessionID() {
+	if found, err := w.Ports(ctx, "a", "k"); !errorIs[*lifecycle.StateError](err) || found.SessionID() != p.SessionID() {
 		t.Errorf("stopped: %v", err)
 	}
-	if _, err := p.Dial(ctx, 80); !errors.As(err, &state) {
+	if _, err := p.Dial(ctx, 80); !errorIs[*lifecycle.StateError](err) {
 		t.Errorf("stopped: %v", err)
 	}
 }
@@ -78,8 +75,7 @@ func TestPortsOfADeadContainer(t *testing.T) {
 	w.create(request("k"))
 	p := w.ports("k")
 	must(t, w.fake.Remove(t.Context(), w.fake.Containers()[0].ID))
-	var state *lifecycle.StateError
-	if _, err := p.Dial(t.Context(), 80); !errors.As(err, &state) {
+	if _, err := p.Dial(t.Context(), 80); !errorIs[*lifecycle.StateError](err) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -95,8 +91,7 @@ func TestPortsAreCapped(t *testing.T) {
 		must(t, err)
 		open = append(open, c)
 	}
-	var full *lifecycle.CapacityError
-	if _, err := p.Dial(t.Context(), 80); !errors.As(err, &full) {
+	if _, err := p.Dial(t.Context(), 80); !errorIs[*lifecycle.CapacityError](err) {
 		t.Errorf("one more: %v", err)
 	}
 	for range 2 { // once is enough
@@ -106,7 +101,7 @@ func TestPortsAreCapped(t *testing.T) {
 	if err != nil {
 		t.Fatalf("in its place: %v", err)
 	}
-	if _, err := p.Dial(t.Context(), 80); !errors.As(err, &full) {
+	if _, err := p.Dial(t.Context(), 80); !errorIs[*lifecycle.CapacityError](err) {
 		t.Errorf("and another: %v", err)
 	}
 	for _, c := range append(open, c) {
@@ -140,8 +135,7 @@ func TestPortsInTime(t *testing.T) {
 		}
 		slow = time.Hour
 		start := time.Now()
-		var port *lifecycle.PortError
-		if _, err := w.ports("k").Dial(t.Context(), 80); !errors.As(err, &port) || time.Since(start) != 5*time.Second {
+		if _, err := w.ports("k").Dial(t.Context(), 80); !errorIs[*lifecycle.PortError](err) || time.Since(start) != 5*time.Second {
 			t.Errorf("after %s: %v", time.Since(start), err)
 		}
 		// A connection that carries nothing doesn't.
@@ -150,6 +144,5 @@ func TestPortsInTime(t *testing.T) {
 			t.Errorf("with nothing said for a minute, it is %s", got)
 		}
 		_ = c.Close()
-		w.stop()
 	})
 }

@@ -40,7 +40,6 @@ func TestLostStoreIsWrittenAnew(t *testing.T) {
 		if swept := w.sweep(); swept.Cleaned != 0 || w.status("k") != lifecycle.StatusRunning {
 			t.Errorf("%+v", swept)
 		}
-		w.stop()
 	})
 }
 
@@ -69,7 +68,6 @@ func TestOutdatedAgent(t *testing.T) {
 		if res := w.exec("k", "true"); !res.OK() || !res.Recreated {
 			t.Errorf("%+v", res)
 		}
-		w.stop()
 	})
 }
 
@@ -132,7 +130,6 @@ func TestRestoredStore(t *testing.T) {
 		if swept := w.sweep(); swept.Cleaned != 2 {
 			t.Errorf("after one more TTL: %+v", swept)
 		}
-		w.stop()
 	})
 }
 
@@ -218,8 +215,7 @@ func TestRemakeAsksThePolicy(t *testing.T) {
 			_, createErr := w.Create(ctx, req)
 			for call, err := range map[string]error{"exec": execErr, "create": createErr} {
 				var denied *policy.DeniedError
-				var conflict *lifecycle.ConflictError
-				if got := errors.As(err, &denied); got != tt.denied || !got && !errors.As(err, &conflict) {
+				if got := errors.As(err, &denied); got != tt.denied || !got && !errorIs[*lifecycle.ConflictError](err) {
 					t.Errorf("%s: %v", call, err)
 				}
 			}
@@ -254,8 +250,7 @@ func TestSweepDoesNotWaitForAPull(t *testing.T) {
 		w.create(other)
 		time.Sleep(time.Second)
 		req.Request.Image = ptr(ref)
-		var pulling *lifecycle.PullingError
-		if _, err := w.Create(context.Background(), req); !errors.As(err, &pulling) {
+		if _, err := w.Create(context.Background(), req); !errorIs[*lifecycle.PullingError](err) {
 			t.Fatalf("create: %v", err)
 		}
 		start := time.Now()
@@ -266,7 +261,6 @@ func TestSweepDoesNotWaitForAPull(t *testing.T) {
 			t.Errorf("%d containers outlive their end", n)
 		}
 		time.Sleep(11 * time.Minute)
-		w.stop()
 	})
 }
 
@@ -287,8 +281,7 @@ func TestPullIsGivenUp(t *testing.T) {
 		for _, key := range []string{"deleted", "left"} {
 			req := request(key)
 			req.Request.Image = ptr(ref)
-			var pulling *lifecycle.PullingError
-			if _, err := w.Create(context.Background(), req); !errors.As(err, &pulling) {
+			if _, err := w.Create(context.Background(), req); !errorIs[*lifecycle.PullingError](err) {
 				t.Fatalf("create: %v", err)
 			}
 		}
@@ -387,6 +380,5 @@ func TestManyCommandsInADeadSandbox(t *testing.T) {
 		if n := w.fake.Calls("create"); n != 2 {
 			t.Errorf("%d creates", n)
 		}
-		w.stop()
 	})
 }

@@ -58,7 +58,6 @@ func TestEngineSweepHasItsPlace(t *testing.T) {
 		w.fake.SetDown(false)
 		w.ready()
 		check("when the engine is back", "sweep", "ensure_network", "list")
-		w.stop()
 	})
 }
 
