@@ -81,8 +81,7 @@ func (r *Registry) create(ctx context.Context, req CreateRequest, patient bool) 
 		}
 	}
 	res, err := r.await(ctx, p, joined, patient)
-	var pulling *PullingError
-	if errors.As(err, &pulling) {
+	if pulling, ok := errors.AsType[*PullingError](err); ok {
 		pulling.Sandbox.Overridden = want.overridden
 	}
 	res.Sandbox.Overridden = want.overridden // of this request, even if another made the sandbox

@@ -101,8 +101,8 @@ func (p *processes) inSandboxOnce(ctx context.Context, req ExecRequest, u use, f
 		return err
 	}
 	a, err := p.registry.acquire(rec, u)
-	var full *CapacityError
-	if m := monitorOf(rec); errors.As(err, &full) && m.watches() { // some may have ended
+	_, full := errors.AsType[*CapacityError](err)
+	if m := monitorOf(rec); full && m.watches() { // some may have ended
 		m.look(ctx)
 		a, err = p.registry.acquire(rec, u)
 	}
@@ -218,9 +218,8 @@ func (p *processes) run(ctx context.Context, cmd *command, a *Access, res ExecRe
 // the result says so; the files stay.
 func (p *processes) measureAfter(ctx context.Context, rec *record, sb Sandbox, res *ExecResult) error {
 	ctx = context.WithoutCancel(ctx) // no caller avoids it by leaving
-	var over *QuotaError
 	err := p.quotas.Left(ctx, subject(sb), true)
-	if !errors.As(err, &over) {
+	if _, over := errors.AsType[*QuotaError](err); !over {
 		return err
 	}
 	sb = p.registry.enforced(rec, sb)

@@ -51,8 +51,7 @@ func (a *FileAccess) SessionID() string { return a.sb.SessionID }
 // *CapacityError, *UnsupportedError, *UnavailableError, and those of fio's members as
 // they are.
 func (a *FileAccess) File(ctx context.Context, op runtime.FileOp, fio runtime.FileIO) error {
-	var wrong *runtime.FileOpError
-	if err := op.Check(); errors.As(err, &wrong) {
+	if wrong, ok := errors.AsType[*runtime.FileOpError](op.Check()); ok {
 		return &InvalidError{Field: wrong.Field, Message: wrong.Message}
 	}
 	access, err := a.m.acquire(a.rec, useFiles)

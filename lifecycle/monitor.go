@@ -474,8 +474,7 @@ func (m *monitor) list(ctx context.Context, sb Sandbox) ([]runtime.ProcessInfo, 
 // measured records the result of a measurement. It returns true if the workspace is over its
 // quota.
 func (m *monitor) measured(err error) bool {
-	var over *QuotaError
-	if !errors.As(err, &over) {
+	if _, over := errors.AsType[*QuotaError](err); !over {
 		return false
 	}
 	m.registry.enforced(m.rec, m.snapshot())

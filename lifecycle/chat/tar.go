@@ -89,8 +89,7 @@ func (s *Service) WriteTar(ctx context.Context, tenant, chatID string, r io.Read
 		st.bytes = total
 		return nil
 	}})
-	var bad *hostdir.ArchiveError
-	if errors.As(err, &bad) {
+	if bad, ok := errors.AsType[*hostdir.ArchiveError](err); ok {
 		return &lifecycle.InvalidError{Message: bad.Message}
 	}
 	if err != nil {
