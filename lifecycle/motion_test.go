@@ -18,7 +18,6 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
-	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
 // measured is a world with a sandbox k on dir, with a quota of one MiB.
@@ -104,25 +103,12 @@ func (elsewhere) Mode() string { return "held" }
 
 // The directory that is measured is the one that is mounted.
 func TestQuotaOfAnExchangedWorkspace(t *testing.T) {
-	dir, fake := t.TempDir(), runtimetest.NewFake(runtimetest.FakeOptions{})
-	p, err := policy.Parse([]byte("version: 1\nmounts: {allowed_roots: ["+dir+"]}\n"), policy.Options{DefaultImage: runtimetest.DefaultImage})
-	must(t, err)
-	m, err := lifecycle.New(lifecycle.Options{Runtime: fake, Policy: func() *policy.Policy { return p }, Store: newStore(), Holder: elsewhere{t.TempDir()}, Owner: "owner", Quotas: softQuotas()})
-	must(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- m.Run(ctx) }()
-	defer func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}()
-	(&world{t: t, Service: m}).ready()
+	dir := t.TempDir()
+	w := newWorld(t, setup{policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n", holder: elsewhere{t.TempDir()}})
 	req := request("k")
 	req.Request.HostPath, req.Request.WorkspaceQuotaMB = ptr(dir), ptr(int64(1))
-	if _, err := m.Create(ctx, req); err == nil || !strings.Contains(err.Error(), "exchanged") || len(fake.Containers()) != 0 {
-		t.Errorf("create: %v, %d containers", err, len(fake.Containers()))
+	if _, err := w.Create(t.Context(), req); err == nil || !strings.Contains(err.Error(), "exchanged") || len(w.fake.Containers()) != 0 {
+		t.Errorf("create: %v, %d containers", err, len(w.fake.Containers()))
 	}
 }
 
@@ -132,14 +118,13 @@ func TestQuotaOfSpecialFiles(t *testing.T) {
 	l, err := net.Listen("unix", filepath.Join(dir, "socket"))
 	must(t, err)
 	defer l.Close()
-	err = errors.Join(
+	must(t,
 		unix.Mkfifo(filepath.Join(dir, "fifo"), 0o600),
 		os.Symlink("fifo", filepath.Join(dir, "to-fifo")),
 		os.Symlink(".", filepath.Join(dir, "to-itself")),
 		os.Symlink("nowhere", filepath.Join(dir, "to-nothing")),
 		os.WriteFile(filepath.Join(dir, "full"), make([]byte, 1<<20), 0o600),
 	)
-	must(t, err)
 	if got, want := measured(t, dir).used(), int64(1<<20+len("fifo")+len(".")+len("nowhere")); got != want {
 		t.Errorf("%d bytes are used, want %d", got, want)
 	}
