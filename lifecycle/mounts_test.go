@@ -170,9 +170,8 @@ func TestAgentOff(t *testing.T) {
 		t.Errorf("on record: %q, %q", with.Spec.Agent, without.Spec.Agent)
 	}
 	var err error
-	if w.policy, err = policy.Parse([]byte("version: 1\nprofiles: {plain: {}}"), policy.Options{DefaultImage: runtimetest.DefaultImage}); err != nil {
-		t.Fatal(err)
-	}
+	w.policy, err = policy.Parse([]byte("version: 1\nprofiles: {plain: {}}"), policy.Options{DefaultImage: runtimetest.DefaultImage})
+	must(t, err)
 	if got := w.create(req); got.Result != lifecycle.ResultReused {
 		t.Errorf("under another policy: %+v", got)
 	}
