@@ -47,11 +47,8 @@ func (c *collector) Collect(ctx context.Context, sb Sandbox) (bool, error) {
 		return false, err
 	}
 	defer unlock()
-	rec := r.recordOf(sb.keyID())
-	if rec == nil {
-		return false, nil
-	}
-	if now := r.snapshot(rec); now.SessionID != sb.SessionID || now.Status != StatusExpired {
+	rec, now := r.recordOf(sb.keyID())
+	if now.SessionID != sb.SessionID || now.Status != StatusExpired {
 		return false, nil
 	}
 	return true, r.clear(ctx, sb.keyID(), rec)

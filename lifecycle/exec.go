@@ -127,11 +127,9 @@ func (p *processes) sandboxFor(ctx context.Context, req ExecRequest) (*record, E
 	if err != nil {
 		return nil, res, err
 	}
-	if rec := p.registry.recordOf(id); rec != nil { // over its quota, it isn't even made again
-		if sb := p.registry.snapshot(rec); sb.Status == StatusStopped {
-			if err := p.quotas.Left(ctx, subject(sb), false); err != nil {
-				return nil, res, err
-			}
+	if _, sb := p.registry.recordOf(id); sb.Status == StatusStopped { // over its quota, it isn't even made again
+		if err := p.quotas.Left(ctx, subject(sb), false); err != nil {
+			return nil, res, err
 		}
 	}
 	if req.Create != nil {

@@ -119,11 +119,10 @@ func (r *Registry) delete(ctx context.Context, tenant, key string) (DeleteResult
 	}
 	defer unlock()
 	r.informed(id)
-	rec := r.recordOf(id)
+	rec, sb := r.recordOf(id)
 	if rec == nil {
 		return DeleteResult{Result: ResultNotFound}, nil
 	}
-	sb := r.snapshot(rec)
 	res := DeleteResult{SessionID: sb.SessionID, ContainerID: sb.ContainerID}
 	if err := r.clear(ctx, id, rec); err != nil {
 		return res, err
@@ -143,12 +142,8 @@ func (r *Registry) change(ctx context.Context, tenant, key string, f func(*recor
 		return Sandbox{}, err
 	}
 	defer unlock()
-	rec := r.recordOf(id)
-	if rec == nil {
-		return Sandbox{}, &NotFoundError{Key: id.key}
-	}
-	sb := r.snapshot(rec)
-	if sb.Status == StatusExpired {
+	rec, sb := r.recordOf(id)
+	if rec == nil || sb.Status == StatusExpired {
 		return Sandbox{}, &NotFoundError{Key: id.key}
 	}
 	if err := f(rec, sb); err != nil {

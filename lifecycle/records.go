@@ -128,14 +128,15 @@ func (t *records) loseLocked(rec *record) {
 	rec.unsure = false
 }
 
-// recordOf returns the record of a key, or nil.
-func (t *records) recordOf(id keyID) *record {
+// recordOf returns the record of a key, and its sandbox as it is now; nil and the zero Sandbox if
+// there is none.
+func (t *records) recordOf(id keyID) (*record, Sandbox) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if s := t.slots[id]; s != nil {
-		return s.record
+	if s := t.slots[id]; s != nil && s.record != nil {
+		return s.record, s.record.snapshotLocked(time.Now())
 	}
-	return nil
+	return nil, Sandbox{}
 }
 
 // all returns the records of all keys.

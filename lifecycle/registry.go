@@ -168,7 +168,7 @@ func (r *Registry) withRecord(ctx context.Context, rec *record, f func(keyID) er
 		return err
 	}
 	defer unlock()
-	if r.recordOf(id) != rec {
+	if now, _ := r.recordOf(id); now != rec {
 		return nil
 	}
 	return f(id)

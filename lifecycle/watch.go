@@ -22,7 +22,7 @@ func (m *monitor) watches() bool {
 
 // hurry makes the monitor of a key watch now: a caller waits for an end.
 func (p *processes) hurry(id keyID) {
-	rec := p.registry.recordOf(id)
+	rec, _ := p.registry.recordOf(id)
 	if rec == nil {
 		return
 	}
