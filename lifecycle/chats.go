@@ -27,7 +27,7 @@ func (r *Registry) WithoutSandbox(ctx context.Context, tenant, key string, f fun
 	if err != nil {
 		return err
 	}
-	unlock, pending, err := r.lockKey(ctx, id, true)
+	unlock, pending, err := r.lockOrJoin(ctx, id)
 	if err != nil {
 		return err
 	}

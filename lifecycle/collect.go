@@ -42,7 +42,7 @@ func (c *collector) Collect(ctx context.Context, sb Sandbox) (bool, error) {
 	if err := r.available(); err != nil {
 		return false, err
 	}
-	unlock, pending, err := r.lockKey(ctx, sb.keyID(), true)
+	unlock, pending, err := r.lockOrJoin(ctx, sb.keyID())
 	if err != nil || pending != nil {
 		return false, err
 	}

@@ -58,7 +58,7 @@ func (r *Registry) create(ctx context.Context, req CreateRequest, patient bool) 
 	if err := r.available(); err != nil {
 		return CreateResult{}, err
 	}
-	unlock, p, err := r.lockKey(ctx, want.id, true)
+	unlock, p, err := r.lockOrJoin(ctx, want.id)
 	if err != nil {
 		return CreateResult{}, err
 	}
@@ -158,7 +158,7 @@ func (r *Registry) recordSoon(ctx context.Context, id keyID) (*record, Sandbox, 
 // remake makes a sandbox whose container died again, just as it was, if the policy in force
 // still allows that. It returns true if it was this call that did.
 func (r *Registry) remake(ctx context.Context, id keyID) (bool, error) {
-	unlock, p, err := r.lockKey(ctx, id, true)
+	unlock, p, err := r.lockOrJoin(ctx, id)
 	if err != nil {
 		return false, err
 	}

@@ -113,7 +113,7 @@ func (r *Registry) delete(ctx context.Context, tenant, key string) (DeleteResult
 		s.pending.giveUp(errors.New("it was deleted before its image was there"))
 	}
 	r.mu.Unlock()
-	unlock, _, err := r.lockKey(ctx, id, false)
+	unlock, err := r.keys.Lock(ctx, id)
 	if err != nil {
 		return DeleteResult{}, err
 	}
@@ -137,7 +137,7 @@ func (r *Registry) change(ctx context.Context, tenant, key string, f func(*recor
 	if err != nil {
 		return Sandbox{}, err
 	}
-	unlock, _, err := r.lockKey(ctx, id, false)
+	unlock, err := r.keys.Lock(ctx, id)
 	if err != nil {
 		return Sandbox{}, err
 	}

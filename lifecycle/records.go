@@ -419,17 +419,12 @@ func (s *slot) snapshotLocked(now time.Time) (Sandbox, bool) {
 	return Sandbox{}, false
 }
 
-// lockKey acquires a key for one operation that changes it. With join, it returns the create
-// that holds the key, or comes to hold it, instead of waiting for that to end. The caller
+// lockOrJoin locks a key, or returns the create that holds it, or comes to hold it. The caller
 // must call unlock if it gets neither a create nor an error.
-func (t *records) lockKey(ctx context.Context, id keyID, join bool) (unlock func(), p *pendingCreate, err error) {
-	if !join {
-		unlock, err = t.keys.Lock(ctx, id)
-		return unlock, nil, err
-	}
+func (t *records) lockOrJoin(ctx context.Context, id keyID) (unlock func(), p *pendingCreate, err error) {
 	for {
 		wait, wake := context.WithCancel(ctx)
-		unlock, p, err = t.lockOrJoin(wait, wake, id)
+		unlock, p, err = t.tryLockOrJoin(wait, wake, id)
 		wake()
 		if err == nil || ctx.Err() != nil { // else a create began, and may have ended since
 			return unlock, p, err
@@ -437,9 +432,8 @@ func (t *records) lockKey(ctx context.Context, id keyID, join bool) (unlock func
 	}
 }
 
-// lockOrJoin locks a key, or returns the create that holds it. Launch calls wake, which must
-// end ctx.
-func (t *records) lockOrJoin(ctx context.Context, wake func(), id keyID) (unlock func(), p *pendingCreate, err error) {
+// tryLockOrJoin is one attempt of lockOrJoin. Launch calls wake, which must end ctx.
+func (t *records) tryLockOrJoin(ctx context.Context, wake func(), id keyID) (unlock func(), p *pendingCreate, err error) {
 	t.mu.Lock()
 	s := t.slotLocked(id)
 	if s.pending != nil {

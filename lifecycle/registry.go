@@ -163,7 +163,7 @@ func (r *Registry) withRecord(ctx context.Context, rec *record, f func(keyID) er
 	r.mu.Lock()
 	id := rec.sb.keyID()
 	r.mu.Unlock()
-	unlock, _, err := r.lockKey(ctx, id, false)
+	unlock, err := r.keys.Lock(ctx, id)
 	if err != nil {
 		return err
 	}
