@@ -231,7 +231,7 @@ func (c *reconciler) resume(ctx context.Context) error {
 		sb := t.snapshot(r)
 		s := subject(sb)
 		s.Resumed = true
-		got, err := t.quotas.attach(ctx, s)
+		got, err := t.quotas.Attach(ctx, s)
 		t.softened(got.Soft)
 		if ctx.Err() != nil {
 			break
@@ -246,7 +246,7 @@ func (c *reconciler) resume(ctx context.Context) error {
 		if got.Inode != "" {
 			r.sb.WorkspaceInode = got.Inode
 		}
-		r.sb.Enforcement.WorkspaceQuota = t.quotas.quotaEnforcement(r.sb)
+		r.sb.Enforcement.WorkspaceQuota = t.quotas.Enforcement(subject(r.sb))
 		t.mu.Unlock()
 	}
 	return context.Cause(ctx)

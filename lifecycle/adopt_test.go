@@ -25,9 +25,7 @@ func legacyContainer(t *testing.T, fake *runtimetest.Fake, volume string, change
 	}
 	change(labels)
 	c, err := fake.Create(context.Background(), runtime.Spec{Name: "old", Image: runtimetest.DefaultImage, Labels: labels})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 
@@ -164,14 +162,11 @@ func TestAdoptedHasGraceOnce(t *testing.T) {
 		}
 		start("the first that finds the engine", 0)
 		backup := s.store.backup()
-		if _, err := w.Renew(ctx, lifecycle.DefaultTenant, legacyKey, 0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, second(w.Renew(ctx, lifecycle.DefaultTenant, legacyKey, 0)))
 		w.stop()
 		s.store = backup
 		start("the first with a restored store", 0)
 		w.stop()
 		start("a later one", 1)
-		w.stop()
 	})
 }

@@ -3,7 +3,6 @@ package lifecycle
 import (
 	"context"
 	"fmt"
-	"time"
 )
 
 // ActiveError says that a key has a live sandbox, in the way of what was to be done.
@@ -28,7 +27,7 @@ func (r *Registry) WithoutSandbox(ctx context.Context, tenant, key string, f fun
 	if err != nil {
 		return err
 	}
-	unlock, pending, err := r.lockKey(ctx, id, true)
+	unlock, pending, err := r.lockOrJoin(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -36,8 +35,8 @@ func (r *Registry) WithoutSandbox(ctx context.Context, tenant, key string, f fun
 		return &ActiveError{Key: id.key, SessionID: pending.starting.SessionID}
 	}
 	defer unlock()
-	if rec := r.recordOf(id); rec != nil {
-		if sb := r.snapshot(rec); !sb.Expired(time.Now()) {
+	if rec, sb := r.recordOf(id); rec != nil {
+		if sb.Status != StatusExpired {
 			return &ActiveError{Key: id.key, SessionID: sb.SessionID}
 		}
 		if err := r.clear(ctx, id, rec); err != nil {

@@ -60,8 +60,7 @@ func (q *quotas) Left(ctx context.Context, s lifecycle.Subject, changed bool) er
 		return err
 	}
 	err := q.left(s.Tenant+"/"+s.Key, changed)
-	var over *lifecycle.QuotaError
-	if !changed && errors.As(err, &over) {
+	if !changed && errorIs[*lifecycle.QuotaError](err) {
 		err = q.left(s.Tenant+"/"+s.Key, true)
 	}
 	return err
@@ -248,12 +247,10 @@ func TestFollowedChatQuota(t *testing.T) {
 			q.hold("k", 0) // a chat's from now on
 			req := follow("x", "")
 			req.Command, req.OpenStdin = []string{"fill"}, true
-			w.startExec(req)
+			w.begin(req)
 			if attached {
 				s := w.attachExec("x", 0)
-				if err := s.CloseWrite(); err != nil {
-					t.Fatal(err)
-				}
+				must(t, s.CloseWrite())
 				if readAll(t, s, 0); !s.Ended().QuotaExceeded || s.Ended().QuotaEnforcement != "hard" {
 					t.Errorf("%+v", s.Ended())
 				}
@@ -278,7 +275,7 @@ func TestChatQuotaOfWhatRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := chatQuotas("k")
 		w := filling(t, q)
-		w.startProcess(process("p", "cat"))
+		w.begin(process("p", "cat"))
 		q.hold("k", 100)
 		time.Sleep(5 * time.Minute)
 		if st := w.status("k"); st != lifecycle.StatusRunning {
@@ -289,7 +286,6 @@ func TestChatQuotaOfWhatRuns(t *testing.T) {
 		if st := w.status("k"); st != lifecycle.StatusStopped {
 			t.Errorf("over its quota, it is %s", st)
 		}
-		w.stop()
 	})
 }
 
@@ -316,9 +312,7 @@ func TestFilesOfAFullChat(t *testing.T) {
 	w := filling(t, q)
 	w.create(request("k"))
 	f := w.files("k")
-	if err := write(f, "/tmp/x", "hello"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, write(f, "/tmp/x", "hello"))
 	if diff := cmp.Diff([]bool{false, true}, q.calls()); diff != "" {
 		t.Error("measured anew before and after: " + diff)
 	}
@@ -374,8 +368,7 @@ func TestWithoutSandbox(t *testing.T) {
 	if err := w.WithoutSandbox(ctx, "a", "k", f); err != nil || ran != 1 || w.HasSandbox("a", "k") {
 		t.Errorf("without a sandbox: %v, %d calls", err, ran)
 	}
-	var invalid *lifecycle.InvalidError
-	if err := w.WithoutSandbox(ctx, "a", "no key", never); !errors.As(err, &invalid) {
+	if err := w.WithoutSandbox(ctx, "a", "no key", never); !errorIs[*lifecycle.InvalidError](err) {
 		t.Errorf("a malformed key: %v", err)
 	}
 	if err := w.WithoutSandbox(ctx, "a", "k", func(context.Context) error { return errBroken }); !errors.Is(err, errBroken) {
@@ -400,22 +393,18 @@ func TestWithoutSandbox(t *testing.T) {
 	if err := w.WithoutSandbox(ctx, "b", "k", f); err != nil || ran != 2 {
 		t.Errorf("another tenant's: %v", err)
 	}
-	w.fake.Die(sb.ContainerID)
-	w.eventually("it is known to be dead", func() bool { return w.status("k") == lifecycle.StatusStopped })
+	w.die("k")
 	if err := w.WithoutSandbox(ctx, "a", "k", never); !active(err, sb.SessionID) || !w.HasSandbox("a", "k") {
 		t.Errorf("with one that has stopped: %v", err)
 	}
-	if _, err := w.Delete(ctx, "a", "k"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(w.Delete(ctx, "a", "k")))
 	if err := w.WithoutSandbox(ctx, "a", "k", f); err != nil || ran != 3 || w.HasSandbox("a", "k") {
 		t.Errorf("once it is deleted: %v", err)
 	}
 
 	w.fake.SetDown(true)
 	w.eventually("that is known", func() bool { return w.Ready(ctx) != nil })
-	var away *lifecycle.UnavailableError
-	if err := w.WithoutSandbox(ctx, "a", "k", never); !errors.As(err, &away) {
+	if err := w.WithoutSandbox(ctx, "a", "k", never); !errorIs[*lifecycle.UnavailableError](err) {
 		t.Errorf("without an engine: %v", err)
 	}
 }
@@ -445,20 +434,14 @@ func TestWithoutSandboxThatStarts(t *testing.T) {
 		if sb, err := w.Get(context.Background(), "a", "k"); err != nil || sb.SessionID != active.SessionID {
 			t.Errorf("%+v, %v", sb, err)
 		}
-		w.stop()
 	})
 }
 
 // One that has ended but wasn't collected goes first, with its container.
 func TestWithoutSandboxThatExpired(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		broken := true
-		w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
-			if op == "remove" && broken {
-				return errBroken
-			}
-			return nil
-		}}})
+		fake, breakOp := breaking("remove")
+		w := newWorld(t, setup{fake: fake})
 		req := request("k")
 		req.Request.TTL = ptr(time.Minute)
 		w.create(req)
@@ -474,14 +457,13 @@ func TestWithoutSandboxThatExpired(t *testing.T) {
 		if err := w.WithoutSandbox(context.Background(), "a", "k", f); !errors.Is(err, errBroken) || ran != 0 || !w.HasSandbox("a", "k") {
 			t.Errorf("one that can't be removed: %v, %d calls", err, ran)
 		}
-		broken = false
+		breakOp("")
 		if err := w.WithoutSandbox(context.Background(), "a", "k", f); err != nil || ran != 1 {
 			t.Errorf("%v, %d calls", err, ran)
 		}
 		if w.store.len() != 0 || w.Held() != [4]int{} {
 			t.Errorf("left behind: %d records, %v", w.store.len(), w.Held())
 		}
-		w.stop()
 	})
 }
 
@@ -507,7 +489,6 @@ func TestCreateWaitsForWithoutSandbox(t *testing.T) {
 		if st := w.status("k"); st != lifecycle.StatusRunning {
 			t.Errorf("it is %s", st)
 		}
-		w.stop()
 	})
 }
 
@@ -543,11 +524,10 @@ func TestWithoutSandboxRaces(t *testing.T) {
 		})
 		close(start)
 		both.Wait()
-		var active *lifecycle.ActiveError
 		switch {
 		case err == nil && !there:
 			won++
-		case errors.As(err, &active) && there:
+		case errorIs[*lifecycle.ActiveError](err) && there:
 			lost++
 		default:
 			t.Errorf("%s: %v; the chat is there: %t", key, err, there)
@@ -565,14 +545,8 @@ func TestWithoutSandboxRaces(t *testing.T) {
 // Whatever a sandbox's life begins or ends with, what its chat holds may be another then.
 func TestSandboxTouchesItsChat(t *testing.T) {
 	q := chatQuotas("k")
-	broken := true
-	opts := runtimetest.FakeOptions{Fail: func(op, _ string) error {
-		if op == "create" && broken {
-			return errBroken
-		}
-		return nil
-	}}
-	w := newWorld(t, setup{quotas: q, fake: opts})
+	fake, breakOp := breaking("create")
+	w := newWorld(t, setup{quotas: q, fake: fake})
 	touched := func(when string) {
 		t.Helper()
 		if !slices.Contains(q.touches(), "a/k") {
@@ -583,17 +557,14 @@ func TestSandboxTouchesItsChat(t *testing.T) {
 		t.Fatal("it was made")
 	}
 	touched("not made")
-	broken = false
-	sb := w.create(request("k")).Sandbox
+	breakOp("")
+	w.create(request("k"))
 	touched("made")
 	w.stop()
 	q.touches()
 	w = newWorld(t, setup{quotas: q, engine: w.fake, store: w.store})
 	touched("found")
-	w.fake.Die(sb.ContainerID)
-	w.eventually("its end", func() bool { return w.status("k") == lifecycle.StatusStopped })
-	if _, err := w.Delete(context.Background(), "a", "k"); err != nil {
-		t.Fatal(err)
-	}
+	w.die("k")
+	must(t, second(w.Delete(context.Background(), "a", "k")))
 	touched("removed")
 }

@@ -42,16 +42,13 @@ func (c *collector) Collect(ctx context.Context, sb Sandbox) (bool, error) {
 	if err := r.available(); err != nil {
 		return false, err
 	}
-	unlock, pending, err := r.lockKey(ctx, sb.keyID(), true)
+	unlock, pending, err := r.lockOrJoin(ctx, sb.keyID())
 	if err != nil || pending != nil {
 		return false, err
 	}
 	defer unlock()
-	rec := r.recordOf(sb.keyID())
-	if rec == nil {
-		return false, nil
-	}
-	if now := r.snapshot(rec); now.SessionID != sb.SessionID || now.Status != StatusExpired {
+	rec, now := r.recordOf(sb.keyID())
+	if now.SessionID != sb.SessionID || now.Status != StatusExpired {
 		return false, nil
 	}
 	return true, r.clear(ctx, sb.keyID(), rec)
@@ -125,9 +122,8 @@ func (c *collector) CollectNetworks(ctx context.Context) (int, error) {
 
 // SweepQuotas undoes what is left of the limits of sandboxes that are gone.
 func (c *collector) SweepQuotas(ctx context.Context) error {
-	quotas := c.engine.opts.Quotas
-	if quotas == nil || c.registry.available() != nil {
+	if c.registry.available() != nil {
 		return nil
 	}
-	return quotas.Sweep(ctx)
+	return c.registry.quotas.Sweep(ctx)
 }

@@ -58,7 +58,7 @@ func (r *Registry) create(ctx context.Context, req CreateRequest, patient bool) 
 	if err := r.available(); err != nil {
 		return CreateResult{}, err
 	}
-	unlock, p, err := r.lockKey(ctx, want.id, true)
+	unlock, p, err := r.lockOrJoin(ctx, want.id)
 	if err != nil {
 		return CreateResult{}, err
 	}
@@ -81,8 +81,7 @@ func (r *Registry) create(ctx context.Context, req CreateRequest, patient bool) 
 		}
 	}
 	res, err := r.await(ctx, p, joined, patient)
-	var pulling *PullingError
-	if errors.As(err, &pulling) {
+	if pulling, ok := errors.AsType[*PullingError](err); ok {
 		pulling.Sandbox.Overridden = want.overridden
 	}
 	res.Sandbox.Overridden = want.overridden // of this request, even if another made the sandbox
@@ -93,20 +92,18 @@ func (r *Registry) create(ctx context.Context, req CreateRequest, patient bool) 
 // Without one, it launches a create, which unlocks the key.
 func (r *Registry) reuseOrLaunch(ctx context.Context, want *desired, unlock func()) (*pendingCreate, *Sandbox, error) {
 	now := time.Now()
-	old := r.recordOf(want.id)
-	if old != nil {
-		if sb := r.snapshot(old); !sb.Expired(now) {
-			if d := want.differences(sb, old.adopted); len(d) > 0 {
-				return nil, nil, &ConflictError{
-					Key: want.id.key, SessionID: sb.SessionID, ContainerID: sb.ContainerID, Differences: d,
-				}
+	old, sb := r.recordOf(want.id)
+	if old != nil && !sb.Expired(now) {
+		if d := want.differences(sb, old.adopted); len(d) > 0 {
+			return nil, nil, &ConflictError{
+				Key: want.id.key, SessionID: sb.SessionID, ContainerID: sb.ContainerID, Differences: d,
 			}
-			if sb.Status != StatusStopped {
-				return nil, &sb, nil
-			}
-			if err := want.keep(sb, r.opts.Policy()); err != nil {
-				return nil, nil, err
-			}
+		}
+		if sb.Status != StatusStopped {
+			return nil, &sb, nil
+		}
+		if err := want.keep(sb, r.opts.Policy()); err != nil {
+			return nil, nil, err
 		}
 	}
 	if err := r.takeFailure(want, now); err != nil {
@@ -119,25 +116,27 @@ func (r *Registry) reuseOrLaunch(ctx context.Context, want *desired, unlock func
 // awake returns the sandbox of a key for use. If its container died, awake makes it again, and
 // returns true if it was this call that did.
 func (r *Registry) awake(ctx context.Context, id keyID) (rec *record, made bool, err error) {
-	if rec, err = r.recordSoon(ctx, id); err != nil {
+	rec, sb, err := r.recordSoon(ctx, id)
+	if err != nil {
 		return nil, false, err
 	}
-	switch r.snapshot(rec).Status {
+	switch sb.Status {
 	case StatusExpired:
 		return nil, false, &NotFoundError{Key: id.key}
 	case StatusStopped:
 		if made, err = r.remake(ctx, id); err != nil {
 			return nil, false, err
 		}
-		if rec = r.recordOf(id); rec == nil {
+		if rec, _ = r.recordOf(id); rec == nil {
 			return nil, made, &NotFoundError{Key: id.key}
 		}
 	}
 	return rec, made, nil
 }
 
-// recordSoon returns the record of a key. It waits for a sandbox that is being made.
-func (r *Registry) recordSoon(ctx context.Context, id keyID) (*record, error) {
+// recordSoon is recordOf that waits for a sandbox that is being made. It fails with a
+// *NotFoundError if there is none.
+func (r *Registry) recordSoon(ctx context.Context, id keyID) (*record, Sandbox, error) {
 	var p *pendingCreate
 	r.mu.Lock()
 	if s := r.slots[id]; s != nil && s.record == nil {
@@ -146,20 +145,20 @@ func (r *Registry) recordSoon(ctx context.Context, id keyID) (*record, error) {
 	r.mu.Unlock()
 	if p != nil {
 		if _, err := r.await(ctx, p, true, true); err != nil {
-			return nil, err
+			return nil, Sandbox{}, err
 		}
 	}
-	rec := r.recordOf(id)
+	rec, sb := r.recordOf(id)
 	if rec == nil {
-		return nil, &NotFoundError{Key: id.key}
+		return nil, Sandbox{}, &NotFoundError{Key: id.key}
 	}
-	return rec, nil
+	return rec, sb, nil
 }
 
 // remake makes a sandbox whose container died again, just as it was, if the policy in force
 // still allows that. It returns true if it was this call that did.
 func (r *Registry) remake(ctx context.Context, id keyID) (bool, error) {
-	unlock, p, err := r.lockKey(ctx, id, true)
+	unlock, p, err := r.lockOrJoin(ctx, id)
 	if err != nil {
 		return false, err
 	}
@@ -179,11 +178,7 @@ func (r *Registry) remake(ctx context.Context, id keyID) (bool, error) {
 
 // relaunch launches the create of a sandbox that has died. It returns nil if it hasn't.
 func (r *Registry) relaunch(ctx context.Context, id keyID, unlock func()) (*pendingCreate, error) {
-	rec := r.recordOf(id)
-	if rec == nil {
-		return nil, nil
-	}
-	dead := r.snapshot(rec)
+	rec, dead := r.recordOf(id)
 	if dead.Status != StatusStopped {
 		return nil, nil
 	}

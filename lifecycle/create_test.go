@@ -64,9 +64,7 @@ func TestTenantsAreApart(t *testing.T) {
 	if a.Sandbox.SessionID == b.Sandbox.SessionID {
 		t.Fatal("two tenants share a sandbox")
 	}
-	if _, err := w.Delete(context.Background(), "b", "k"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(w.Delete(context.Background(), "b", "k")))
 	if _, err := w.Get(context.Background(), "a", "k"); err != nil {
 		t.Errorf("b's delete took a's sandbox: %v", err)
 	}
@@ -136,37 +134,29 @@ func TestExpiredIsReplaced(t *testing.T) {
 		if n := w.store.len(); n != 1 {
 			t.Errorf("%d records in the store", n)
 		}
-		w.stop()
 	})
 }
 
 func TestOldThatCantBeRemovedStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var broken atomic.Bool
-		w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
-			if op == "remove" && broken.Load() {
-				return errBroken
-			}
-			return nil
-		}}})
+		fake, breakOp := breaking("")
+		w := newWorld(t, setup{fake: fake})
 		req := request("k")
 		req.Request.TTL = ptr(time.Minute)
 		first := w.create(req)
 		time.Sleep(time.Minute)
-		broken.Store(true)
-		var start *lifecycle.StartError
-		if _, err := w.Create(context.Background(), req); !errors.As(err, &start) || !errors.Is(err, errBroken) {
+		breakOp("remove")
+		if _, err := w.Create(context.Background(), req); !errorIs[*lifecycle.StartError](err) || !errors.Is(err, errBroken) {
 			t.Fatalf("create: %v", err)
 		}
 		sb, err := w.Get(context.Background(), "a", "k")
 		if err != nil || sb.SessionID != first.Sandbox.SessionID || w.fake.Calls("create") != 1 {
 			t.Errorf("old record: %+v, %v; %d creates", sb, err, w.fake.Calls("create"))
 		}
-		broken.Store(false)
+		breakOp("")
 		if res := w.create(req); res.Result != lifecycle.ResultReplaced {
 			t.Errorf("afterwards: %s", res.Result)
 		}
-		w.stop()
 	})
 }
 
@@ -322,8 +312,7 @@ func TestCreateJoinsWhileItWaits(t *testing.T) {
 		err := w.WithoutSandbox(context.Background(), "a", "k", func(context.Context) error {
 			for range 3 {
 				answered.Go(func() {
-					var pulling *lifecycle.PullingError
-					if _, err := w.Create(context.Background(), req); !errors.As(err, &pulling) || time.Since(start) != time.Second {
+					if _, err := w.Create(context.Background(), req); !errorIs[*lifecycle.PullingError](err) || time.Since(start) != time.Second {
 						t.Errorf("create after %s: %v", time.Since(start), err)
 					}
 				})
@@ -339,7 +328,6 @@ func TestCreateJoinsWhileItWaits(t *testing.T) {
 		if st := w.status("k"); st != lifecycle.StatusRunning {
 			t.Errorf("it is %s", st)
 		}
-		w.stop()
 	})
 }
 
@@ -379,8 +367,7 @@ func TestPullIsAnsweredAndShared(t *testing.T) {
 	})
 	req2 := req
 	req2.AgentID = "another"
-	var conflict *lifecycle.ConflictError
-	if _, err := w.Create(context.Background(), req2); !errors.As(err, &conflict) {
+	if _, err := w.Create(context.Background(), req2); !errorIs[*lifecycle.ConflictError](err) {
 		t.Errorf("another spec meanwhile: %v", err)
 	}
 	close(gate)
@@ -409,14 +396,12 @@ func TestFailedPullIsToldOnce(t *testing.T) {
 	})
 	req := request("k")
 	req.Request.Image = ptr(ref)
-	var pulling *lifecycle.PullingError
-	if _, err := w.Create(context.Background(), req); !errors.As(err, &pulling) {
+	if _, err := w.Create(context.Background(), req); !errorIs[*lifecycle.PullingError](err) {
 		t.Fatalf("create: %v", err)
 	}
 	close(gate)
 	w.eventually("the failure shows", func() bool { return w.status("k") == lifecycle.StatusFailed })
-	var start *lifecycle.StartError
-	if _, err := w.Create(context.Background(), req); !errors.As(err, &start) || !errdefs.IsNotFound(err) {
+	if _, err := w.Create(context.Background(), req); !errorIs[*lifecycle.StartError](err) || !errdefs.IsNotFound(err) {
 		t.Errorf("told: %v", err)
 	}
 	if _, err := w.Create(context.Background(), req); err == nil {

@@ -25,7 +25,7 @@ const claimTime = 10 * time.Second
 type creator struct {
 	opts     *Options
 	engine   *engine
-	quotas   *quotas
+	quotas   Quotas
 	softened func(sessions []string) // called with those that the kernel limits no longer
 }
 
@@ -40,14 +40,14 @@ func (c *creator) create(ctx context.Context, p *pendingCreate, mounts []policy.
 		return sb, err
 	}
 	if p.dead != "" {
-		c.quotas.detach(p.dead)
+		c.quotas.Detach(p.dead)
 	}
 	defer func() {
 		if err != nil || sb.ContainerID == "" { // as after a panic
-			c.quotas.detach(p.starting.SessionID)
+			c.quotas.Detach(p.starting.SessionID)
 		}
 	}()
-	attached, err := c.quotas.attach(ctx, subject(p.starting))
+	attached, err := c.quotas.Attach(ctx, subject(p.starting))
 	c.softened(attached.Soft)
 	if err != nil {
 		return sb, err
@@ -81,7 +81,7 @@ func (c *creator) create(ctx context.Context, p *pendingCreate, mounts []policy.
 	sb.Status = statusOf(made.State)
 	sb.ContainerID = made.ID
 	sb.Endpoint = Endpoint{IP: made.IP, Port: c.opts.Settings.AgentPort}
-	sb.Enforcement = Enforcement{Mounts: mode, WorkspaceQuota: c.quotas.quotaEnforcement(sb)}
+	sb.Enforcement = Enforcement{Mounts: mode, WorkspaceQuota: c.quotas.Enforcement(subject(sb))}
 	if err := c.store(ctx, sb); err != nil {
 		return Sandbox{}, err
 	}

@@ -22,9 +22,7 @@ import (
 func (w *world) sweep() reaper.Swept {
 	w.t.Helper()
 	r, err := reaper.New(reaper.Options{Manager: w.Service})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	swept, _ := r.Sweep(context.Background())
 	return swept
 }
@@ -49,21 +47,15 @@ func TestDelete(t *testing.T) {
 func TestDeleteOfAVanishedContainer(t *testing.T) {
 	w := newWorld(t, setup{})
 	made := w.create(request("k"))
-	if err := w.fake.Remove(context.Background(), made.Sandbox.ContainerID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.fake.Remove(context.Background(), made.Sandbox.ContainerID))
 	if res, err := w.Delete(context.Background(), "a", "k"); err != nil || res.Result != lifecycle.ResultDeleted {
 		t.Errorf("delete: %+v, %v", res, err)
 	}
 }
 
 func TestDeleteFailsAndKeeps(t *testing.T) {
-	w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
-		if op == "remove" {
-			return errBroken
-		}
-		return nil
-	}}})
+	fake, _ := breaking("remove")
+	w := newWorld(t, setup{fake: fake})
 	w.create(request("k"))
 	if _, err := w.Delete(context.Background(), "a", "k"); !errors.Is(err, errBroken) {
 		t.Fatalf("delete: %v", err)
@@ -95,9 +87,7 @@ func TestSweepCollectsTheEnded(t *testing.T) {
 		short("renewed")
 		w.create(request("long"))
 		time.Sleep(30 * time.Second)
-		if _, err := w.Renew(context.Background(), "a", "renewed", 0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, second(w.Renew(context.Background(), "a", "renewed", 0)))
 		time.Sleep(30 * time.Second)
 		swept := w.sweep()
 		if swept.Expired != 2 || swept.Cleaned != 1 || swept.Errors != 1 {
@@ -112,7 +102,6 @@ func TestSweepCollectsTheEnded(t *testing.T) {
 		if w.status("renewed") != lifecycle.StatusRunning || w.status("long") != lifecycle.StatusRunning {
 			t.Error("a live one was swept")
 		}
-		w.stop()
 	})
 }
 
@@ -134,7 +123,6 @@ func TestCollectLooksAgain(t *testing.T) {
 		if sb, err := w.Get(context.Background(), "a", "k"); err != nil || sb.SessionID != replaced.Sandbox.SessionID {
 			t.Errorf("%+v, %v", sb, err)
 		}
-		w.stop()
 	})
 }
 
@@ -151,27 +139,19 @@ func sweepSparesOthers(t *testing.T) {
 		"stranger": nil,
 		"odd":      {lifecycle.LabelOwner: "owner"},
 	} {
-		if _, err := w.fake.Create(ctx, runtime.Spec{Name: name, Image: runtimetest.DefaultImage, Labels: labels}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, second(w.fake.Create(ctx, runtime.Spec{Name: name, Image: runtimetest.DefaultImage, Labels: labels})))
 	}
 	c, err := w.fake.Inspect(ctx, mine.ContainerID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	orphan := map[string]string{}
 	for k, v := range c.Labels {
 		orphan[k] = v
 	}
 	orphan[lifecycle.LabelSessionID] = "6f9619ff-8b86-d011-b42d-00c04fc964ff"
 	newSealer("owner", nil, nil).Seal(lifecycle.ObjectContainer, orphan)
-	if _, err := w.fake.Create(ctx, runtime.Spec{Name: "orphan", Image: runtimetest.DefaultImage, Labels: orphan}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(w.fake.Create(ctx, runtime.Spec{Name: "orphan", Image: runtimetest.DefaultImage, Labels: orphan})))
 	time.Sleep(2 * time.Second)
-	if _, err := w.fake.Create(ctx, runtime.Spec{Name: "late", Image: runtimetest.DefaultImage, Labels: orphan}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(w.fake.Create(ctx, runtime.Spec{Name: "late", Image: runtimetest.DefaultImage, Labels: orphan})))
 	if swept := w.sweep(); swept.Orphans != 1 || swept.Cleaned != 1 {
 		t.Errorf("swept %+v", swept)
 	}
@@ -217,14 +197,11 @@ func TestIdleTTL(t *testing.T) {
 		if swept := w.sweep(); swept.Expired != 0 {
 			t.Fatal("it idled out under a command")
 		}
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
+		must(t, <-done)
 		time.Sleep(time.Minute)
 		if swept := w.sweep(); swept.Cleaned != 1 {
 			t.Errorf("swept %+v", swept)
 		}
-		w.stop()
 	})
 }
 
@@ -251,7 +228,6 @@ func TestRenewStopsAtTheDeadline(t *testing.T) {
 		if got := w.status("k"); got != lifecycle.StatusExpired {
 			t.Errorf("at the deadline: %s", got)
 		}
-		w.stop()
 	})
 }
 
@@ -264,8 +240,7 @@ func TestPauseAndResume(t *testing.T) {
 			t.Fatalf("pause: %+v, %v", sb, err)
 		}
 	}
-	var state *lifecycle.StateError
-	if _, err := w.Exec(ctx, lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}}); !errors.As(err, &state) {
+	if _, err := w.Exec(ctx, lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}}); !errorIs[*lifecycle.StateError](err) {
 		t.Errorf("exec while paused: %v", err)
 	}
 	if res := w.create(request("k")); res.Result != lifecycle.ResultReused {
@@ -283,8 +258,7 @@ func TestDeadContainerIsMadeAgain(t *testing.T) {
 	req.Metadata = map[string]string{"m": "1"}
 	req.Request.Env = map[string]string{"E": "1"}
 	first := w.create(req).Sandbox
-	w.fake.Die(first.ContainerID)
-	w.eventually("it is seen", func() bool { return w.status("k") == lifecycle.StatusStopped })
+	w.die("k")
 	res, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"env"}})
 	if err != nil || !res.Recreated || !res.OK() || !strings.Contains(res.Stdout, "E=1") {
 		t.Fatalf("exec: %+v, %v", res, err)
@@ -293,8 +267,7 @@ func TestDeadContainerIsMadeAgain(t *testing.T) {
 	if err != nil || second.SessionID == first.SessionID || second.Metadata["m"] != "1" {
 		t.Errorf("second: %+v, %v", second, err)
 	}
-	w.fake.Die(second.ContainerID)
-	w.eventually("it is seen", func() bool { return w.status("k") == lifecycle.StatusStopped })
+	w.die("k")
 	if res := w.create(req); res.Result != lifecycle.ResultReplaced || !res.Recreated {
 		t.Errorf("create: %+v", res)
 	}
@@ -305,26 +278,20 @@ func TestDeadContainerIsMadeAgain(t *testing.T) {
 
 // A dead sandbox that can't be made again isn't lost: the next use tries anew.
 func TestRemakeThatFailsLosesNothing(t *testing.T) {
-	var broken atomic.Bool
-	w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
-		if op == "create" && broken.Load() {
-			return errBroken
-		}
-		return nil
-	}}})
+	fake, breakOp := breaking("")
+	w := newWorld(t, setup{fake: fake})
 	req := request("k")
 	req.Metadata = map[string]string{"m": "1"}
 	first := w.create(req).Sandbox
-	w.fake.Die(first.ContainerID)
-	w.eventually("it is seen", func() bool { return w.status("k") == lifecycle.StatusStopped })
-	broken.Store(true)
+	w.die("k")
+	breakOp("create")
 	if _, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}}); !errors.Is(err, errBroken) {
 		t.Fatalf("exec: %v", err)
 	}
 	if sb, err := w.Get(context.Background(), "a", "k"); err != nil || sb.SessionID != first.SessionID || w.store.len() != 1 {
 		t.Errorf("afterwards: %+v, %v", sb, err)
 	}
-	broken.Store(false)
+	breakOp("")
 	if res := w.exec("k", "true"); !res.Recreated {
 		t.Errorf("once it can be made: %+v", res)
 	}
@@ -351,9 +318,7 @@ func TestRestartKnowsItsSandboxes(t *testing.T) {
 		w.create(short)
 		time.Sleep(30 * time.Second)
 		renewed, err := w.Renew(context.Background(), "a", "k", 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		w.stop()
 		for _, c := range w.fake.Containers() {
 			for name, value := range c.Labels {
@@ -397,7 +362,6 @@ func TestRestartKnowsItsSandboxes(t *testing.T) {
 		if res := lost.create(req); res.Result != lifecycle.ResultReused {
 			t.Errorf("create: %s", res.Result)
 		}
-		lost.stop()
 	})
 }
 
@@ -406,9 +370,7 @@ func TestReconcileTidies(t *testing.T) {
 	w := newWorld(t, setup{})
 	first := w.create(request("k")).Sandbox
 	c, err := w.fake.Inspect(ctx, first.ContainerID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.stop()
 	with := func(name string, change map[string]string) {
 		labels := map[string]string{}
@@ -419,9 +381,7 @@ func TestReconcileTidies(t *testing.T) {
 			labels[k] = v
 		}
 		newSealer("owner", nil, nil).Seal(lifecycle.ObjectContainer, labels)
-		if _, err := w.fake.Create(ctx, runtime.Spec{Name: name, Image: runtimetest.DefaultImage, Labels: labels}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, second(w.fake.Create(ctx, runtime.Spec{Name: name, Image: runtimetest.DefaultImage, Labels: labels})))
 	}
 	with("newer", map[string]string{
 		lifecycle.LabelSessionID: "6f9619ff-8b86-d011-b42d-00c04fc964ff",
@@ -454,9 +414,7 @@ func TestAdoption(t *testing.T) {
 		lifecycle.LegacyExpiresAt: expires.Format(time.RFC3339), lifecycle.LegacyAgentID: "agent",
 		lifecycle.LegacyVolume: volume, lifecycle.LegacyPort: "8080",
 	}
-	if _, err := fake.Create(ctx, runtime.Spec{Name: "old", Image: runtimetest.DefaultImage, Labels: labels}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(fake.Create(ctx, runtime.Spec{Name: "old", Image: runtimetest.DefaultImage, Labels: labels})))
 	policy := "version: 1\nmounts: {allowed_roots: [" + volume + "]}\n"
 	without := newWorld(t, setup{engine: fake, policy: policy})
 	if list, _, _ := without.List(ctx, lifecycle.DefaultTenant, lifecycle.ListOptions{}); len(list) != 0 {
@@ -558,7 +516,6 @@ func TestHungEngineIsNoticed(t *testing.T) {
 		if err := w.Ready(context.Background()); err != nil {
 			t.Errorf("afterwards: %v", err)
 		}
-		w.stop()
 	})
 }
 
@@ -583,9 +540,7 @@ func TestNetworkComesAndGoes(t *testing.T) {
 	if got, err := again.Get(ctx, "a", "k"); err != nil || got.Endpoint.IP != sb.Endpoint.IP {
 		t.Errorf("address after a restart: %+v, %v", got.Endpoint, err)
 	}
-	if _, err := again.Delete(ctx, "a", "k"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(again.Delete(ctx, "a", "k")))
 	again.stop()
 	if n, _ := w.fake.Networks(ctx, mine); len(n) != 0 {
 		t.Error("an unused network stays after the end")
@@ -605,12 +560,8 @@ func TestOperatorMounts(t *testing.T) {
 			t.Errorf("%s: %v", dir, err)
 		}
 	}
-	if err := os.Symlink("/etc", filepath.Join(chats, "evil")); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(filepath.Join(chats, "k"), filepath.Join(chats, "sly")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink("/etc", filepath.Join(chats, "evil")))
+	must(t, os.Symlink(filepath.Join(chats, "k"), filepath.Join(chats, "sly")))
 	for _, key := range []string{"evil", "sly"} {
 		if _, err := w.Create(context.Background(), lifecycle.CreateRequest{Tenant: lifecycle.DefaultTenant, Key: key}); err == nil {
 			t.Errorf("a symbolic link was mounted for %s", key)
@@ -625,9 +576,7 @@ func TestOperatorMounts(t *testing.T) {
 			t.Errorf("mounted at %s: %v", target, err)
 		}
 	}
-	if err := os.Remove(deps); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(deps))
 	calls := func() int { return w.fake.Calls("create") + w.fake.Calls("image") }
 	before := calls()
 	if _, err := w.Create(context.Background(), request("later")); err == nil || calls() != before {

@@ -101,8 +101,8 @@ func (p *processes) inSandboxOnce(ctx context.Context, req ExecRequest, u use, f
 		return err
 	}
 	a, err := p.registry.acquire(rec, u)
-	var full *CapacityError
-	if m := monitorOf(rec); errors.As(err, &full) && m.watches() { // some may have ended
+	_, full := errors.AsType[*CapacityError](err)
+	if m := monitorOf(rec); full && m.watches() { // some may have ended
 		m.look(ctx)
 		a, err = p.registry.acquire(rec, u)
 	}
@@ -127,11 +127,9 @@ func (p *processes) sandboxFor(ctx context.Context, req ExecRequest) (*record, E
 	if err != nil {
 		return nil, res, err
 	}
-	if rec := p.registry.recordOf(id); rec != nil { // over its quota, it isn't even made again
-		if sb := p.registry.snapshot(rec); sb.Status == StatusStopped {
-			if err := p.quotas.quotaLeft(ctx, sb, false); err != nil {
-				return nil, res, err
-			}
+	if _, sb := p.registry.recordOf(id); sb.Status == StatusStopped { // over its quota, it isn't even made again
+		if err := p.quotas.Left(ctx, subject(sb), false); err != nil {
+			return nil, res, err
 		}
 	}
 	if req.Create != nil {
@@ -150,7 +148,7 @@ func (p *processes) sandboxFor(ctx context.Context, req ExecRequest) (*record, E
 
 // prepare checks that a command may start in a sandbox, and returns its directory.
 func (p *processes) prepare(ctx context.Context, cmd *command, sb Sandbox) (cwd string, err error) {
-	if err := p.quotas.quotaLeft(ctx, sb, false); err != nil {
+	if err := p.quotas.Left(ctx, subject(sb), false); err != nil {
 		return "", err
 	}
 	return policy.WorkingDir(sb.Spec, cmd.req.WorkingDir)
@@ -218,9 +216,8 @@ func (p *processes) run(ctx context.Context, cmd *command, a *Access, res ExecRe
 // the result says so; the files stay.
 func (p *processes) measureAfter(ctx context.Context, rec *record, sb Sandbox, res *ExecResult) error {
 	ctx = context.WithoutCancel(ctx) // no caller avoids it by leaving
-	var over *QuotaError
-	err := p.quotas.quotaLeft(ctx, sb, true)
-	if !errors.As(err, &over) {
+	err := p.quotas.Left(ctx, subject(sb), true)
+	if _, over := errors.AsType[*QuotaError](err); !over {
 		return err
 	}
 	sb = p.registry.enforced(rec, sb)

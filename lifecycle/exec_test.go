@@ -43,8 +43,7 @@ func TestExecResults(t *testing.T) {
 	}
 	conflicting := req
 	conflicting.Request.PidsLimit = ptr(int64(5))
-	var conflict *lifecycle.ConflictError
-	if _, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Create: &conflicting, Command: []string{"true"}}); !errors.As(err, &conflict) {
+	if _, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Create: &conflicting, Command: []string{"true"}}); !errorIs[*lifecycle.ConflictError](err) {
 		t.Errorf("another spec: %v", err)
 	}
 	if _, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "none", Command: []string{"true"}}); !errdefs.IsNotFound(err) {
@@ -75,7 +74,6 @@ func TestExecTimesOut(t *testing.T) {
 		if err != nil || res.Timeout != 120*time.Second || len(res.Overridden) != 1 || res.Overridden[0].Field != "timeout" {
 			t.Errorf("over the maximum: %+v, %v", res, err)
 		}
-		w.stop()
 	})
 }
 
@@ -93,7 +91,6 @@ func TestExecThatCantBeKilled(t *testing.T) {
 		if len(w.fake.Containers()) != 0 || w.store.len() != 0 {
 			t.Error("the sandbox lives on")
 		}
-		w.stop()
 	})
 }
 
@@ -128,9 +125,7 @@ func TestExecInAContainerThatDiedUnseen(t *testing.T) {
 	w := newWorld(t, setup{})
 	sb := w.create(request("k")).Sandbox
 	c, err := w.fake.Inspect(context.Background(), sb.ContainerID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.fake.Die(c.ID) // the command races with the news of it
 	if res := w.exec("k", "true"); !res.Recreated || !res.OK() {
 		t.Errorf("%+v", res)
@@ -155,8 +150,7 @@ func TestExecJudgesItsEnv(t *testing.T) {
 		t.Errorf("with the image's variables: %q", got)
 	}
 	_, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"env"}, Env: map[string]string{"LD_PRELOAD": "hunter2"}})
-	var denied *policy.DeniedError
-	if !errors.As(err, &denied) || strings.Contains(err.Error(), "hunter2") {
+	if !errorIs[*policy.DeniedError](err) || strings.Contains(err.Error(), "hunter2") {
 		t.Errorf("%v", err)
 	}
 	res, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"env"}, Env: map[string]string{"TZ": "CET", "X": "1"}})
@@ -195,8 +189,7 @@ func TestExecCap(t *testing.T) {
 		}()
 	}
 	w.eventually("both run", func() bool { return w.Status(ctx, "a").RunningCommands == 2 })
-	var full *lifecycle.CapacityError
-	if _, err := w.Exec(ctx, lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}}); !errors.As(err, &full) {
+	if _, err := w.Exec(ctx, lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}}); !errorIs[*lifecycle.CapacityError](err) {
 		t.Errorf("a third: %v", err)
 	}
 	cancel()
@@ -247,9 +240,7 @@ func TestWorkingDirAndQuota(t *testing.T) {
 	if _, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Create: &req, Command: []string{"true"}}); !errors.As(err, &quota) || len(w.fake.Containers()) != 0 {
 		t.Errorf("over the quota, with its spec: %v; %d containers", err, len(w.fake.Containers()))
 	}
-	if err := os.Truncate(filepath.Join(dir, "big"), 2<<20); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Truncate(filepath.Join(dir, "big"), 2<<20))
 	if res := w.exec("k", "true"); !res.Recreated || !res.OK() {
 		t.Errorf("with some space freed: %+v", res)
 	}
@@ -266,9 +257,7 @@ func printed(t *testing.T, w *world, s string, piece, limit int) (string, bool) 
 		}
 	}
 	res, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"print"}, OutputLimit: &limit})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return res.Stdout, res.StdoutTruncated
 }
 

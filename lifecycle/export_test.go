@@ -38,7 +38,8 @@ func (s *Service) Turn(tenant, key string) bool {
 
 // Streams counts the processes of a tenant's sandbox that are followed.
 func (s *Service) Streams(tenant, key string) int {
-	m := monitorOf(s.recordOf(keyID{tenant, key}))
+	rec, _ := s.recordOf(keyID{tenant, key})
+	m := monitorOf(rec)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(m.streams)

@@ -51,8 +51,7 @@ func (a *FileAccess) SessionID() string { return a.sb.SessionID }
 // *CapacityError, *UnsupportedError, *UnavailableError, and those of fio's members as
 // they are.
 func (a *FileAccess) File(ctx context.Context, op runtime.FileOp, fio runtime.FileIO) error {
-	var wrong *runtime.FileOpError
-	if err := op.Check(); errors.As(err, &wrong) {
+	if wrong, ok := errors.AsType[*runtime.FileOpError](op.Check()); ok {
 		return &InvalidError{Field: wrong.Field, Message: wrong.Message}
 	}
 	access, err := a.m.acquire(a.rec, useFiles)
@@ -89,17 +88,19 @@ func (a *FileAccess) File(ctx context.Context, op runtime.FileOp, fio runtime.Fi
 // makeRoom fails while the workspace is over its quota. It bounds what fio brings to the
 // room there is. The caller calls done when the operation has ended.
 func (a *FileAccess) makeRoom(ctx context.Context, k *kept, fio *runtime.FileIO) (done func(), err error) {
-	used, quota, err := a.m.quotas.workspaceUse(ctx, a.sb)
+	quotas, own := a.m.quotas, subject(a.sb)
+	chat := Subject{Tenant: own.Tenant, Key: own.Key} // without the sandbox's own quota
+	used, err := quotas.Used(ctx, own)
 	if err == nil {
-		err = a.m.quotas.chatLeft(ctx, a.sb, false)
+		err = quotas.Left(ctx, chat, false)
 	}
 	if err != nil {
 		return nil, k.note(err)
 	}
 	if fio.In != nil {
-		fio.In = &inflow{r: fio.In, k: k, used: used, quota: quota, left: func() error { return a.m.quotas.chatLeft(ctx, a.sb, true) }, due: leftEvery}
+		fio.In = &inflow{r: fio.In, k: k, used: used, quota: own.QuotaBytes, left: func() error { return quotas.Left(ctx, chat, true) }, due: leftEvery}
 	}
-	return func() { _ = a.m.quotas.chatLeft(context.WithoutCancel(ctx), a.sb, true) }, nil // the next operation sees what this one wrote
+	return func() { _ = quotas.Left(context.WithoutCancel(ctx), chat, true) }, nil // the next operation sees what this one wrote
 }
 
 // failed says what an error of the runtime's means. Its own words may be the
@@ -203,7 +204,7 @@ type inflow struct {
 	r           io.Reader
 	k           *kept
 	used, quota int64        // no quota is 0
-	left        func() error // chatLeft
+	left        func() error // Quotas.Left of the chat
 	due         int64        // bytes until it is asked
 }
 

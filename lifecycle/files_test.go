@@ -22,9 +22,7 @@ import (
 func (w *world) files(key string) *lifecycle.FileAccess {
 	w.t.Helper()
 	f, err := w.Files(context.Background(), "a", key)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	return f
 }
 
@@ -53,21 +51,18 @@ func change(f *lifecycle.FileAccess, verb runtime.FileVerb, from, to string) err
 func TestFilesOfASandbox(t *testing.T) {
 	w := newWorld(t, setup{})
 	ctx := t.Context()
-	var missing *lifecycle.NotFoundError
-	if _, err := w.Files(ctx, "a", "k"); !errors.As(err, &missing) {
+	if _, err := w.Files(ctx, "a", "k"); !errorIs[*lifecycle.NotFoundError](err) {
 		t.Fatalf("without a sandbox: %v", err)
 	}
 	sb := w.create(request("k")).Sandbox
-	if _, err := w.Files(ctx, "b", "k"); !errors.As(err, &missing) {
+	if _, err := w.Files(ctx, "b", "k"); !errorIs[*lifecycle.NotFoundError](err) {
 		t.Errorf("another tenant's: %v", err)
 	}
 	f := w.files("k")
 	if f.SessionID() != sb.SessionID {
 		t.Errorf("session %s, want %s", f.SessionID(), sb.SessionID)
 	}
-	if err := errors.Join(write(f, "/tmp/x", "hello"), write(f, "/tmp/w", "")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, write(f, "/tmp/x", "hello"), write(f, "/tmp/w", ""))
 	var b bytes.Buffer
 	if err := do(f, runtime.FileOp{Verb: runtime.FileRead, Path: "/tmp/x", Offset: 1, Length: 3}, runtime.FileIO{Out: &b}); err != nil || b.String() != "ell" {
 		t.Errorf("got %q, %v", b.String(), err)
@@ -76,7 +71,7 @@ func TestFilesOfASandbox(t *testing.T) {
 	var file *lifecycle.FileError
 	var invalid *lifecycle.InvalidError
 	err := stat(f, "/tmp/none")
-	if !errors.As(err, &file) || !errdefs.IsNotFound(err) || file.Path != "/tmp/none" || errors.As(err, &missing) {
+	if !errors.As(err, &file) || !errdefs.IsNotFound(err) || file.Path != "/tmp/none" || errorIs[*lifecycle.NotFoundError](err) {
 		t.Errorf("a file that isn't there: %v", err)
 	}
 	err = change(f, runtime.FileCopy, "/tmp/w", "/tmp/x")
@@ -117,11 +112,8 @@ func TestFilesOfASandbox(t *testing.T) {
 		t.Errorf("half a file was left: %v", err)
 	}
 
-	if _, err := w.Pause(ctx, "a", "k"); err != nil {
-		t.Fatal(err)
-	}
-	var state *lifecycle.StateError
-	if err := stat(f, "/tmp/x"); !errors.As(err, &state) {
+	must(t, second(w.Pause(ctx, "a", "k")))
+	if err := stat(f, "/tmp/x"); !errorIs[*lifecycle.StateError](err) {
 		t.Errorf("paused: %v", err)
 	}
 }
@@ -156,9 +148,7 @@ func TestFilesOfAFullWorkspace(t *testing.T) {
 	}
 
 	big := filepath.Join(dir, "big")
-	if err := os.WriteFile(big, make([]byte, 3<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(big, make([]byte, 3<<20), 0o600))
 	for name, err := range map[string]error{
 		"write": write(f, "/workspace/z", ""),
 		"mkdir": change(f, runtime.FileMkdir, "/workspace/z", ""),
@@ -174,9 +164,7 @@ func TestFilesOfAFullWorkspace(t *testing.T) {
 	}
 
 	// Stopped over its quota, it is made again for its files, and for nothing else.
-	if err := w.fake.Remove(ctx, w.fake.Containers()[0].ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.fake.Remove(ctx, w.fake.Containers()[0].ID))
 	w.eventually("stopped", func() bool { return w.status("k") == lifecycle.StatusStopped })
 	if _, err := w.Exec(ctx, lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}}); !errors.As(err, &quota) {
 		t.Errorf("a command: %v", err)
@@ -210,9 +198,7 @@ func TestFilesKeepFromIdlingOut(t *testing.T) {
 		w.create(req)
 		f := w.files("k")
 		time.Sleep(50 * time.Second)
-		if err := write(f, "/tmp/x", "x"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, write(f, "/tmp/x", "x"))
 		time.Sleep(50 * time.Second)
 		if got := w.status("k"); got != lifecycle.StatusRunning {
 			t.Fatalf("50 s after a write: %s", got)
@@ -235,14 +221,12 @@ func TestFilesKeepFromIdlingOut(t *testing.T) {
 			t.Errorf("59 s after a watch: %s", got)
 		}
 		time.Sleep(time.Second)
-		var missing *lifecycle.NotFoundError
-		if err := stat(f, "/"); !errors.As(err, &missing) {
+		if err := stat(f, "/"); !errorIs[*lifecycle.NotFoundError](err) {
 			t.Errorf("expired: %v", err)
 		}
 		if swept := w.sweep(); swept.Cleaned != 1 {
 			t.Errorf("swept %+v", swept)
 		}
-		w.stop()
 	})
 }
 
@@ -262,8 +246,7 @@ func TestFilesCallsAreCapped(t *testing.T) {
 	for range most {
 		<-ready
 	}
-	var full *lifecycle.CapacityError
-	if err := stat(f, "/"); !errors.As(err, &full) {
+	if err := stat(f, "/"); !errorIs[*lifecycle.CapacityError](err) {
 		t.Errorf("one more: %v", err)
 	}
 	cancel()
@@ -288,9 +271,7 @@ func TestFilesOfADeadContainer(t *testing.T) {
 	w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return deaf{f, f} }})
 	w.create(request("k"))
 	f := w.files("k")
-	if err := w.fake.Remove(t.Context(), w.fake.Containers()[0].ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.fake.Remove(t.Context(), w.fake.Containers()[0].ID))
 	var state *lifecycle.StateError
 	if err := stat(f, "/tmp"); !errors.As(err, &state) || state.Status != lifecycle.StatusStopped {
 		t.Errorf("got %v", err)

@@ -33,13 +33,9 @@ func (p *processes) within(tenant, key string) (*monitor, Sandbox, error) {
 	if err != nil {
 		return nil, Sandbox{}, err
 	}
-	rec := p.registry.recordOf(id)
-	if rec == nil {
-		return nil, Sandbox{}, &NotFoundError{Key: id.key}
-	}
-	sb := p.registry.snapshot(rec)
+	rec, sb := p.registry.recordOf(id)
 	switch {
-	case sb.Status == StatusExpired:
+	case rec == nil || sb.Status == StatusExpired:
 		return nil, sb, &NotFoundError{Key: id.key}
 	case p.insider == nil:
 		return nil, sb, &UnsupportedError{Key: id.key}

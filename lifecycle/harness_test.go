@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -187,9 +188,7 @@ func newWorld(t *testing.T, s setup) *world {
 	}
 	var err error
 	w.policy, err = policy.Parse([]byte(s.policy), policy.Options{DefaultImage: runtimetest.DefaultImage})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if s.quotas == nil {
 		s.quotas = softQuotas()
 	}
@@ -205,9 +204,7 @@ func newWorld(t *testing.T, s setup) *world {
 		Holder: s.holder, Claim: s.claim, Owner: s.owner, Settings: s.settings, Registry: w.reg,
 		Logger: s.logger, Tracer: s.tracer, Quotas: s.quotas,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- w.Run(ctx) }()
@@ -273,10 +270,17 @@ func (w *world) exec(key string, command ...string) lifecycle.ExecResult {
 func (w *world) status(key string) lifecycle.Status {
 	w.t.Helper()
 	sb, err := w.Get(context.Background(), "a", key)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	return sb.Status
+}
+
+// die ends the container of a sandbox, and waits until that is known.
+func (w *world) die(key string) {
+	w.t.Helper()
+	sb, err := w.Get(context.Background(), "a", key)
+	must(w.t, err)
+	w.fake.Die(sb.ContainerID)
+	w.eventually("the sandbox is stopped", func() bool { return w.status(key) == lifecycle.StatusStopped })
 }
 
 // metric reads one sample: "name" or "name{label=value}".
@@ -284,9 +288,7 @@ func (w *world) metric(name string) float64 {
 	w.t.Helper()
 	name, label, _ := strings.Cut(strings.TrimSuffix(name, "}"), "{")
 	families, err := w.reg.Gather()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	for _, f := range families {
 		if f.GetName() != name {
 			continue
@@ -304,6 +306,19 @@ func (w *world) metric(name string) float64 {
 
 var errBroken = errors.New("broken")
 
+// breaking returns options of a fake engine on which an operation fails, and breakOp, which names
+// another such operation; empty is none.
+func breaking(op string) (opts runtimetest.FakeOptions, breakOp func(op string)) {
+	var broken atomic.Value
+	broken.Store(op)
+	return runtimetest.FakeOptions{Fail: func(op, _ string) error {
+		if op == broken.Load() {
+			return errBroken
+		}
+		return nil
+	}}, func(op string) { broken.Store(op) }
+}
+
 // execRef and procRef name processes of a tenant's sandbox.
 func execRef(tenant, key, id string) lifecycle.ProcessRef {
 	return lifecycle.ProcessRef{Tenant: tenant, Key: key, Kind: lifecycle.KindExec, ID: id}
@@ -320,4 +335,20 @@ func (w *world) start(ctx context.Context, req lifecycle.StartRequest) (lifecycl
 		_ = s.Close()
 	}
 	return p, err
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// must fails the test at once if anything has failed.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// errorIs looks for an error's type.
+func errorIs[E error](err error) bool {
+	_, ok := errors.AsType[E](err)
+	return ok
 }

@@ -2,7 +2,6 @@ package lifecycle_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -68,9 +67,7 @@ func TestReconcileDuringCreate(t *testing.T) {
 		go func() { _, err := w.Create(context.Background(), request("k")); done <- err }()
 		synctest.Wait()
 		f.next("info")
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
+		must(t, <-done)
 		time.Sleep(5 * time.Second)
 		w.ready()
 		if st := w.status("k"); st != lifecycle.StatusRunning {
@@ -79,7 +76,6 @@ func TestReconcileDuringCreate(t *testing.T) {
 		if res := w.exec("k", "true"); res.Recreated {
 			t.Error("it was made again")
 		}
-		w.stop()
 	})
 }
 
@@ -95,9 +91,8 @@ func TestFailuresAreBounded(t *testing.T) {
 		}}})
 		image := "reg.example/none:1"
 		for i := range 40 {
-			var pulling *lifecycle.PullingError
 			_, err := w.Create(t.Context(), lifecycle.CreateRequest{Tenant: "a", Key: fmt.Sprintf("k%02d", i), Request: policy.Request{Image: &image}})
-			if !errors.As(err, &pulling) {
+			if !errorIs[*lifecycle.PullingError](err) {
 				t.Fatalf("%d: %v", i, err)
 			}
 			time.Sleep(200 * time.Millisecond)
@@ -106,7 +101,6 @@ func TestFailuresAreBounded(t *testing.T) {
 		if err != nil || len(list) != 32 || list[0].Key != "k08" {
 			t.Errorf("%d are kept, %v", len(list), err)
 		}
-		w.stop()
 	})
 }
 
@@ -129,9 +123,8 @@ func TestPullWithoutWaiters(t *testing.T) {
 		}})
 		create := func(key, image string) {
 			t.Helper()
-			var pulling *lifecycle.PullingError
 			_, err := w.Create(t.Context(), lifecycle.CreateRequest{Tenant: "a", Key: key, Request: policy.Request{Image: &image}})
-			if !errors.As(err, &pulling) && !strings.Contains(image, "panics") {
+			if !errorIs[*lifecycle.PullingError](err) && !strings.Contains(image, "panics") {
 				t.Fatalf("%s: %v", key, err)
 			}
 		}
@@ -140,9 +133,7 @@ func TestPullWithoutWaiters(t *testing.T) {
 		create("m", "reg.example/x:2")
 		create("p", "reg.example/panics:1")
 		for key, want := range map[string]int64{"m": 1, "k": 1} {
-			if _, err := w.Delete(t.Context(), "a", key); err != nil {
-				t.Fatal(err)
-			}
+			must(t, second(w.Delete(t.Context(), "a", key)))
 			synctest.Wait()
 			if key == "k" {
 				continue
@@ -151,9 +142,7 @@ func TestPullWithoutWaiters(t *testing.T) {
 				t.Errorf("without %s, %d pulls go on", key, n)
 			}
 		}
-		if _, err := w.Delete(t.Context(), "a", "l"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, second(w.Delete(t.Context(), "a", "l")))
 		synctest.Wait()
 		if n := active.Load(); n != 0 {
 			t.Errorf("%d pulls go on that nobody waits for", n)
@@ -163,7 +152,6 @@ func TestPullWithoutWaiters(t *testing.T) {
 		if n := active.Load(); n != 1 {
 			t.Errorf("%d pulls go on", n)
 		}
-		w.stop()
 	})
 }
 
@@ -195,7 +183,6 @@ func TestAdoptedBesideASlowEngine(t *testing.T) {
 		if err != nil || sb.Status != lifecycle.StatusRunning || sb.ContainerID != old.ID || asked != "image" {
 			t.Errorf("%s, %v, after a failure of %q", sb.Status, err, asked)
 		}
-		w.stop()
 	})
 }
 
@@ -218,23 +205,18 @@ func TestSealBesideASlowEngine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{})
 		c, err := w.fake.Inspect(t.Context(), w.create(request("k")).Sandbox.ContainerID)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		w.stop()
 		delete(c.Labels, lifecycle.LabelSeal)
 		var f failing
 		fake := runtimetest.NewFake(runtimetest.FakeOptions{Fail: f.fail})
-		if _, err := fake.Create(t.Context(), runtime.Spec{Name: c.Name, Image: runtimetest.DefaultImage, Labels: c.Labels}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, second(fake.Create(t.Context(), runtime.Spec{Name: c.Name, Image: runtimetest.DefaultImage, Labels: c.Labels})))
 		f.next("image")
 		seals := &openSeals{}
 		w = newWorld(t, setup{engine: fake, seals: seals})
 		if _, err := w.Get(t.Context(), "a", "k"); err != nil || len(seals.seals) != 1 || f.op.Load() != nil {
 			t.Errorf("%d seals are kept, %v", len(seals.seals), err)
 		}
-		w.stop()
 	})
 }
 
@@ -260,18 +242,18 @@ func (s slowAnswer) Start(ctx context.Context, id string, p runtime.Process) (ru
 func TestEndBeforeStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return slowAnswer{f} }})
-		w.startProcess(process("p", "cat")) // so that events are read
+		w.begin(process("p", "cat")) // so that events are read
 		time.Sleep(time.Second)
 		req := follow("x", "true")
 		req.Serialize = true
-		w.startExec(req)
+		w.begin(req)
 		time.Sleep(time.Second)
 		if st := w.Status(t.Context(), "a"); st.RunningCommands != 0 {
 			t.Errorf("%+v", st)
 		}
 		start := time.Now()
 		req.ID = "y"
-		w.startExec(req)
+		w.begin(req)
 		if took := time.Since(start); took > time.Second {
 			t.Errorf("the next in turn began after %s", took)
 		}
@@ -301,7 +283,7 @@ func TestReplaceWhileNotReady(t *testing.T) {
 		old := w.attachProcess("p", 0, false)
 		again := process("p", "cat")
 		again.Replace = true
-		if p := w.startProcess(again); !p.Running() || p.Attached {
+		if p := w.begin(again); !p.Running() || p.Attached {
 			t.Errorf("%+v", p)
 		}
 		if p := <-first; p.Running() || p.Ready == nil || *p.Ready {
@@ -327,12 +309,10 @@ func TestReplaceWhileNotReady(t *testing.T) {
 // TestAttachAgainAtOnce checks that the place of an attachment is free when it is closed.
 func TestAttachAgainAtOnce(t *testing.T) {
 	w := newWorld(t, setup{})
-	w.startProcess(process("p", "cat"))
+	w.begin(process("p", "cat"))
 	for range 500 {
 		s, err := w.Follow(t.Context(), procRef("a", "k", "p"), lifecycle.FollowRequest{From: -1, Attach: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_ = s.Close()
 	}
 }
@@ -343,10 +323,10 @@ func TestOverdueBesideOthers(t *testing.T) {
 		w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return stubborn{f, nil} }})
 		req := follow("x", "sleep 100000")
 		req.Timeout = ptr(int64(2))
-		w.startExec(req)
+		w.begin(req)
 		for i := range 12 {
 			time.Sleep(2 * time.Second)
-			w.startExec(follow(fmt.Sprint("b", i), "true"))
+			w.begin(follow(fmt.Sprint("b", i), "true"))
 		}
 		if e := w.execution("x"); e.Status != lifecycle.ExecKilled {
 			t.Errorf("%+v", e)
@@ -380,7 +360,7 @@ func TestEventFlood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := chatQuotas("k")
 		w := newWorld(t, setup{quotas: q, wrap: func(f *runtimetest.Fake) runtime.Runtime { return flood{f} }})
-		w.startProcess(process("p", "cat"))
+		w.begin(process("p", "cat"))
 		time.Sleep(time.Second)
 		q.calls()
 		time.Sleep(10 * time.Second)
@@ -408,8 +388,8 @@ func (silent) Events(context.Context, string) (runtime.Events, error) {
 func TestWithoutEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return silent{f} }})
-		w.startProcess(process("p", "sleep", "10"))
-		w.startProcess(process("q", "cat"))
+		w.begin(process("p", "sleep", "10"))
+		w.begin(process("q", "cat"))
 		start := time.Now()
 		if p, err := w.Stop(t.Context(), procRef("a", "k", "q")); err != nil || p.Running() || time.Since(start) > 2*time.Second {
 			t.Errorf("stopped after %s: %+v, %v", time.Since(start), p, err)
@@ -433,11 +413,11 @@ func TestStopOverQuotaAgain(t *testing.T) {
 			}
 			return nil
 		}}})
-		w.startProcess(process("p", "cat"))
+		w.begin(process("p", "cat"))
 		time.Sleep(time.Second)
 		stuck.Store(true)
 		q.hold("k", 101)
-		w.startExec(follow("x", "sleep 1"))
+		w.begin(follow("x", "sleep 1"))
 		time.Sleep(2 * time.Second)
 		stuck.Store(false)
 		time.Sleep(6 * time.Second)

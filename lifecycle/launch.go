@@ -76,7 +76,7 @@ func (r *Registry) runPending(ctx context.Context, p *pendingCreate, old *record
 			sb.Status = StatusStopped
 		}
 		if dir, _ := workspace(sb.Spec); dir != "" { // another may share it by now
-			sb.Enforcement.WorkspaceQuota = r.quotas.quotaEnforcement(sb)
+			sb.Enforcement.WorkspaceQuota = r.quotas.Enforcement(subject(sb))
 		}
 		rec := &record{sb: sb}
 		r.publishLocked(rec)

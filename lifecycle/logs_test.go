@@ -9,14 +9,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
 // journal keeps what is logged, as JSON.
@@ -47,9 +45,7 @@ func (j *journal) entries(t *testing.T, prefix string) []map[string]any {
 	var all []map[string]any
 	for line := range strings.Lines(j.String()) {
 		var e map[string]any
-		if err := json.Unmarshal([]byte(line), &e); err != nil {
-			t.Fatal(err)
-		}
+		must(t, json.Unmarshal([]byte(line), &e))
 		if delete(e, "time"); strings.HasPrefix(e["msg"].(string), prefix) {
 			all = append(all, e)
 		}
@@ -60,14 +56,8 @@ func (j *journal) entries(t *testing.T, prefix string) []map[string]any {
 func TestLogOfALife(t *testing.T) {
 	ctx := context.Background()
 	var j journal
-	var broken atomic.Value
-	broken.Store("")
-	w := newWorld(t, setup{logger: j.logger(), fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
-		if op == broken.Load() {
-			return errBroken
-		}
-		return nil
-	}}})
+	fake, breakOp := breaking("")
+	w := newWorld(t, setup{logger: j.logger(), fake: fake})
 	var want []map[string]any
 	expect := func(level, msg string, sb lifecycle.Sandbox, more ...any) {
 		e := map[string]any{
@@ -80,19 +70,13 @@ func TestLogOfALife(t *testing.T) {
 	}
 	must := func(_ any, err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	mustNot := func(_ any, err error) {
 		t.Helper()
 		if err == nil {
 			t.Fatal("no error")
 		}
-	}
-	dies := func(sb lifecycle.Sandbox) {
-		w.fake.Die(sb.ContainerID)
-		w.eventually("it is seen", func() bool { return w.status("k") == lifecycle.StatusStopped })
 	}
 
 	first := w.create(request("k")).Sandbox
@@ -114,25 +98,25 @@ func TestLogOfALife(t *testing.T) {
 	must(renewed, err)
 	expect("INFO", "sandbox_renewed", first, "expires_at", renewed.ExpiresAt.Format(time.RFC3339Nano))
 
-	dies(first)
+	w.die("k")
 	second := w.create(request("k")).Sandbox
 	expect("INFO", "sandbox_replaced", second)
-	dies(second)
+	w.die("k")
 	w.exec("k", "true")
 	third, err := w.Get(ctx, "a", "k")
 	must(third, err)
 	expect("INFO", "sandbox_replaced", third)
 	expect("INFO", "sandbox_recreated", third)
 
-	broken.Store("remove")
+	breakOp("remove")
 	mustNot(w.Delete(ctx, "a", "k"))
 	expect("WARN", "sandbox_delete_failed", third, "error", errBroken.Error())
-	broken.Store("")
+	breakOp("")
 	must(w.Delete(ctx, "a", "k"))
 	expect("INFO", "sandbox_deleted", third)
 	must(w.Delete(ctx, "a", "k"))
 	expect("INFO", "sandbox_delete_not_found", lifecycle.Sandbox{})
-	broken.Store("create")
+	breakOp("create")
 	_, err = w.Create(ctx, request("k"))
 	mustNot(nil, err)
 	want = append(want, map[string]any{"level": "WARN", "msg": "sandbox_create_failed", "tenant": "a", "key": "k", "error": err.Error()})
@@ -149,18 +133,12 @@ func TestNoSecretIsTold(t *testing.T) {
 	ctx := context.Background()
 	t.Setenv("BERM_TEST_TOKEN", secret)
 	var j journal
-	var broken atomic.Value
-	broken.Store("")
+	fake, breakOp := breaking("")
 	w := newTraced(t, setup{
 		logger:   j.logger(),
 		policy:   "version: 1\nenv: {deny: [LD_*], inject: {TOKEN: {env: BERM_TEST_TOKEN}}}\n",
 		settings: lifecycle.Settings{Env: map[string]string{"OPERATORS": secret}, AdoptLegacy: true},
-		fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
-			if op == broken.Load() {
-				return errBroken
-			}
-			return nil
-		}},
+		fake:     fake,
 	})
 	var labels strings.Builder
 	req := request("k")
@@ -195,11 +173,11 @@ func TestNoSecretIsTold(t *testing.T) {
 	run(func(e *lifecycle.ExecRequest) { e.Command = []string{secret + "\x00"} })
 	run(func(e *lifecycle.ExecRequest) { e.WorkingDir = secret })
 	for _, op := range []string{"exec", "pause", "remove"} {
-		broken.Store(op)
+		breakOp(op)
 		run(nothing)
 		_, _ = w.Pause(ctx, "a", "k")
 		_, _ = w.Delete(ctx, "a", "k")
-		broken.Store("")
+		breakOp("")
 		_, _ = w.Create(ctx, req)
 	}
 	cs := w.fake.Containers()
@@ -211,12 +189,11 @@ func TestNoSecretIsTold(t *testing.T) {
 			t.Errorf("%s isn't there to be told", name)
 		}
 	}
-	w.fake.Die(cs[0].ID)
-	w.eventually("it is seen", func() bool { return w.status("k") == lifecycle.StatusStopped })
-	broken.Store("create")
+	w.die("k")
+	breakOp("create")
 	run(nothing)
 	create(func(*lifecycle.CreateRequest) {})
-	broken.Store("")
+	breakOp("")
 	w.store.setFail(errBroken)
 	run(nothing)
 	w.store.setFail(nil)
@@ -233,9 +210,7 @@ func TestNoSecretIsTold(t *testing.T) {
 		fmt.Fprintln(&spans, s.Name(), s.Attributes(), s.Events(), s.Status())
 	}
 	metrics, err := w.reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for what, told := range map[string]string{
 		"logs": j.String(), "spans": spans.String(), "metrics": fmt.Sprint(metrics), "labels": labels.String(),
 	} {

@@ -43,8 +43,7 @@ func TestEngineGoesAwayUnderACommand(t *testing.T) {
 			}()
 			<-started
 			w.fake.SetDown(true)
-			var away *lifecycle.UnavailableError
-			if err := <-done; !errors.As(err, &away) {
+			if err := <-done; !errorIs[*lifecycle.UnavailableError](err) {
 				t.Errorf("exec: %v", err)
 			}
 			if got, err := w.Get(ctx, "a", "k"); err != nil || got.SessionID != sb.SessionID || got.Status != lifecycle.StatusRunning {
@@ -90,8 +89,7 @@ func TestEngineLosesACommand(t *testing.T) {
 	}}})
 	w.create(request("k"))
 	_, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}})
-	var away *lifecycle.UnavailableError
-	if !errors.As(err, &away) || errdefs.IsNotFound(err) {
+	if !errorIs[*lifecycle.UnavailableError](err) || errdefs.IsNotFound(err) {
 		t.Errorf("exec: %v", err)
 	}
 	if got := w.status("k"); got != lifecycle.StatusRunning {

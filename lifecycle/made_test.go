@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
@@ -73,42 +72,19 @@ func TestMadeContainerLacksSomething(t *testing.T) {
 		{"address", func(c *runtime.Container) { c.IP = "" }, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			fake := runtimetest.NewFake(runtimetest.FakeOptions{})
-			pol, err := policy.Parse(nil, policy.Options{DefaultImage: runtimetest.DefaultImage})
-			if err != nil {
-				t.Fatal(err)
-			}
-			m, err := lifecycle.New(lifecycle.Options{
-				Runtime: crippledEngine{fake, tt.cripple}, Policy: func() *policy.Policy { return pol },
-				Store: newStore(), Holder: mountpintest.Holder{}, Owner: "owner",
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			ctx, cancel := context.WithCancel(context.Background())
-			done := make(chan error, 1)
-			go func() { done <- m.Run(ctx) }()
-			defer func() {
-				cancel()
-				if err := <-done; err != nil {
-					t.Errorf("Run: %v", err)
-				}
-			}()
-			w := &world{Service: m, t: t, fake: fake}
-			w.ready()
+			w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return crippledEngine{f, tt.cripple} }})
 			req := request("k")
 			req.Request.Network = ptr("on")
-			var start *lifecycle.StartError
-			if _, err := m.Create(ctx, req); !errors.As(err, &start) {
+			if _, err := w.Create(t.Context(), req); !errorIs[*lifecycle.StartError](err) {
 				t.Errorf("create: %v", err)
 			}
-			if _, err := m.Get(ctx, "a", "k"); err == nil {
+			if _, err := w.Get(t.Context(), "a", "k"); err == nil {
 				t.Error("it is on record")
 			}
-			if n := len(fake.Containers()); n != tt.left {
+			if n := len(w.fake.Containers()); n != tt.left {
 				t.Errorf("%d containers are left", n)
 			}
-			w.eventually("nothing is left", func() bool { w.sweep(); return len(fake.Containers()) == 0 })
+			w.eventually("nothing is left", func() bool { w.sweep(); return len(w.fake.Containers()) == 0 })
 		})
 	}
 }
@@ -118,7 +94,7 @@ func TestMadeContainerLacksSomething(t *testing.T) {
 func TestQuotaCounts(t *testing.T) {
 	dir, outside := t.TempDir(), filepath.Join(t.TempDir(), "big")
 	w := newWorld(t, setup{policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n"})
-	err := errors.Join(
+	must(t,
 		os.WriteFile(outside, make([]byte, 4<<20), 0o600),
 		os.Symlink(outside, filepath.Join(dir, "link")),
 		os.Symlink(filepath.Dir(outside), filepath.Join(dir, "linked")),
@@ -126,20 +102,15 @@ func TestQuotaCounts(t *testing.T) {
 		os.WriteFile(filepath.Join(dir, "sub", "file"), make([]byte, 2<<20-len(outside)-len(filepath.Dir(outside))), 0o600),
 		os.Link(filepath.Join(dir, "sub", "file"), filepath.Join(dir, "again")),
 	)
-	if err != nil {
-		t.Fatal(err)
-	}
 	req := request("k")
 	req.Request.HostPath, req.Request.WorkspaceQuotaMB = ptr(dir), ptr(int64(2))
 	w.create(req)
 	if res := w.exec("k", "true"); res.QuotaExceeded {
 		t.Errorf("just full: %+v", res)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "more"), []byte("x"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, "more"), []byte("x"), 0o600))
 	var quota *lifecycle.QuotaError
-	_, err = w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}})
+	_, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}})
 	if !errors.As(err, &quota) || quota.UsedBytes != 2<<20+1 || quota.QuotaBytes != 2<<20 {
 		t.Errorf("a byte more: %v", err)
 	}

@@ -50,7 +50,7 @@ const (
 type processes struct {
 	registry *Registry
 	engine   *engine
-	quotas   *quotas
+	quotas   Quotas
 	opts     *Options
 	insider  runtime.Insider // nil if the backend is none
 	turns    keylock.Map[keyID]
@@ -229,7 +229,7 @@ func (m *monitor) seenLocked(info runtime.ProcessInfo) (ended bool) {
 // leftLocked has the loop act on the end of a process.
 func (m *monitor) leftLocked(e endedProcess) {
 	m.unkillable = m.unkillable || e.notKilled
-	m.measure = m.measure || m.quotas.mayHaveQuota(m.rec.sb)
+	m.measure = m.measure || m.registry.mayHaveQuota(m.rec.sb)
 	m.startLocked()
 }
 
@@ -369,10 +369,10 @@ func (m *monitor) endSeen(ctx context.Context, info runtime.ProcessInfo) bool {
 	first := m.seenLocked(info)
 	over := m.over
 	m.registry.mu.Unlock()
-	if !first && (over || !m.quotas.mayHaveQuota(sb)) {
+	if !first && (over || !m.registry.mayHaveQuota(sb)) {
 		return over
 	}
-	return m.measured(m.quotas.quotaLeft(ctx, sb, true))
+	return m.measured(m.quotas.Left(ctx, subject(sb), true))
 }
 
 // readLocked reports whether a process that has ended is still read.
@@ -474,8 +474,7 @@ func (m *monitor) list(ctx context.Context, sb Sandbox) ([]runtime.ProcessInfo, 
 // measured records the result of a measurement. It returns true if the workspace is over its
 // quota.
 func (m *monitor) measured(err error) bool {
-	var over *QuotaError
-	if !errors.As(err, &over) {
+	if _, over := errors.AsType[*QuotaError](err); !over {
 		return false
 	}
 	m.registry.enforced(m.rec, m.snapshot())

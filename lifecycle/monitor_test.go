@@ -2,7 +2,6 @@ package lifecycle_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -30,10 +29,10 @@ func TestRestart(t *testing.T) {
 		exec := follow("x", "echo begun; cat; exit 5")
 		exec.OpenStdin, exec.Serialize, exec.Timeout = true, true, ptr(int64(7000))
 		exec.Create.Request.IdleTTL = ptr(time.Minute)
-		started := w.startExec(exec)
+		started := w.begin(exec)
 		proc := process("p", "cat")
 		proc.Create = nil
-		w.startProcess(proc)
+		w.begin(proc)
 		w.stop()
 
 		time.Sleep(30 * time.Minute) // more than its idle time
@@ -45,16 +44,15 @@ func TestRestart(t *testing.T) {
 		if st := w.Status(t.Context(), "a"); st.RunningCommands != 1 || st.RunningProcesses != 1 {
 			t.Errorf("found: %+v", st)
 		}
-		e := w.startExec(exec)
+		e := w.begin(exec)
 		if !e.Existing || e.StartedAt != started.StartedAt || e.Timeout != started.Timeout || e.SessionID != started.SessionID || e.Command[0] != "sh" {
 			t.Errorf("before: %+v\nafter:  %+v", started, e)
 		}
-		var full *lifecycle.CapacityError
-		if _, err := w.start(t.Context(), follow("y", "true")); !errors.As(err, &full) {
+		if _, err := w.start(t.Context(), follow("y", "true")); !errorIs[*lifecycle.CapacityError](err) {
 			t.Errorf("one command too many: %v", err)
 		}
 		proc.ID = "q"
-		if _, err := w.start(t.Context(), proc); !errors.As(err, &full) {
+		if _, err := w.start(t.Context(), proc); !errorIs[*lifecycle.CapacityError](err) {
 			t.Errorf("one process too many: %v", err)
 		}
 		next := make(chan time.Time)
@@ -71,13 +69,9 @@ func TestRestart(t *testing.T) {
 			t.Error("it idled out later")
 		}
 		s := w.attachExec("x", 0)
-		if _, err := io.WriteString(s, "in"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, second(io.WriteString(s, "in")))
 		end := time.Now()
-		if err := s.CloseWrite(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.CloseWrite())
 		if out, _ := readAll(t, s, 0); out != "begun\nin" || *s.Ended().ExitCode != 5 {
 			t.Errorf("%q, %+v", out, s.Ended())
 		}
@@ -92,7 +86,6 @@ func TestRestart(t *testing.T) {
 		if swept := w.sweep(); swept.Cleaned != 1 {
 			t.Errorf("a minute after the last end: %+v", swept)
 		}
-		w.stop()
 	})
 }
 
@@ -125,7 +118,6 @@ func TestRestartWithoutAnswer(t *testing.T) {
 		if swept := w.sweep(); swept.Cleaned != 1 {
 			t.Errorf("it never answers: %+v", swept)
 		}
-		w.stop()
 	})
 }
 
@@ -134,7 +126,7 @@ func TestIdleUnderProcesses(t *testing.T) {
 		w := newWorld(t, setup{policy: longCommands})
 		req := follow("x", "sleep 200")
 		req.Create.Request.IdleTTL, req.Timeout = ptr(time.Minute), ptr(int64(300))
-		w.startExec(req)
+		w.begin(req)
 		time.Sleep(150 * time.Second)
 		if swept := w.sweep(); swept.Expired != 0 {
 			t.Fatal("it idled out under a command that nobody follows")
@@ -142,16 +134,14 @@ func TestIdleUnderProcesses(t *testing.T) {
 		time.Sleep(100 * time.Second) // 50 s after its end, which was seen soon
 		proc := process("p", "sleep", "200")
 		proc.Create = nil
-		w.startProcess(proc)
+		w.begin(proc)
 		time.Sleep(150 * time.Second)
 		if swept := w.sweep(); swept.Expired != 0 {
 			t.Fatal("it idled out under a process")
 		}
 		time.Sleep(106 * time.Second)
 		s, err := w.Follow(t.Context(), execRef("a", "k", "x"), lifecycle.FollowRequest{From: 0, Attach: true, TakeOver: true}) // what is read is a use
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_ = s.Close()
 		time.Sleep(59 * time.Second)
 		if swept := w.sweep(); swept.Expired != 0 {
@@ -161,7 +151,6 @@ func TestIdleUnderProcesses(t *testing.T) {
 		if swept := w.sweep(); swept.Cleaned != 1 {
 			t.Errorf("swept %+v", swept)
 		}
-		w.stop()
 	})
 }
 
@@ -199,7 +188,7 @@ func TestTimeoutThatIsntHeld(t *testing.T) {
 				w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return stubborn{f, tt.err} }})
 				req := follow("x", "sleep 100000")
 				req.Timeout = ptr(int64(2))
-				w.startExec(req)
+				w.begin(req)
 				s := w.attachExec("x", 0)
 				time.Sleep(9 * time.Second)
 				if e := w.execution("x"); e.Status != lifecycle.ExecRunning {
@@ -221,7 +210,6 @@ func TestTimeoutThatIsntHeld(t *testing.T) {
 					t.Errorf("%d commands run", n)
 				}
 				_ = s.Close()
-				w.stop()
 			})
 		})
 	}
@@ -229,7 +217,7 @@ func TestTimeoutThatIsntHeld(t *testing.T) {
 
 func TestKillThatFails(t *testing.T) {
 	w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return stubborn{f, runtime.ErrNotKilled} }})
-	w.startExec(follow("x", "sleep 100"))
+	w.begin(follow("x", "sleep 100"))
 	if e, err := w.Kill(context.Background(), execRef("a", "k", "x")); err != nil || e.Status != lifecycle.ExecKilled {
 		t.Errorf("%+v, %v", e, err)
 	}
@@ -243,19 +231,14 @@ func TestPausedIsntOverdue(t *testing.T) {
 		w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return stubborn{f, nil} }})
 		req := follow("x", "sleep 100000")
 		req.Timeout = ptr(int64(2))
-		w.startExec(req)
+		w.begin(req)
 		time.Sleep(time.Second)
-		if _, err := w.Pause(t.Context(), "a", "k"); err != nil {
-			t.Fatal(err)
-		}
-		var state *lifecycle.StateError
-		if _, err := w.Process(t.Context(), execRef("a", "k", "x")); !errors.As(err, &state) {
+		must(t, second(w.Pause(t.Context(), "a", "k")))
+		if _, err := w.Process(t.Context(), execRef("a", "k", "x")); !errorIs[*lifecycle.StateError](err) {
 			t.Errorf("asked while it is paused: %v", err)
 		}
 		time.Sleep(time.Minute)
-		if _, err := w.Resume(t.Context(), "a", "k"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, second(w.Resume(t.Context(), "a", "k")))
 		time.Sleep(5 * time.Second)
 		if e := w.execution("x"); e.Status != lifecycle.ExecRunning {
 			t.Errorf("%+v", e)
@@ -264,7 +247,6 @@ func TestPausedIsntOverdue(t *testing.T) {
 		if e := w.execution("x"); e.Status != lifecycle.ExecKilled {
 			t.Errorf("%+v", e)
 		}
-		w.stop()
 	})
 }
 
@@ -273,14 +255,13 @@ func TestEndedAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{})
 		for i := range 40 {
-			w.startExec(follow(fmt.Sprint("x", i), "echo done"))
+			w.begin(follow(fmt.Sprint("x", i), "echo done"))
 			time.Sleep(time.Second)
 		}
 		all, err := w.Processes(t.Context(), execRef("a", "k", ""))
 		if err != nil || len(all) != 32 || all[31].ID != "x39" {
 			t.Errorf("%d are kept, %v", len(all), err)
 		}
-		w.stop()
 	})
 }
 
@@ -362,9 +343,7 @@ func TestLies(t *testing.T) {
 		t.Errorf("told of another process: %v", err)
 	}
 	s, err := w.Follow(context.Background(), execRef("a", "k", "x"), lifecycle.FollowRequest{From: -1, Attach: true, TakeOver: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer s.Close()
 	if _, err := s.Next(); !errdefs.IsUnavailable(err) {
 		t.Errorf("told of output that makes no sense: %v", err)
@@ -388,9 +367,7 @@ func TestLiesOfPlaces(t *testing.T) {
 			}})
 			w.create(request("k"))
 			s, err := w.Follow(context.Background(), execRef("a", "k", "x"), lifecycle.FollowRequest{From: -1, Attach: true, TakeOver: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer s.Close()
 			if c, err := s.Next(); err == nil {
 				t.Errorf("got %+v", c)
@@ -458,9 +435,7 @@ func TestInsideStorm(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if _, err := w.Create(context.Background(), request("k")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(w.Create(context.Background(), request("k"))))
 	w.eventually("all is ended", func() bool {
 		w.exec("k", "true") // which makes it again if need be
 		execs, err1 := w.Processes(context.Background(), execRef("a", "k", ""))

@@ -18,7 +18,6 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
-	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
 // measured is a world with a sandbox k on dir, with a quota of one MiB.
@@ -59,9 +58,7 @@ func TestQuotaOfAMovedWorkspace(t *testing.T) {
 			dir, moved, foreign := filepath.Join(root, "dir"), filepath.Join(root, "moved"), filepath.Join(root, "foreign")
 			size := func(at string, bytes int64) {
 				t.Helper()
-				if err := errors.Join(os.MkdirAll(at, 0o700), os.WriteFile(filepath.Join(at, "f"), make([]byte, bytes), 0o600)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.MkdirAll(at, 0o700), os.WriteFile(filepath.Join(at, "f"), make([]byte, bytes), 0o600))
 			}
 			size(dir, 0)
 			size(foreign, 5<<20)
@@ -71,9 +68,7 @@ func TestQuotaOfAMovedWorkspace(t *testing.T) {
 				req.Request.HostPath, req.Request.WorkspaceQuotaMB = ptr(dir), ptr(int64(1))
 				w.create(req)
 			}
-			if err := errors.Join(os.Rename(dir, moved), put(foreign, dir)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Rename(dir, moved), put(foreign, dir))
 			if got := w.used(); got != 0 {
 				t.Errorf("moved: %d bytes are used", got)
 			}
@@ -89,9 +84,7 @@ func TestQuotaOfAMovedWorkspace(t *testing.T) {
 			if !errors.As(err, &quota) || quota.UsedBytes != 0 {
 				t.Errorf("after a restart: %v", err)
 			}
-			if err := errors.Join(os.RemoveAll(dir), os.Rename(moved, dir)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.RemoveAll(dir), os.Rename(moved, dir))
 			if res := w.exec("quiet", "true"); !res.OK() || res.QuotaExceeded {
 				t.Errorf("back in its place: %+v", res)
 			}
@@ -110,29 +103,12 @@ func (elsewhere) Mode() string { return "held" }
 
 // The directory that is measured is the one that is mounted.
 func TestQuotaOfAnExchangedWorkspace(t *testing.T) {
-	dir, fake := t.TempDir(), runtimetest.NewFake(runtimetest.FakeOptions{})
-	p, err := policy.Parse([]byte("version: 1\nmounts: {allowed_roots: ["+dir+"]}\n"), policy.Options{DefaultImage: runtimetest.DefaultImage})
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := lifecycle.New(lifecycle.Options{Runtime: fake, Policy: func() *policy.Policy { return p }, Store: newStore(), Holder: elsewhere{t.TempDir()}, Owner: "owner", Quotas: softQuotas()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- m.Run(ctx) }()
-	defer func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}()
-	(&world{t: t, Service: m}).ready()
+	dir := t.TempDir()
+	w := newWorld(t, setup{policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n", holder: elsewhere{t.TempDir()}})
 	req := request("k")
 	req.Request.HostPath, req.Request.WorkspaceQuotaMB = ptr(dir), ptr(int64(1))
-	if _, err := m.Create(ctx, req); err == nil || !strings.Contains(err.Error(), "exchanged") || len(fake.Containers()) != 0 {
-		t.Errorf("create: %v, %d containers", err, len(fake.Containers()))
+	if _, err := w.Create(t.Context(), req); err == nil || !strings.Contains(err.Error(), "exchanged") || len(w.fake.Containers()) != 0 {
+		t.Errorf("create: %v, %d containers", err, len(w.fake.Containers()))
 	}
 }
 
@@ -140,20 +116,15 @@ func TestQuotaOfAnExchangedWorkspace(t *testing.T) {
 func TestQuotaOfSpecialFiles(t *testing.T) {
 	dir := t.TempDir()
 	l, err := net.Listen("unix", filepath.Join(dir, "socket"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer l.Close()
-	err = errors.Join(
+	must(t,
 		unix.Mkfifo(filepath.Join(dir, "fifo"), 0o600),
 		os.Symlink("fifo", filepath.Join(dir, "to-fifo")),
 		os.Symlink(".", filepath.Join(dir, "to-itself")),
 		os.Symlink("nowhere", filepath.Join(dir, "to-nothing")),
 		os.WriteFile(filepath.Join(dir, "full"), make([]byte, 1<<20), 0o600),
 	)
-	if err != nil {
-		t.Fatal(err)
-	}
 	if got, want := measured(t, dir).used(), int64(1<<20+len("fifo")+len(".")+len("nowhere")); got != want {
 		t.Errorf("%d bytes are used, want %d", got, want)
 	}
@@ -163,20 +134,14 @@ func TestQuotaOfSpecialFiles(t *testing.T) {
 func TestQuotaOfADeepTree(t *testing.T) {
 	dir := t.TempDir()
 	root, err := os.OpenRoot(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = root.RemoveAll(strings.Repeat("d", 200)); _ = root.Close() }()
 	deep := ""
 	for len(deep) < 2*unix.PathMax {
 		deep = filepath.Join(deep, strings.Repeat("d", 200))
-		if err := root.Mkdir(deep, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must(t, root.Mkdir(deep, 0o700))
 	}
-	if err := root.WriteFile(filepath.Join(deep, "big"), make([]byte, 2<<20), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, root.WriteFile(filepath.Join(deep, "big"), make([]byte, 2<<20), 0o600))
 	if got := measured(t, dir).used(); got != 2<<20 {
 		t.Errorf("%d bytes are used, want %d", got, 2<<20)
 	}
@@ -192,9 +157,7 @@ func TestQuotaOfATreeInMotion(t *testing.T) {
 	}
 	for i := range n {
 		tree, pipe := place(i)
-		if err := errors.Join(os.Mkdir(tree, 0o700), unix.Mkfifo(pipe, 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Mkdir(tree, 0o700), unix.Mkfifo(pipe, 0o600))
 	}
 	w := measured(t, dir)
 	var stop atomic.Bool

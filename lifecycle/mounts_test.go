@@ -38,9 +38,7 @@ func TestMakeRoots(t *testing.T) {
 			}
 			if tt.file == "" {
 				for range 2 { // those that are there are no matter
-					if err := roots.MakeRoots(); err != nil {
-						t.Fatal(err)
-					}
+					must(t, roots.MakeRoots())
 				}
 				for _, root := range []string{roots.ChatsRoot, roots.DependenciesRoot, roots.ToolsRoot} {
 					if fi, err := os.Lstat(root); err != nil || !fi.IsDir() {
@@ -50,12 +48,8 @@ func TestMakeRoots(t *testing.T) {
 				return
 			}
 			file := filepath.Join(dir, tt.file)
-			if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(file, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.MkdirAll(filepath.Dir(file), 0o700))
+			must(t, os.WriteFile(file, nil, 0o600))
 			if err := roots.MakeRoots(); err == nil || !strings.Contains(err.Error(), file) {
 				t.Errorf("error %v, want one that names %s", err, file)
 			}
@@ -84,12 +78,8 @@ func TestMountsThatTheEngineGets(t *testing.T) {
 		ChatsRoot: sub("chats"), ChatMountPath: "/in/chat", DependenciesRoot: sub("deps"), DependenciesPath: "/in/deps",
 		ToolsRoot: sub("tools"), ToolsPath: "/in/tools", VolumePath: "/in/volume",
 	}
-	if err := settings.MakeRoots(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(sub("volume"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, settings.MakeRoots())
+	must(t, os.Mkdir(sub("volume"), 0o700))
 	var made []runtime.Spec
 	w := newWorld(t, setup{
 		policy: "version: 1\nmounts: {allowed_roots: [" + sub("volume") + "]}\nprofiles:\n  sealed: {host_path_mode: none, locked: [host_path_mode]}\n  asked: {host_path_mode: none}\n", settings: settings,
@@ -137,9 +127,7 @@ func TestChatDirOwner(t *testing.T) {
 	}
 	chats, outside := t.TempDir(), t.TempDir()
 	at := func(name string) string { return filepath.Join(chats, name) }
-	if err := errors.Join(os.MkdirAll(at("old/sub"), 0o755), os.WriteFile(at("old/file"), nil, 0o600), os.Symlink(outside, at("link"))); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(at("old/sub"), 0o755), os.WriteFile(at("old/file"), nil, 0o600), os.Symlink(outside, at("link")))
 	w := newWorld(t, setup{
 		policy: "version: 1\nmounts: {owner: '1234:4321'}", settings: lifecycle.Settings{ChatsRoot: chats, ChatMountPath: "/chat"},
 	})
@@ -182,9 +170,8 @@ func TestAgentOff(t *testing.T) {
 		t.Errorf("on record: %q, %q", with.Spec.Agent, without.Spec.Agent)
 	}
 	var err error
-	if w.policy, err = policy.Parse([]byte("version: 1\nprofiles: {plain: {}}"), policy.Options{DefaultImage: runtimetest.DefaultImage}); err != nil {
-		t.Fatal(err)
-	}
+	w.policy, err = policy.Parse([]byte("version: 1\nprofiles: {plain: {}}"), policy.Options{DefaultImage: runtimetest.DefaultImage})
+	must(t, err)
 	if got := w.create(req); got.Result != lifecycle.ResultReused {
 		t.Errorf("under another policy: %+v", got)
 	}
@@ -197,9 +184,7 @@ func TestMountsInUse(t *testing.T) {
 	made := map[string]lifecycle.Sandbox{}
 	for _, name := range []string{"x", "y"} {
 		dir := filepath.Join(root, name)
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Mkdir(dir, 0o755))
 		req := lifecycle.CreateRequest{Tenant: name, Key: "k"}
 		req.Request.HostPath = &dir
 		made[name] = w.create(req).Sandbox
@@ -251,9 +236,7 @@ func TestCreateAndArchiveCalls(t *testing.T) {
 		}
 
 		leave, err := claims.Use(t.Context(), archive())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		created := create()
 		time.Sleep(9 * time.Second)
 		close(proceed)
@@ -262,8 +245,7 @@ func TestCreateAndArchiveCalls(t *testing.T) {
 			t.Fatal("it was created during an archive call")
 		}
 		w.create(request("another")) // needn't wait
-		var capacity *lifecycle.CapacityError
-		if err := <-created; !errors.As(err, &capacity) || !strings.Contains(err.Error(), "docker cp") {
+		if err := <-created; !errorIs[*lifecycle.CapacityError](err) || !strings.Contains(err.Error(), "docker cp") {
 			t.Errorf("beside a long archive call: %v", err)
 		}
 		created = create()
@@ -271,9 +253,7 @@ func TestCreateAndArchiveCalls(t *testing.T) {
 		if err := <-created; err != nil {
 			t.Errorf("after an archive call: %v", err)
 		}
-		if _, err := w.Delete(t.Context(), req.Tenant, req.Key); err != nil {
-			t.Fatal(err)
-		}
+		must(t, second(w.Delete(t.Context(), req.Tenant, req.Key)))
 
 		proceed = make(chan struct{})
 		created = create()

@@ -34,12 +34,8 @@ func TestObjectsAreLeftAlone(t *testing.T) {
 	fake := runtimetest.NewFake(runtimetest.FakeOptions{})
 	ctx := context.Background()
 	c, err := fake.Create(ctx, runtime.Spec{Name: "c", Image: runtimetest.DefaultImage, Labels: objectLabels(lifecycle.ObjectContainer, time.Hour)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := fake.EnsureNetwork(ctx, runtime.Network{Name: "n", Labels: objectLabels(lifecycle.ObjectNetwork, time.Hour)}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, fake.EnsureNetwork(ctx, runtime.Network{Name: "n", Labels: objectLabels(lifecycle.ObjectNetwork, time.Hour)}))
 	var log strings.Builder
 	w := newWorld(t, setup{engine: fake, logger: slog.New(slog.NewTextHandler(&log, nil))})
 	if orphans, err := w.Orphans(ctx, time.Now().Add(time.Hour)); err != nil || len(orphans) != 0 {
@@ -48,9 +44,7 @@ func TestObjectsAreLeftAlone(t *testing.T) {
 	if _, err := w.CollectNetworks(ctx); err != nil {
 		t.Error(err)
 	}
-	if err := w.EnsureNetwork(ctx, "shared"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.EnsureNetwork(ctx, "shared"))
 	w.stop()                                                                        // which takes away networks that nobody uses, unless there may be stopped containers on them
 	if networks, err := fake.Networks(ctx, nil); err != nil || len(networks) != 3 { // with the policy's own
 		t.Errorf("networks: %+v, %v", networks, err)
@@ -98,18 +92,12 @@ func TestEndedObjects(t *testing.T) {
 func TestCollectObject(t *testing.T) {
 	w := newWorld(t, setup{})
 	ctx := context.Background()
-	if err := w.fake.EnsureNetwork(ctx, runtime.Network{Name: "n", Labels: objectLabels(lifecycle.ObjectNetwork, -time.Second)}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.fake.EnsureNetwork(ctx, runtime.Network{Name: "n", Labels: objectLabels(lifecycle.ObjectNetwork, -time.Second)}))
 	c, err := w.fake.Create(ctx, runtime.Spec{Name: "c", Image: runtimetest.DefaultImage, Network: "n", Labels: objectLabels(lifecycle.ObjectContainer, -time.Second)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.fake.AddVolume(runtime.Volume{Name: "v", Labels: objectLabels(lifecycle.ObjectVolume, -time.Second)}, c.ID)
 	somebodys := objectLabels(lifecycle.ObjectContainer, -time.Second, lifecycle.LabelDoor, lifecycle.DoorEngineImage) // made of a caller's image
-	if _, err := w.fake.Create(ctx, runtime.Spec{Name: "somebodys", Image: runtimetest.DefaultImage, Labels: somebodys}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(w.fake.Create(ctx, runtime.Spec{Name: "somebodys", Image: runtimetest.DefaultImage, Labels: somebodys})))
 	collect := func(kind lifecycle.ObjectKind) bool {
 		t.Helper()
 		ended, err := w.EndedObjects(ctx, kind, time.Now())

@@ -89,6 +89,9 @@ func (o *Options) check() error {
 	case o.Settings.ChatsRoot != "" && o.Settings.ChatMountPath == "":
 		return errors.New("lifecycle: ChatMountPath is mandatory with ChatsRoot")
 	}
+	if o.Quotas == nil {
+		o.Quotas = noQuotas{}
+	}
 	if o.Claim == nil {
 		o.Claim = func(context.Context, string, []policy.Mount) (func(), error) { return func() {}, nil }
 	}

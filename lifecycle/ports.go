@@ -43,11 +43,11 @@ func (r *Registry) Ports(ctx context.Context, tenant, key string) (*PortAccess, 
 	if !ok {
 		return nil, &UnsupportedError{Key: id.key}
 	}
-	rec, err := r.recordSoon(ctx, id)
+	rec, sb, err := r.recordSoon(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	p := &PortAccess{registry: r, rec: rec, sb: r.snapshot(rec), into: into}
+	p := &PortAccess{registry: r, rec: rec, sb: sb, into: into}
 	return p, usePort.check(p.sb)
 }
 

@@ -17,9 +17,7 @@ import (
 func (w *world) ports(key string) *lifecycle.PortAccess {
 	w.t.Helper()
 	p, err := w.Ports(context.Background(), "a", key)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	return p
 }
 
@@ -32,15 +30,13 @@ func echo(c net.Conn) {
 func TestDialPorts(t *testing.T) {
 	w := newWorld(t, setup{})
 	ctx := t.Context()
-	var missing *lifecycle.NotFoundError
-	if _, err := w.Ports(ctx, "a", "k"); !errors.As(err, &missing) {
+	if _, err := w.Ports(ctx, "a", "k"); !errorIs[*lifecycle.NotFoundError](err) {
 		t.Fatalf("without a sandbox: %v", err)
 	}
 	w.create(request("k"))
 	p := w.ports("k")
-	var invalid *lifecycle.InvalidError
 	for _, port := range []int{-1, 0, 65536} {
-		if _, err := p.Dial(ctx, port); !errors.As(err, &invalid) {
+		if _, err := p.Dial(ctx, port); !errorIs[*lifecycle.InvalidError](err) {
 			t.Errorf("port %d: %v", port, err)
 		}
 	}
@@ -50,19 +46,13 @@ func TestDialPorts(t *testing.T) {
 	}
 	w.fake.Listen(80, echo)
 	c, err := p.Dial(ctx, 80)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.WriteString(c, "hello"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, second(io.WriteString(c, "hello")))
 	buf := make([]byte, 5)
 	if _, err := io.ReadFull(c, buf); err != nil || string(buf) != "hello" {
 		t.Errorf("got %q, %v", buf, err)
 	}
-	if err := c.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.(interface{ CloseWrite() error }).CloseWrite())
 	if rest, err := io.ReadAll(c); err != nil || len(rest) != 0 {
 		t.Errorf("after its end came %q, %v", rest, err)
 	}
@@ -70,15 +60,12 @@ func TestDialPorts(t *testing.T) {
 		t.Error(err)
 	}
 
-	if err := w.fake.Remove(ctx, w.fake.Containers()[0].ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.fake.Remove(ctx, w.fake.Containers()[0].ID))
 	w.eventually("stopped", func() bool { return w.status("k") == lifecycle.StatusStopped })
-	var state *lifecycle.StateError
-	if found, err := w.Ports(ctx, "a", "k"); !errors.As(err, &state) || found.SessionID() != p.SessionID() {
+	if found, err := w.Ports(ctx, "a", "k"); !errorIs[*lifecycle.StateError](err) || found.SessionID() != p.SessionID() {
 		t.Errorf("stopped: %v", err)
 	}
-	if _, err := p.Dial(ctx, 80); !errors.As(err, &state) {
+	if _, err := p.Dial(ctx, 80); !errorIs[*lifecycle.StateError](err) {
 		t.Errorf("stopped: %v", err)
 	}
 }
@@ -87,11 +74,8 @@ func TestPortsOfADeadContainer(t *testing.T) {
 	w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return deaf{f, f} }})
 	w.create(request("k"))
 	p := w.ports("k")
-	if err := w.fake.Remove(t.Context(), w.fake.Containers()[0].ID); err != nil {
-		t.Fatal(err)
-	}
-	var state *lifecycle.StateError
-	if _, err := p.Dial(t.Context(), 80); !errors.As(err, &state) {
+	must(t, w.fake.Remove(t.Context(), w.fake.Containers()[0].ID))
+	if _, err := p.Dial(t.Context(), 80); !errorIs[*lifecycle.StateError](err) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -104,13 +88,10 @@ func TestPortsAreCapped(t *testing.T) {
 	var open []net.Conn
 	for range 256 {
 		c, err := p.Dial(t.Context(), 80)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		open = append(open, c)
 	}
-	var full *lifecycle.CapacityError
-	if _, err := p.Dial(t.Context(), 80); !errors.As(err, &full) {
+	if _, err := p.Dial(t.Context(), 80); !errorIs[*lifecycle.CapacityError](err) {
 		t.Errorf("one more: %v", err)
 	}
 	for range 2 { // once is enough
@@ -120,7 +101,7 @@ func TestPortsAreCapped(t *testing.T) {
 	if err != nil {
 		t.Fatalf("in its place: %v", err)
 	}
-	if _, err := p.Dial(t.Context(), 80); !errors.As(err, &full) {
+	if _, err := p.Dial(t.Context(), 80); !errorIs[*lifecycle.CapacityError](err) {
 		t.Errorf("and another: %v", err)
 	}
 	for _, c := range append(open, c) {
@@ -142,26 +123,19 @@ func TestPortsInTime(t *testing.T) {
 		w.create(req)
 		w.fake.Listen(80, echo)
 		c, err := w.ports("k").Dial(t.Context(), 80)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		buf := make([]byte, 1)
 		for range 4 { // each byte counts, in either direction
 			time.Sleep(45 * time.Second)
-			if _, err := c.Write(buf); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := io.ReadFull(c, buf); err != nil {
-				t.Fatal(err)
-			}
+			must(t, second(c.Write(buf)))
+			must(t, second(io.ReadFull(c, buf)))
 		}
 		if got := w.status("k"); got != lifecycle.StatusRunning {
 			t.Errorf("in use, it is %s", got)
 		}
 		slow = time.Hour
 		start := time.Now()
-		var port *lifecycle.PortError
-		if _, err := w.ports("k").Dial(t.Context(), 80); !errors.As(err, &port) || time.Since(start) != 5*time.Second {
+		if _, err := w.ports("k").Dial(t.Context(), 80); !errorIs[*lifecycle.PortError](err) || time.Since(start) != 5*time.Second {
 			t.Errorf("after %s: %v", time.Since(start), err)
 		}
 		// A connection that carries nothing doesn't.
@@ -170,6 +144,5 @@ func TestPortsInTime(t *testing.T) {
 			t.Errorf("with nothing said for a minute, it is %s", got)
 		}
 		_ = c.Close()
-		w.stop()
 	})
 }

@@ -30,32 +30,14 @@ func process(id string, command ...string) lifecycle.StartRequest {
 	}}
 }
 
-func (w *world) startProcess(req lifecycle.StartRequest) lifecycle.Process {
-	w.t.Helper()
-	p, err := w.start(context.Background(), req)
-	if err != nil {
-		w.t.Fatalf("start process %q: %v", req.ID, err)
-	}
-	return p
-}
-
 func (w *world) attachProcess(id string, from int64, takeOver bool) lifecycle.Stream {
 	w.t.Helper()
-	s, err := w.Follow(context.Background(), procRef("a", "k", id), lifecycle.FollowRequest{From: from, Attach: true, TakeOver: takeOver})
-	if err != nil {
-		w.t.Fatalf("attach to process %q: %v", id, err)
-	}
-	w.t.Cleanup(func() { _ = s.Close() })
-	return s
+	return w.attach(procRef("a", "k", id), from, takeOver)
 }
 
 func (w *world) process(id string) lifecycle.Process {
 	w.t.Helper()
-	p, err := w.Process(context.Background(), procRef("a", "k", id))
-	if err != nil {
-		w.t.Fatalf("process %q: %v", id, err)
-	}
-	return p
+	return w.ask(procRef("a", "k", id))
 }
 
 func (w *world) processClass(want func(error) bool, err error) {
@@ -68,7 +50,7 @@ func (w *world) processClass(want func(error) bool, err error) {
 
 func TestProcess(t *testing.T) {
 	w := newWorld(t, setup{})
-	p := w.startProcess(process("", "sh", "-c", "echo out; echo err >&2; cat; exit 4"))
+	p := w.begin(process("", "sh", "-c", "echo out; echo err >&2; cat; exit 4"))
 	if p.ID != "default" || !p.Running() || p.SessionID == "" || p.Ready != nil || p.ExitCode != nil {
 		t.Errorf("started: %+v", p)
 	}
@@ -101,7 +83,7 @@ func TestProcess(t *testing.T) {
 		t.Errorf("%d processes run", n)
 	}
 	// One that has ended makes way.
-	if p := w.startProcess(process("", "cat")); !p.Running() || p.NextSeq != 0 {
+	if p := w.begin(process("", "cat")); !p.Running() || p.NextSeq != 0 {
 		t.Errorf("started again: %+v", p)
 	}
 	all, err := w.Processes(context.Background(), procRef("a", "k", ""))
@@ -142,11 +124,11 @@ func TestProcessRefusals(t *testing.T) {
 
 func TestProcessReplace(t *testing.T) {
 	w := newWorld(t, setup{settings: lifecycle.Settings{MaxProcesses: 1}})
-	w.startProcess(process("p", "cat"))
+	w.begin(process("p", "cat"))
 	old := w.attachProcess("p", 0, false)
 	req := process("p", "sh", "-c", "echo new; cat")
 	req.Replace = true
-	if p := w.startProcess(req); !p.Running() {
+	if p := w.begin(req); !p.Running() {
 		t.Errorf("%+v", p)
 	}
 	readAll(t, old, 0)
@@ -164,7 +146,7 @@ func TestProcessReplace(t *testing.T) {
 	if _, err := w.Stop(context.Background(), procRef("a", "k", "p")); err != nil {
 		t.Error(err)
 	}
-	w.startProcess(process("q", "cat"))
+	w.begin(process("q", "cat"))
 }
 
 // A process isn't stopped for one that may not take its place.
@@ -177,7 +159,7 @@ func TestProcessReplaceRefused(t *testing.T) {
 		req.Replace = true
 		return req
 	}
-	first := w.startProcess(replacing())
+	first := w.begin(replacing())
 	for _, tt := range []struct {
 		name   string
 		change func(*lifecycle.StartRequest)
@@ -186,18 +168,10 @@ func TestProcessReplaceRefused(t *testing.T) {
 		{"working dir", func(r *lifecycle.StartRequest) { r.WorkingDir = "relative" }, func(err error) bool {
 			return lifecycle.ErrorType(err) == "policy_denied" || errdefs.IsInvalidArgument(err)
 		}},
-		{"another spec", func(r *lifecycle.StartRequest) { r.Create.Request.PidsLimit = ptr(int64(5)) }, func(err error) bool {
-			var conflict *lifecycle.ConflictError
-			return errors.As(err, &conflict)
-		}},
+		{"another spec", func(r *lifecycle.StartRequest) { r.Create.Request.PidsLimit = ptr(int64(5)) }, errorIs[*lifecycle.ConflictError]},
 		{"quota", func(*lifecycle.StartRequest) {
-			if err := os.WriteFile(filepath.Join(dir, "f"), make([]byte, 3<<20), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}, func(err error) bool {
-			var quota *lifecycle.QuotaError
-			return errors.As(err, &quota)
-		}},
+			must(t, os.WriteFile(filepath.Join(dir, "f"), make([]byte, 3<<20), 0o600))
+		}, errorIs[*lifecycle.QuotaError]},
 	} {
 		req := replacing()
 		tt.change(&req)
@@ -212,30 +186,24 @@ func TestProcessReplaceRefused(t *testing.T) {
 
 func TestProcessAttach(t *testing.T) {
 	w := newWorld(t, setup{})
-	w.startProcess(process("p", "sh", "-c", "echo one; cat"))
+	w.begin(process("p", "sh", "-c", "echo one; cat"))
 	first := w.attachProcess("p", 0, false)
 	_, err := w.Follow(context.Background(), procRef("a", "k", "p"), lifecycle.FollowRequest{From: 0, Attach: true, TakeOver: false})
 	w.processClass(errdefs.IsAlreadyExists, err)
 	// One who only follows isn't in the way, sees the same, and has no input.
 	f, err := w.Follow(context.Background(), procRef("a", "k", "p"), lifecycle.FollowRequest{From: 0})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
 	if _, err := io.WriteString(f, "x"); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("input of a follower: %v", err)
 	}
-	second := w.attachProcess("p", 0, true)
-	if _, err := io.WriteString(second, "two\n"); err != nil {
-		t.Fatal(err)
-	}
+	taker := w.attachProcess("p", 0, true)
+	must(t, second(io.WriteString(taker, "two\n")))
 	if _, err := first.Next(); !errdefs.IsAborted(err) {
 		t.Errorf("the first: %v", err)
 	}
-	if err := second.CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
-	for name, s := range map[string]nexter{"second": second, "follower": f} {
+	must(t, taker.CloseWrite())
+	for name, s := range map[string]nexter{"taker": taker, "follower": f} {
 		if out, _ := readAll(t, s, 0); out != "one\ntwo\n" {
 			t.Errorf("the %s read %q", name, out)
 		}
@@ -243,22 +211,18 @@ func TestProcessAttach(t *testing.T) {
 	if p := f.Ended(); p.Running() || *p.ExitCode != 0 {
 		t.Errorf("the follower's end: %+v", p)
 	}
-	_ = second.Close()
+	_ = taker.Close()
 	w.attachProcess("p", -1, false)
 }
 
 // A follower that is too slow is told so; a process that nobody holds up goes on.
 func TestSlowFollower(t *testing.T) {
 	w := newWorld(t, setup{fake: printer(200)})
-	w.startProcess(process("p", "print"))
+	w.begin(process("p", "print"))
 	f, err := w.Follow(context.Background(), procRef("a", "k", "p"), lifecycle.FollowRequest{From: 0})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.Close()
-	if err := w.attachProcess("p", 0, false).CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.attachProcess("p", 0, false).CloseWrite())
 	s := w.attachProcess("p", 0, true)
 	if out, errs := readAll(t, s, 0); len(out)+len(errs) != 200<<12 {
 		t.Errorf("the reader got %d bytes", len(out)+len(errs))
@@ -281,15 +245,13 @@ func TestProcessStderr(t *testing.T) {
 		_, _ = io.WriteString(e.Stderr, "\xff")
 		return runtime.ExecResult{}, nil
 	}}})
-	w.startProcess(process("p", "complain"))
+	w.begin(process("p", "complain"))
 	w.eventually("it complains", func() bool { return w.process("p").NextSeq > 100<<10 })
 	if p := w.process("p"); len(p.Stderr) != 64<<10 || !strings.HasSuffix(p.Stderr, "xend") {
 		t.Errorf("%d bytes, ending in %q", len(p.Stderr), p.Stderr[max(0, len(p.Stderr)-10):])
 	}
 	s := w.attachProcess("p", 0, false) // that doesn't read
-	if err := s.CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.CloseWrite())
 	if p := w.process("p"); !strings.Contains(p.Stderr, "x") {
 		t.Errorf("beside a reader: %q", p.Stderr)
 	}
@@ -314,7 +276,7 @@ func TestStopProcess(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, setup{})
-				w.startProcess(process("p", "sh", "-c", tt.script))
+				w.begin(process("p", "sh", "-c", tt.script))
 				synctest.Wait()
 				s := w.attachProcess("p", 0, false)
 				start := time.Now()
@@ -335,7 +297,6 @@ func TestStopProcess(t *testing.T) {
 					t.Errorf("again: %+v, %v", again, err)
 				}
 				_ = s.Close()
-				w.stop()
 			})
 		})
 	}
@@ -367,7 +328,7 @@ func TestStopProcessThatIsSlowToAnswer(t *testing.T) {
 					}
 					return nil
 				}}})
-				w.startProcess(process("p", "sh", "-c", tt.script))
+				w.begin(process("p", "sh", "-c", tt.script))
 				synctest.Wait()
 				start := time.Now()
 				p, err := w.Stop(context.Background(), procRef("a", "k", "p"))
@@ -377,7 +338,6 @@ func TestStopProcessThatIsSlowToAnswer(t *testing.T) {
 				if took := time.Since(start); took < tt.took || took > tt.took+time.Second {
 					t.Errorf("it took %s, want %s", took, tt.took)
 				}
-				w.stop()
 			})
 		})
 	}
@@ -387,7 +347,7 @@ func TestStopProcessThatIsSlowToAnswer(t *testing.T) {
 func TestStopProcessWithoutCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{})
-		w.startProcess(process("p", "sh", "-c", "trap '' TERM; sleep 1000"))
+		w.begin(process("p", "sh", "-c", "trap '' TERM; sleep 1000"))
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
@@ -401,14 +361,13 @@ func TestStopProcessWithoutCaller(t *testing.T) {
 		if p := w.process("p"); p.Running() {
 			t.Errorf("after six: %+v", p)
 		}
-		w.stop()
 	})
 }
 
 func TestWaitProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{})
-		w.startProcess(process("p", "sh", "-c", "sleep 60; exit 3"))
+		w.begin(process("p", "sh", "-c", "sleep 60; exit 3"))
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		if _, err := w.Wait(ctx, procRef("a", "k", "p")); !errors.Is(err, context.DeadlineExceeded) {
@@ -418,7 +377,7 @@ func TestWaitProcess(t *testing.T) {
 		if err != nil || p.Running() || *p.ExitCode != 3 {
 			t.Errorf("to its end: %+v, %v", p, err)
 		}
-		w.startProcess(process("q", "cat"))
+		w.begin(process("q", "cat"))
 		s := w.attachProcess("q", 0, false)
 		done := make(chan lifecycle.Process, 1)
 		go func() {
@@ -439,7 +398,6 @@ func TestWaitProcess(t *testing.T) {
 			t.Errorf("%d processes run", st.RunningProcesses)
 		}
 		_ = s.Close()
-		w.stop()
 	})
 }
 
@@ -472,7 +430,7 @@ func TestProcessReady(t *testing.T) {
 				req := process("p", "sh", "-c", tt.script)
 				req.Ready = &tt.ready
 				start := time.Now()
-				p := w.startProcess(req)
+				p := w.begin(req)
 				took := time.Since(start)
 				if p.Ready == nil || *p.Ready != tt.want || p.Running() != tt.runs || took < tt.took || took > tt.took+time.Second {
 					t.Errorf("after %s: %+v, %v", took, p, p.Ready)
@@ -489,7 +447,6 @@ func TestProcessReady(t *testing.T) {
 					_ = s.Close()
 				}
 				time.Sleep(time.Minute)
-				w.stop()
 			})
 		})
 	}

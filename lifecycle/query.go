@@ -113,17 +113,16 @@ func (r *Registry) delete(ctx context.Context, tenant, key string) (DeleteResult
 		s.pending.giveUp(errors.New("it was deleted before its image was there"))
 	}
 	r.mu.Unlock()
-	unlock, _, err := r.lockKey(ctx, id, false)
+	unlock, err := r.keys.Lock(ctx, id)
 	if err != nil {
 		return DeleteResult{}, err
 	}
 	defer unlock()
 	r.informed(id)
-	rec := r.recordOf(id)
+	rec, sb := r.recordOf(id)
 	if rec == nil {
 		return DeleteResult{Result: ResultNotFound}, nil
 	}
-	sb := r.snapshot(rec)
 	res := DeleteResult{SessionID: sb.SessionID, ContainerID: sb.ContainerID}
 	if err := r.clear(ctx, id, rec); err != nil {
 		return res, err
@@ -138,17 +137,13 @@ func (r *Registry) change(ctx context.Context, tenant, key string, f func(*recor
 	if err != nil {
 		return Sandbox{}, err
 	}
-	unlock, _, err := r.lockKey(ctx, id, false)
+	unlock, err := r.keys.Lock(ctx, id)
 	if err != nil {
 		return Sandbox{}, err
 	}
 	defer unlock()
-	rec := r.recordOf(id)
-	if rec == nil {
-		return Sandbox{}, &NotFoundError{Key: id.key}
-	}
-	sb := r.snapshot(rec)
-	if sb.Status == StatusExpired {
+	rec, sb := r.recordOf(id)
+	if rec == nil || sb.Status == StatusExpired {
 		return Sandbox{}, &NotFoundError{Key: id.key}
 	}
 	if err := f(rec, sb); err != nil {

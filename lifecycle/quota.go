@@ -86,81 +86,29 @@ func workspace(spec policy.Spec) (dir string, quota int64) {
 	return "", 0
 }
 
-// quotas asks the Quotas of the options, which may be nil.
-type quotas struct{ held Quotas }
+// noQuotas are the Quotas where nothing could hold a sandbox to a quota of its own.
+type noQuotas struct{}
 
-// errNoQuotas is the answer where nothing could hold a quota.
-var errNoQuotas = errors.New("the sandbox has a quota, and there are no Quotas")
-
-// attach makes a sandbox known that is about to run. It fails if nothing could hold its quota.
-func (q *quotas) attach(ctx context.Context, s Subject) (Attachment, error) {
-	switch {
-	case q.held != nil:
-		return q.held.Attach(ctx, s)
-	case s.Dir != "":
-		return Attachment{}, errNoQuotas
-	}
-	return Attachment{}, nil
+func (q noQuotas) Attach(ctx context.Context, s Subject) (Attachment, error) {
+	return Attachment{}, q.Left(ctx, s, false)
 }
 
-// detach says that a session's sandbox can't write any more.
-func (q *quotas) detach(sessionID string) {
-	if q.held != nil {
-		q.held.Detach(sessionID)
-	}
+func (noQuotas) Detach(string) {}
+
+func (q noQuotas) Used(ctx context.Context, s Subject) (int64, error) {
+	return 0, q.Left(ctx, s, false)
 }
 
-// quotaLeft is a *QuotaError when the sandbox is over its own quota, or its chat's
-// workspace over that one's. With changed, something in the sandbox may have written since
-// it was measured last.
-func (q *quotas) quotaLeft(ctx context.Context, sb Sandbox, changed bool) error {
-	return q.left(ctx, subject(sb), changed)
-}
-
-// chatLeft is quotaLeft for the workspace of the sandbox's chat only.
-func (q *quotas) chatLeft(ctx context.Context, sb Sandbox, changed bool) error {
-	return q.left(ctx, Subject{Tenant: sb.Tenant, Key: sb.Key}, changed)
-}
-
-func (q *quotas) left(ctx context.Context, s Subject, changed bool) error {
-	switch {
-	case q.held != nil:
-		return q.held.Left(ctx, s, changed)
-	case s.Dir != "":
-		return errNoQuotas
+func (noQuotas) Left(_ context.Context, s Subject, _ bool) error {
+	if s.Dir != "" {
+		return errors.New("the sandbox has a quota, and there are no Quotas")
 	}
 	return nil
 }
 
-// workspaceUse measures the directory of the sandbox's own quota, in bytes; a quota of 0 is
-// none.
-func (q *quotas) workspaceUse(ctx context.Context, sb Sandbox) (used, quota int64, err error) {
-	s := subject(sb)
-	switch {
-	case s.Dir == "":
-		return 0, 0, nil
-	case q.held == nil:
-		return 0, 0, errNoQuotas
-	}
-	used, err = q.held.Used(ctx, s)
-	return used, s.QuotaBytes, err
-}
-
-// mayHaveQuota reports whether there may be something to measure. It asks nobody, so that
-// mu may be held.
-func (q *quotas) mayHaveQuota(sb Sandbox) bool {
-	dir, _ := workspace(sb.Spec)
-	return dir != "" || q.held != nil && q.held.Shared()
-}
-
-// quotaEnforcement is how the sandbox's own quota is held, else that of its chat's
-// workspace; empty without both. Of a sandbox that has its own it asks nobody.
-func (q *quotas) quotaEnforcement(sb Sandbox) string {
-	if q.held == nil {
-		return ""
-	}
-	return q.held.Enforcement(subject(sb))
-}
+func (noQuotas) Enforcement(Subject) string  { return "" }
+func (noQuotas) Shared() bool                { return false }
+func (noQuotas) Sweep(context.Context) error { return nil }
 
 // sameWorkspace fails if the engine is about to mount another directory than the one that
 // the quota counts. Only a path of the Holder's own can be compared.

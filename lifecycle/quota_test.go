@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -79,37 +78,23 @@ func (k *kernelLimits) now() (mb []int64, dirs int) {
 // gone, and the answers say what is so.
 func TestHardQuota(t *testing.T) {
 	root, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	db, err := store.Open(t.Context(), store.Options{Path: filepath.Join(t.TempDir(), "berm.db")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer db.Close()
 	kernel := &kernelLimits{limits: map[uint32]int64{}, dirs: map[uint64]uint32{}}
 	quotas := func() lifecycle.Quotas {
 		s, err := quota.New(t.Context(), quota.Options{Store: db, Find: func(string) (quota.Projects, error) { return kernel, nil }})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return s
 	}
-	var broken atomic.Bool
-	fail := func(op, _ string) error {
-		if op == "create" && broken.Load() {
-			return errBroken
-		}
-		return nil
-	}
-	s := setup{fake: runtimetest.FakeOptions{Fail: fail}, policy: "version: 1\nmounts: {allowed_roots: [" + root + "]}\n", quotas: quotas()}
+	fake, breakOp := breaking("")
+	s := setup{fake: fake, policy: "version: 1\nmounts: {allowed_roots: [" + root + "]}\n", quotas: quotas()}
 	w := newWorld(t, s)
 	mk := func(key, dir string, mb int64) lifecycle.Sandbox {
 		t.Helper()
 		path := filepath.Join(root, dir)
-		if err := os.MkdirAll(path, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(path, 0o700))
 		req := request(key)
 		req.Request.HostPath, req.Request.WorkspaceQuotaMB = &path, &mb
 		return w.create(req).Sandbox
@@ -129,12 +114,10 @@ func TestHardQuota(t *testing.T) {
 	}
 	sweep := func() {
 		t.Helper()
-		if err := w.SweepQuotas(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.SweepQuotas(t.Context()))
 	}
 
-	one := mk("one", "one", 1)
+	mk("one", "one", 1)
 	mk("two", "two", 2)
 	mk("none", "none", 0)
 	want("made", []int64{1, 2}, 2, map[string]string{"one": "hard", "two": "hard", "none": ""})
@@ -142,8 +125,7 @@ func TestHardQuota(t *testing.T) {
 		t.Errorf("a command's result: %+v", res)
 	}
 
-	w.fake.Die(one.ContainerID)
-	w.eventually("one has died", func() bool { return w.status("one") == lifecycle.StatusStopped })
+	w.die("one")
 	if res := w.exec("one", "true"); !res.Recreated || res.QuotaEnforcement != "hard" {
 		t.Errorf("made again: %+v", res)
 	}
@@ -158,9 +140,7 @@ func TestHardQuota(t *testing.T) {
 	want("restarted", []int64{2}, 2, map[string]string{"one": "soft", "below": "soft", "two": "hard"})
 
 	for _, key := range []string{"one", "below", "two"} {
-		if _, err := w.Delete(t.Context(), "a", key); err != nil {
-			t.Fatal(err)
-		}
+		must(t, second(w.Delete(t.Context(), "a", key)))
 		if mb, _ := kernel.now(); key == "two" && len(mb) > 0 {
 			t.Errorf("the limits %v outlive the sandbox", mb)
 		}
@@ -168,7 +148,7 @@ func TestHardQuota(t *testing.T) {
 	sweep()
 	want("deleted", nil, 0, nil)
 
-	broken.Store(true)
+	breakOp("create")
 	req := request("broken")
 	dir, mb := filepath.Join(root, "one"), int64(5)
 	req.Request.HostPath, req.Request.WorkspaceQuotaMB = &dir, &mb

@@ -91,9 +91,7 @@ func playHistory(t *testing.T, seed uint64) {
 	var err error
 	h.policy, err = policy.Parse([]byte("version: 1\nimages: {allow: [registry.local/tool]}\n"),
 		policy.Options{DefaultImage: runtimetest.DefaultImage})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	h.start()
 	for range 3 {
 		h.storm()
@@ -190,13 +188,9 @@ func (h *history) start() {
 		Sealer: newSealer("owner", nil, nil), Runtime: h.fake, Policy: func() *policy.Policy { return h.policy }, Store: shakyStore{h.store, h},
 		Holder: mountpintest.Holder{}, Owner: "owner", Registry: h.reg,
 	})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must(h.t, err)
 	h.reaper, err = reaper.New(reaper.Options{Manager: h.manager})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must(h.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- h.manager.Run(ctx) }()
@@ -409,9 +403,7 @@ func (h *history) settled(when string) {
 	records, keys := 0, map[string]bool{}
 	for _, tenant := range []string{"a", "b"} {
 		sbs, _, err := h.manager.List(context.Background(), tenant, lifecycle.ListOptions{})
-		if err != nil {
-			h.t.Fatal(err)
-		}
+		must(h.t, err)
 		for _, sb := range sbs {
 			if sb.Status == lifecycle.StatusFailed {
 				continue

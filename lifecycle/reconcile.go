@@ -249,9 +249,7 @@ func (c *reconciler) removeOutdated(ctx context.Context, keep []found) {
 			continue
 		}
 		c.engine.log.WarnContext(ctx, "sandbox_outdated", sandboxAttrs(f.sandbox)...)
-		if err := c.engine.remove(ctx, f.container.ID); err != nil {
-			c.engine.log.WarnContext(ctx, "sandbox_clean_failed", append(sandboxAttrs(f.sandbox), "error", err)...)
-		}
+		c.remove(ctx, f)
 	}
 }
 
@@ -266,9 +264,14 @@ func (c *reconciler) removeSurplus(ctx context.Context, surplus []found) {
 			continue
 		}
 		c.engine.log.WarnContext(ctx, "sandbox_duplicate", sandboxAttrs(f.sandbox)...)
-		if err := c.engine.remove(ctx, f.container.ID); err != nil {
-			c.engine.log.WarnContext(ctx, "sandbox_clean_failed", append(sandboxAttrs(f.sandbox), "error", err)...)
-		}
+		c.remove(ctx, f)
+	}
+}
+
+// remove removes a container. It logs a failure.
+func (c *reconciler) remove(ctx context.Context, f found) {
+	if err := c.engine.remove(ctx, f.container.ID); err != nil {
+		c.engine.log.WarnContext(ctx, "sandbox_clean_failed", append(sandboxAttrs(f.sandbox), "error", err)...)
 	}
 }
 

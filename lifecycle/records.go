@@ -27,7 +27,7 @@ const (
 // engine, the store or a quota that measures.
 type records struct {
 	metrics *metrics
-	quotas  *quotas
+	quotas  Quotas
 	watch   func(*record) watcher // makes the watcher of each record; set before the first one
 
 	keys        keylock.Map[keyID]
@@ -128,14 +128,15 @@ func (t *records) loseLocked(rec *record) {
 	rec.unsure = false
 }
 
-// recordOf returns the record of a key, or nil.
-func (t *records) recordOf(id keyID) *record {
+// recordOf returns the record of a key, and its sandbox as it is now; nil and the zero Sandbox if
+// there is none.
+func (t *records) recordOf(id keyID) (*record, Sandbox) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if s := t.slots[id]; s != nil {
-		return s.record
+	if s := t.slots[id]; s != nil && s.record != nil {
+		return s.record, s.record.snapshotLocked(time.Now())
 	}
-	return nil
+	return nil, Sandbox{}
 }
 
 // all returns the records of all keys.
@@ -294,13 +295,20 @@ func (t *records) informed(id keyID) {
 	}
 }
 
+// mayHaveQuota reports whether there may be something to measure. It asks nobody, so that mu may
+// be held.
+func (t *records) mayHaveQuota(sb Sandbox) bool {
+	dir, _ := workspace(sb.Spec)
+	return dir != "" || t.quotas.Shared()
+}
+
 // softened updates the records of sessions whose workspaces the kernel limits no longer.
 func (t *records) softened(sessions []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, s := range t.slots {
 		if r := s.record; r != nil && slices.Contains(sessions, r.sb.SessionID) {
-			r.sb.Enforcement.WorkspaceQuota = t.quotas.quotaEnforcement(r.sb)
+			r.sb.Enforcement.WorkspaceQuota = t.quotas.Enforcement(subject(r.sb))
 		}
 	}
 }
@@ -411,17 +419,12 @@ func (s *slot) snapshotLocked(now time.Time) (Sandbox, bool) {
 	return Sandbox{}, false
 }
 
-// lockKey acquires a key for one operation that changes it. With join, it returns the create
-// that holds the key, or comes to hold it, instead of waiting for that to end. The caller
+// lockOrJoin locks a key, or returns the create that holds it, or comes to hold it. The caller
 // must call unlock if it gets neither a create nor an error.
-func (t *records) lockKey(ctx context.Context, id keyID, join bool) (unlock func(), p *pendingCreate, err error) {
-	if !join {
-		unlock, err = t.keys.Lock(ctx, id)
-		return unlock, nil, err
-	}
+func (t *records) lockOrJoin(ctx context.Context, id keyID) (unlock func(), p *pendingCreate, err error) {
 	for {
 		wait, wake := context.WithCancel(ctx)
-		unlock, p, err = t.lockOrJoin(wait, wake, id)
+		unlock, p, err = t.tryLockOrJoin(wait, wake, id)
 		wake()
 		if err == nil || ctx.Err() != nil { // else a create began, and may have ended since
 			return unlock, p, err
@@ -429,9 +432,8 @@ func (t *records) lockKey(ctx context.Context, id keyID, join bool) (unlock func
 	}
 }
 
-// lockOrJoin locks a key, or returns the create that holds it. Launch calls wake, which must
-// end ctx.
-func (t *records) lockOrJoin(ctx context.Context, wake func(), id keyID) (unlock func(), p *pendingCreate, err error) {
+// tryLockOrJoin is one attempt of lockOrJoin. Launch calls wake, which must end ctx.
+func (t *records) tryLockOrJoin(ctx context.Context, wake func(), id keyID) (unlock func(), p *pendingCreate, err error) {
 	t.mu.Lock()
 	s := t.slotLocked(id)
 	if s.pending != nil {
@@ -458,7 +460,7 @@ func (t *records) enforced(rec *record, sb Sandbox) Sandbox {
 	if sb.Enforcement.WorkspaceQuota != "" {
 		return sb
 	}
-	now := t.quotas.quotaEnforcement(sb)
+	now := t.quotas.Enforcement(subject(sb))
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	rec.sb.Enforcement.WorkspaceQuota, sb.Enforcement.WorkspaceQuota = now, now

@@ -46,14 +46,14 @@ func newRegistry(opts *Options) *Registry {
 	r.running, r.stop = context.WithCancel(context.Background())
 	r.records = &records{
 		metrics:    newMetrics(opts.Registry),
-		quotas:     &quotas{held: opts.Quotas},
+		quotas:     opts.Quotas,
 		slots:      map[keyID]*slot{},
 		containers: map[string]keyID{},
 		making:     map[string]struct{}{},
 		ended:      map[string]struct{}{},
 	}
 	r.engine = newEngine(r.base, opts, r.metrics, r.tracer)
-	r.creator = &creator{opts: opts, engine: r.engine, quotas: r.quotas, softened: r.softened}
+	r.creator = &creator{opts: opts, engine: r.engine, quotas: opts.Quotas, softened: r.softened}
 	return r
 }
 
@@ -163,12 +163,12 @@ func (r *Registry) withRecord(ctx context.Context, rec *record, f func(keyID) er
 	r.mu.Lock()
 	id := rec.sb.keyID()
 	r.mu.Unlock()
-	unlock, _, err := r.lockKey(ctx, id, false)
+	unlock, err := r.keys.Lock(ctx, id)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if r.recordOf(id) != rec {
+	if now, _ := r.recordOf(id); now != rec {
 		return nil
 	}
 	return f(id)
@@ -197,7 +197,7 @@ func (r *Registry) clear(ctx context.Context, id keyID, old *record) error {
 		r.changeStatus(old, StatusStopping, StatusStopped)
 		return &UnavailableError{Err: err}
 	}
-	r.quotas.detach(sb.SessionID)
+	r.quotas.Detach(sb.SessionID)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.forgetLocked(id)

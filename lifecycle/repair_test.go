@@ -29,9 +29,7 @@ func TestLostStoreIsWrittenAnew(t *testing.T) {
 		req.Request.TTL = ptr(time.Minute)
 		w.create(req)
 		time.Sleep(50 * time.Second)
-		if _, err := w.Renew(ctx, "a", "k", 0); err != nil {
-			t.Fatal(err)
-		}
+		must(t, second(w.Renew(ctx, "a", "k", 0)))
 		w.stop()
 		time.Sleep(20 * time.Second) // past what the label says
 		lost := newStore()           // of an earlier version that has found no engine, say, and so not fresh
@@ -42,7 +40,6 @@ func TestLostStoreIsWrittenAnew(t *testing.T) {
 		if swept := w.sweep(); swept.Cleaned != 0 || w.status("k") != lifecycle.StatusRunning {
 			t.Errorf("%+v", swept)
 		}
-		w.stop()
 	})
 }
 
@@ -54,19 +51,13 @@ func TestOutdatedAgent(t *testing.T) {
 		w := newWorld(t, setup{})
 		first := w.create(request("k")).Sandbox
 		c, err := w.fake.Inspect(ctx, first.ContainerID)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		w.stop()
-		if err := w.fake.Remove(ctx, c.ID); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.fake.Remove(ctx, c.ID))
 		delete(c.Labels, lifecycle.LabelAgent)
 		newSealer("owner", nil, nil).Seal(lifecycle.ObjectContainer, c.Labels)
 		old, err := w.fake.Create(ctx, runtime.Spec{Name: c.Name, Image: runtimetest.DefaultImage, Labels: c.Labels})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		w = newWorld(t, setup{engine: w.fake, store: w.store})
 		if swept := w.sweep(); swept.Cleaned != 0 || w.status("k") != lifecycle.StatusStopped {
 			t.Errorf("%+v, %s", swept, w.status("k"))
@@ -77,7 +68,6 @@ func TestOutdatedAgent(t *testing.T) {
 		if res := w.exec("k", "true"); !res.OK() || !res.Recreated {
 			t.Errorf("%+v", res)
 		}
-		w.stop()
 	})
 }
 
@@ -101,14 +91,10 @@ func TestRestoredStore(t *testing.T) {
 		backup := w.store.backup()
 		time.Sleep(50 * time.Second)
 		for _, key := range []string{"renewed", "idle"} {
-			if _, err := w.Renew(ctx, "a", key, 0); err != nil {
-				t.Fatal(err)
-			}
+			must(t, second(w.Renew(ctx, "a", key, 0)))
 		}
 		for _, key := range []string{"deleted", "replaced"} {
-			if _, err := w.Delete(ctx, "a", key); err != nil {
-				t.Fatal(err)
-			}
+			must(t, second(w.Delete(ctx, "a", key)))
 		}
 		again := w.create(request("replaced")).Sandbox
 		later := w.create(request("later")).Sandbox
@@ -144,7 +130,6 @@ func TestRestoredStore(t *testing.T) {
 		if swept := w.sweep(); swept.Cleaned != 2 {
 			t.Errorf("after one more TTL: %+v", swept)
 		}
-		w.stop()
 	})
 }
 
@@ -220,21 +205,17 @@ func TestRemakeAsksThePolicy(t *testing.T) {
 			w := newWorld(t, setup{})
 			req := request("k")
 			tt.change(&req)
-			sb := w.create(req).Sandbox
-			w.fake.Die(sb.ContainerID)
-			w.eventually("it is seen", func() bool { return w.status("k") == lifecycle.StatusStopped })
+			w.create(req)
+			w.die("k")
 			pol, err := policy.Parse([]byte(tt.policy), policy.Options{DefaultImage: runtimetest.DefaultImage})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			w.policy = pol
 			req.Request.Env = nil // or the create would be refused for its own
 			_, execErr := w.Exec(ctx, lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}})
 			_, createErr := w.Create(ctx, req)
 			for call, err := range map[string]error{"exec": execErr, "create": createErr} {
 				var denied *policy.DeniedError
-				var conflict *lifecycle.ConflictError
-				if got := errors.As(err, &denied); got != tt.denied || !got && !errors.As(err, &conflict) {
+				if got := errors.As(err, &denied); got != tt.denied || !got && !errorIs[*lifecycle.ConflictError](err) {
 					t.Errorf("%s: %v", call, err)
 				}
 			}
@@ -269,8 +250,7 @@ func TestSweepDoesNotWaitForAPull(t *testing.T) {
 		w.create(other)
 		time.Sleep(time.Second)
 		req.Request.Image = ptr(ref)
-		var pulling *lifecycle.PullingError
-		if _, err := w.Create(context.Background(), req); !errors.As(err, &pulling) {
+		if _, err := w.Create(context.Background(), req); !errorIs[*lifecycle.PullingError](err) {
 			t.Fatalf("create: %v", err)
 		}
 		start := time.Now()
@@ -281,7 +261,6 @@ func TestSweepDoesNotWaitForAPull(t *testing.T) {
 			t.Errorf("%d containers outlive their end", n)
 		}
 		time.Sleep(11 * time.Minute)
-		w.stop()
 	})
 }
 
@@ -302,8 +281,7 @@ func TestPullIsGivenUp(t *testing.T) {
 		for _, key := range []string{"deleted", "left"} {
 			req := request(key)
 			req.Request.Image = ptr(ref)
-			var pulling *lifecycle.PullingError
-			if _, err := w.Create(context.Background(), req); !errors.As(err, &pulling) {
+			if _, err := w.Create(context.Background(), req); !errorIs[*lifecycle.PullingError](err) {
 				t.Fatalf("create: %v", err)
 			}
 		}
@@ -329,9 +307,7 @@ func TestRemovedNetworkComesBack(t *testing.T) {
 	if err != nil || len(ns) != 1 {
 		t.Fatal(ns, err)
 	}
-	if err := w.fake.RemoveNetwork(ctx, ns[0].Name); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.fake.RemoveNetwork(ctx, ns[0].Name))
 	req := request("k")
 	req.Request.Network = ptr("on")
 	_, _ = w.Create(ctx, req) // finds out
@@ -342,12 +318,8 @@ func TestRemovedNetworkComesBack(t *testing.T) {
 
 // A network that can't be made is a matter of the creates that want it.
 func TestNetworkThatCannotBeMade(t *testing.T) {
-	w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
-		if op == "ensure_network" {
-			return errBroken
-		}
-		return nil
-	}}})
+	fake, _ := breaking("ensure_network")
+	w := newWorld(t, setup{fake: fake})
 	w.create(request("k"))
 	req := request("on")
 	req.Request.Network = ptr("on")
@@ -361,9 +333,7 @@ func TestNetworkThatCannotBeMade(t *testing.T) {
 func TestQuotaOfACallerWhoLeft(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 1100 {
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), []byte("x"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), []byte("x"), 0o600))
 	}
 	ctx, leave := context.WithCancel(context.Background())
 	defer leave()
@@ -410,6 +380,5 @@ func TestManyCommandsInADeadSandbox(t *testing.T) {
 		if n := w.fake.Calls("create"); n != 2 {
 			t.Errorf("%d creates", n)
 		}
-		w.stop()
 	})
 }

@@ -25,9 +25,7 @@ func copied(t *testing.T, fake *runtimetest.Fake, image string, labels map[strin
 		}
 	}
 	c, err := fake.Create(context.Background(), runtime.Spec{Name: uuid.NewString(), Image: image, Labels: labels})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 
@@ -54,9 +52,7 @@ func TestForgedSandbox(t *testing.T) {
 			w := newWorld(t, s)
 			mine := w.create(request("k")).Sandbox
 			c, err := w.fake.Inspect(ctx, mine.ContainerID)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			forged := copied(t, w.fake, runtimetest.DefaultImage, c.Labels, change...)
 			look := func(w *world) {
 				t.Helper()
@@ -166,12 +162,8 @@ func TestEarlierObjectsAreSealedOnce(t *testing.T) {
 	sb := first.create(request("k")).Sandbox
 	first.stop()
 	c, err := fake.Inspect(ctx, sb.ContainerID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := fake.Remove(ctx, c.ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, fake.Remove(ctx, c.ID))
 	fake.AddImage("forged", runtime.Image{Labels: map[string]string{"BERM.owner": "x"}})
 	earlier := copied(t, fake, runtimetest.DefaultImage, c.Labels, lifecycle.LabelSeal, "")
 	forged := copied(t, fake, "forged", c.Labels, lifecycle.LabelSeal, "", lifecycle.LabelKey, "forged", lifecycle.LabelSessionID, uuid.NewString())
@@ -226,9 +218,7 @@ func TestSquattedNetwork(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			fake := runtimetest.NewFake(runtimetest.FakeOptions{})
-			if err := fake.EnsureNetwork(ctx, runtime.Network{Name: "berm-sandbox", Labels: tt.labels, Isolated: true}); err != nil {
-				t.Fatal(err)
-			}
+			must(t, fake.EnsureNetwork(ctx, runtime.Network{Name: "berm-sandbox", Labels: tt.labels, Isolated: true}))
 			w := newWorld(t, setup{engine: fake, policy: tt.policy})
 			req := request("k")
 			req.Request.Network = ptr("on")

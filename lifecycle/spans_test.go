@@ -96,17 +96,12 @@ func TestSpansOfALife(t *testing.T) {
 	w.check("sandbox.create", ids("container.id", sb.ContainerID, "berm.result", "reused"), false)
 	w.exec("k", "true")
 	w.check("sandbox.exec", ids("berm.status", "completed"), false, "runtime.exec")
-	w.fake.Die(sb.ContainerID)
-	w.eventually("it is seen", func() bool { return w.status("k") == lifecycle.StatusStopped })
+	w.die("k")
 	sb = w.create(request("k")).Sandbox
 	w.check("sandbox.create", ids("container.id", sb.ContainerID, "berm.result", "replaced"), false, "runtime.remove", "runtime.image", "runtime.create")
-	if _, err := w.Delete(ctx, "a", "k"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(w.Delete(ctx, "a", "k")))
 	w.check("sandbox.delete", ids("container.id", sb.ContainerID), false, "runtime.remove")
-	if _, err := w.Delete(ctx, "a", "k"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(w.Delete(ctx, "a", "k")))
 	w.check("sandbox.delete", map[string]any{"berm.key": "k"}, false)
 	if _, err := w.Exec(ctx, lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}}); err == nil {
 		t.Fatal("there is a sandbox")
@@ -125,9 +120,7 @@ func TestReconcileSpanCounts(t *testing.T) {
 		labels := maps.Clone(c.Labels)
 		labels[lifecycle.LabelSessionID] = uuid.NewString()
 		newSealer("owner", nil, nil).Seal(lifecycle.ObjectContainer, labels)
-		if _, err := w.fake.Create(context.Background(), runtime.Spec{Name: "again", Image: runtimetest.DefaultImage, Labels: labels}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, second(w.fake.Create(context.Background(), runtime.Spec{Name: "again", Image: runtimetest.DefaultImage, Labels: labels})))
 	}
 	w.stop()
 	again := newTraced(t, setup{engine: w.fake, store: w.store})
@@ -138,14 +131,7 @@ func TestReconcileSpanCounts(t *testing.T) {
 // The span of a create that failed names nothing that doesn't exist, nor what it
 // didn't make.
 func TestSpansOfFailedCreates(t *testing.T) {
-	failing := func(failed string) runtimetest.FakeOptions {
-		return runtimetest.FakeOptions{Fail: func(op, _ string) error {
-			if op == failed {
-				return errBroken
-			}
-			return nil
-		}}
-	}
+	failing, _ := breaking("create")
 	for _, tt := range []struct {
 		name   string
 		fake   runtimetest.FakeOptions
@@ -154,7 +140,7 @@ func TestSpansOfFailedCreates(t *testing.T) {
 		class  string
 		calls  []string
 	}{
-		{"engine", failing("create"), nil, nil, "internal", []string{"runtime.image", "runtime.create"}},
+		{"engine", failing, nil, nil, "internal", []string{"runtime.image", "runtime.create"}},
 		{"store", runtimetest.FakeOptions{}, func(w *world) { w.store.setFail(errBroken) }, nil, "internal",
 			[]string{"runtime.image", "runtime.create", "runtime.remove"}},
 		{"invalid", runtimetest.FakeOptions{}, nil, func(r *lifecycle.CreateRequest) { r.VolumePath = "relative" }, "invalid_argument", nil},

@@ -234,11 +234,11 @@ func (s *start) processFor(ctx context.Context, sb Sandbox) (runtime.Process, []
 // existing looks for a command of the ID of the request.
 func (s *start) existing(ctx context.Context, id keyID) (e Process, found bool, err error) {
 	req := &s.req
-	rec := s.registry.recordOf(id)
+	rec, sb := s.registry.recordOf(id)
 	if rec == nil {
 		return e, false, nil
 	}
-	h := monitorOf(rec).handle(s.registry.snapshot(rec), KindExec, req.ID)
+	h := monitorOf(rec).handle(sb, KindExec, req.ID)
 	var theirs string
 	switch h.sb.Status {
 	case StatusStopped:
@@ -279,8 +279,8 @@ func processRuns(id string) error {
 // makeWay makes room for the managed process in a sandbox that runs: the one that is replaced
 // may count as the last that the sandbox may have.
 func (s *start) makeWay(ctx context.Context, id keyID) error {
-	rec := s.registry.recordOf(id)
-	if rec == nil || s.registry.snapshot(rec).Status != StatusRunning {
+	rec, sb := s.registry.recordOf(id)
+	if sb.Status != StatusRunning {
 		return nil
 	}
 	if s.req.Replace { // nothing is stopped for one that may not start
@@ -292,7 +292,7 @@ func (s *start) makeWay(ctx context.Context, id keyID) error {
 			return err
 		}
 	}
-	return monitorOf(rec).handle(s.registry.snapshot(rec), KindManaged, s.req.ID).makeRoom(ctx, s.req.Replace)
+	return monitorOf(rec).handle(sb, KindManaged, s.req.ID).makeRoom(ctx, s.req.Replace)
 }
 
 // makeRoom makes sure that there is no process of the ID: it forgets one that has ended, and stops

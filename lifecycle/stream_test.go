@@ -30,23 +30,29 @@ func follow(id, script string) lifecycle.StartRequest {
 	}}
 }
 
-func (w *world) startExec(req lifecycle.StartRequest) lifecycle.Process {
+// begin starts a process.
+func (w *world) begin(req lifecycle.StartRequest) lifecycle.Process {
 	w.t.Helper()
-	e, err := w.start(context.Background(), req)
+	p, err := w.start(context.Background(), req)
 	if err != nil {
 		w.t.Fatalf("start %q: %v", req.ID, err)
 	}
-	return e
+	return p
+}
+
+func (w *world) attach(ref lifecycle.ProcessRef, from int64, takeOver bool) lifecycle.Stream {
+	w.t.Helper()
+	s, err := w.Follow(context.Background(), ref, lifecycle.FollowRequest{From: from, Attach: true, TakeOver: takeOver})
+	if err != nil {
+		w.t.Fatalf("attach to %q from %d: %v", ref.ID, from, err)
+	}
+	w.t.Cleanup(func() { _ = s.Close() })
+	return s
 }
 
 func (w *world) attachExec(id string, from int64) lifecycle.Stream {
 	w.t.Helper()
-	s, err := w.Follow(context.Background(), execRef("a", "k", id), lifecycle.FollowRequest{From: from, Attach: true, TakeOver: true})
-	if err != nil {
-		w.t.Fatalf("attach to %q from %d: %v", id, from, err)
-	}
-	w.t.Cleanup(func() { _ = s.Close() })
-	return s
+	return w.attach(execRef("a", "k", id), from, true)
 }
 
 type nexter interface {
@@ -84,23 +90,29 @@ func (w *world) kill(id string) {
 	}
 }
 
+// ask returns a process.
+func (w *world) ask(ref lifecycle.ProcessRef) lifecycle.Process {
+	w.t.Helper()
+	p, err := w.Process(context.Background(), ref)
+	if err != nil {
+		w.t.Fatalf("process %q: %v", ref.ID, err)
+	}
+	return p
+}
+
 func (w *world) execution(id string) lifecycle.Process {
 	w.t.Helper()
-	e, err := w.Process(context.Background(), execRef("a", "k", id))
-	if err != nil {
-		w.t.Fatalf("execution %s: %v", id, err)
-	}
-	return e
+	return w.ask(execRef("a", "k", id))
 }
 
 func TestNewIDsAreNotLookedFor(t *testing.T) {
 	w := newWorld(t, setup{})
-	w.startExec(follow("named", "true")) // and makes the sandbox
+	w.begin(follow("named", "true")) // and makes the sandbox
 	for req, want := range map[*lifecycle.StartRequest]int{{}: 0, {ID: "new", NewID: true}: 0, {ID: "other"}: 1} {
 		start := follow(req.ID, "sleep 1000")
 		start.NewID = req.NewID
 		before := w.fake.Calls("process")
-		w.startExec(start)
+		w.begin(start)
 		if n := w.fake.Calls("process") - before; n != want {
 			t.Errorf("ID %q, new %t: the agent was asked for it %d times, want %d", req.ID, req.NewID, n, want)
 		}
@@ -109,7 +121,7 @@ func TestNewIDsAreNotLookedFor(t *testing.T) {
 
 func TestStartExec(t *testing.T) {
 	w := newWorld(t, setup{})
-	e := w.startExec(follow("", "echo out; echo err >&2; exit 3"))
+	e := w.begin(follow("", "echo out; echo err >&2; exit 3"))
 	if e.ID == "" || e.SessionID == "" || e.Backend != "fake" || !e.Created || e.Existing || e.Timeout != 30*time.Second {
 		t.Errorf("started: %+v", e)
 	}
@@ -230,19 +242,17 @@ func TestWithoutAgent(t *testing.T) {
 
 func TestStartExecIdempotent(t *testing.T) {
 	w := newWorld(t, setup{settings: lifecycle.Settings{MaxCommands: 1}})
-	first := w.startExec(follow("x", "sleep 100"))
-	again := w.startExec(follow("x", "sleep 100")) // though no other could be started
+	first := w.begin(follow("x", "sleep 100"))
+	again := w.begin(follow("x", "sleep 100")) // though no other could be started
 	if first.Existing || !again.Existing || again.Created || again.StartedAt != first.StartedAt {
 		t.Errorf("first %+v\nagain %+v", first, again)
 	}
-	var clash *lifecycle.ProcessError
-	if _, err := w.start(context.Background(), follow("x", "sleep 99")); !errors.As(err, &clash) || !errdefs.IsAlreadyExists(err) {
+	if _, err := w.start(context.Background(), follow("x", "sleep 99")); !errorIs[*lifecycle.ProcessError](err) || !errdefs.IsAlreadyExists(err) {
 		t.Errorf("another command: %v", err)
 	}
 	other := follow("x", "sleep 100")
 	other.Create.Request.PidsLimit = ptr(int64(5))
-	var conflict *lifecycle.ConflictError
-	if _, err := w.start(context.Background(), other); !errors.As(err, &conflict) {
+	if _, err := w.start(context.Background(), other); !errorIs[*lifecycle.ConflictError](err) {
 		t.Errorf("for another sandbox: %v", err)
 	}
 	var full *lifecycle.CapacityError
@@ -250,12 +260,12 @@ func TestStartExecIdempotent(t *testing.T) {
 		t.Errorf("one too many: %v", err)
 	}
 	w.kill("x")
-	if e := w.startExec(follow("x", "sleep 100")); !e.Existing || e.Status != lifecycle.ExecKilled || e.ExitCode != nil {
+	if e := w.begin(follow("x", "sleep 100")); !e.Existing || e.Status != lifecycle.ExecKilled || e.ExitCode != nil {
 		t.Errorf("asked again after its end: %+v", e)
 	}
-	w.startExec(follow("y", "true")) // there is room again, at once
+	w.begin(follow("y", "true")) // there is room again, at once
 	w.eventually("it ends", func() bool { return w.execution("y").Status == lifecycle.ExecCompleted })
-	if e := w.startExec(follow("z", "true")); e.Existing {
+	if e := w.begin(follow("z", "true")); e.Existing {
 		t.Errorf("another: %+v", e)
 	}
 	if _, err := w.start(context.Background(), follow("y", "false")); !errdefs.IsAlreadyExists(err) {
@@ -291,7 +301,7 @@ func TestStartExecAtOnce(t *testing.T) {
 
 func TestAttachTakesOver(t *testing.T) {
 	w := newWorld(t, setup{})
-	w.startExec(follow("x", "echo one; sleep 100"))
+	w.begin(follow("x", "echo one; sleep 100"))
 	old := w.attachExec("x", 0)
 	if c, err := old.Next(); err != nil || string(c.Data) != "one\n" {
 		t.Fatalf("%q, %v", c.Data, err)
@@ -302,8 +312,7 @@ func TestAttachTakesOver(t *testing.T) {
 		ended <- err
 	}()
 	s := w.attachExec("x", 0)
-	var lost *lifecycle.ProcessError
-	if err := <-ended; !errors.As(err, &lost) || !errdefs.IsAborted(err) {
+	if err := <-ended; !errorIs[*lifecycle.ProcessError](err) || !errdefs.IsAborted(err) {
 		t.Errorf("the old one: %v", err)
 	}
 	w.kill("x")
@@ -314,7 +323,7 @@ func TestAttachTakesOver(t *testing.T) {
 
 func TestStreamClose(t *testing.T) {
 	w := newWorld(t, setup{})
-	w.startExec(follow("x", "sleep 100"))
+	w.begin(follow("x", "sleep 100"))
 	s := w.attachExec("x", 0)
 	ended := make(chan error, 1)
 	go func() {
@@ -335,7 +344,7 @@ func TestExecInput(t *testing.T) {
 	w := newWorld(t, setup{})
 	req := follow("given", "cat")
 	req.Stdin = []byte("all of it")
-	w.startExec(req)
+	w.begin(req)
 	if out, _ := readAll(t, w.attachExec("given", 0), 0); out != "all of it" {
 		t.Errorf("given at the start: %q", out)
 	}
@@ -346,7 +355,7 @@ func TestExecInput(t *testing.T) {
 
 	req = follow("open", "cat")
 	req.OpenStdin, req.Stdin = true, []byte("one ")
-	w.startExec(req)
+	w.begin(req)
 	s := w.attachExec("open", 0)
 	if c, err := s.Next(); err != nil || string(c.Data) != "one " {
 		t.Errorf("%q, %v", c.Data, err)
@@ -367,7 +376,7 @@ func TestExecInput(t *testing.T) {
 
 	req = follow("lonely", "cat")
 	req.OpenStdin = true
-	w.startExec(req)
+	w.begin(req)
 	if err := w.Write(context.Background(), execRef("a", "k", "lonely"), strings.NewReader("nobody reads"), true); err != nil {
 		t.Errorf("without a reader: %v", err)
 	}
@@ -375,10 +384,9 @@ func TestExecInput(t *testing.T) {
 		t.Errorf("read %q", out)
 	}
 
-	w.startExec(follow("none", "sleep 100"))
+	w.begin(follow("none", "sleep 100"))
 	for _, id := range []string{"none", "lonely"} {
-		var closed *lifecycle.ProcessError
-		if err := w.Write(context.Background(), execRef("a", "k", id), strings.NewReader("x"), false); !errors.As(err, &closed) || !errdefs.IsFailedPrecondition(err) {
+		if err := w.Write(context.Background(), execRef("a", "k", id), strings.NewReader("x"), false); !errorIs[*lifecycle.ProcessError](err) || !errdefs.IsFailedPrecondition(err) {
 			t.Errorf("%s takes no input: %v", id, err)
 		}
 	}
@@ -389,7 +397,7 @@ func TestInputThatIsntTaken(t *testing.T) {
 	w := newWorld(t, setup{})
 	req := follow("x", "sleep 100")
 	req.OpenStdin = true
-	w.startExec(req)
+	w.begin(req)
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
 	much := bytes.NewReader(make([]byte, 1<<20))
@@ -409,7 +417,7 @@ func TestInputThatIsNeverTaken(t *testing.T) {
 		w := newWorld(t, setup{policy: longCommands})
 		req := follow("x", "sleep 100000")
 		req.OpenStdin, req.Timeout = true, ptr(int64(7200))
-		w.startExec(req)
+		w.begin(req)
 		for range 2 { // the second one waits for the first, if at all
 			start := time.Now()
 			err := w.Write(t.Context(), execRef("a", "k", "x"), bytes.NewReader(make([]byte, 1<<20)), true)
@@ -422,7 +430,6 @@ func TestInputThatIsNeverTaken(t *testing.T) {
 			t.Errorf("the command: %+v", e)
 		}
 		w.kill("x")
-		w.stop()
 	})
 }
 
@@ -455,9 +462,7 @@ func printing(id string) lifecycle.StartRequest {
 
 func (w *world) endInput(id string) {
 	w.t.Helper()
-	if err := w.Write(context.Background(), execRef("a", "k", id), strings.NewReader(""), true); err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, w.Write(context.Background(), execRef("a", "k", id), strings.NewReader(""), true))
 }
 
 // A caller that is attached holds the command up, and so misses nothing, however slow it is.
@@ -467,18 +472,14 @@ func TestMuchOutput(t *testing.T) {
 	req := printing("x")
 	req.KeepBytes, req.Follow = 64<<10, true
 	_, s, err := w.Start(context.Background(), req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.endInput("x")
 	time.Sleep(20 * time.Millisecond) // all would be printed by now
 	if e := w.execution("x"); e.FirstSeq != 0 || e.Status != lifecycle.ExecRunning {
 		t.Errorf("before anybody reads: %+v", e)
 	}
 	c, err := s.Next()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	seq := c.Seq
 	time.Sleep(20 * time.Millisecond)
 	if e := w.execution("x"); e.Status != lifecycle.ExecRunning {
@@ -506,14 +507,13 @@ func TestOutputNobodyReads(t *testing.T) {
 		for _, id := range []string{"alone", "left"} {
 			req := printing(id)
 			req.KeepBytes, req.Follow = 64<<10, id == "left"
-			w.startExec(req)
+			w.begin(req)
 			w.endInput(id)
 			synctest.Wait()
 			if e := w.execution(id); e.Status != lifecycle.ExecCompleted {
 				t.Errorf("%s: %+v", id, e)
 			}
 		}
-		w.stop()
 	})
 }
 
@@ -536,7 +536,7 @@ func TestAttachWhileInputIsHeld(t *testing.T) {
 		req.Command, req.Stdin = []string{"count"}, make([]byte, 1<<20)
 		var taken atomic.Int64
 		req.Taken = func() { taken.Add(1) }
-		w.startExec(req)
+		w.begin(req)
 		synctest.Wait()
 		if taken.Load() != 0 {
 			t.Error("its input is said to be taken before it is read")
@@ -563,23 +563,19 @@ func TestAttachWhileInputIsHeld(t *testing.T) {
 			}
 		}
 		_, _ = from.Close(), s.Close()
-		w.stop()
 	})
 }
 
 func TestExecSignals(t *testing.T) {
 	w := newWorld(t, setup{})
-	w.startExec(follow("x", "sleep 100"))
-	if err := w.Signal(context.Background(), execRef("a", "k", "x"), 15); err != nil {
-		t.Fatal(err)
-	}
+	w.begin(follow("x", "sleep 100"))
+	must(t, w.Signal(context.Background(), execRef("a", "k", "x"), 15))
 	s := w.attachExec("x", 0)
 	readAll(t, s, 0)
 	if e := s.Ended(); e.Status != lifecycle.ExecCompleted || e.Signal != 15 || *e.ExitCode != 143 {
 		t.Errorf("after TERM: %+v", e)
 	}
-	var ended *lifecycle.ProcessError
-	if err := w.Signal(context.Background(), execRef("a", "k", "x"), 15); !errors.As(err, &ended) || !errdefs.IsFailedPrecondition(err) {
+	if err := w.Signal(context.Background(), execRef("a", "k", "x"), 15); !errorIs[*lifecycle.ProcessError](err) || !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("again: %v", err)
 	}
 	if e, err := w.Kill(context.Background(), execRef("a", "k", "x")); err != nil || e.Status != lifecycle.ExecCompleted {
@@ -587,7 +583,7 @@ func TestExecSignals(t *testing.T) {
 	}
 	req := follow("tty", "sleep 100")
 	req.TTY = true
-	if e := w.startExec(req); !e.TTY {
+	if e := w.begin(req); !e.TTY {
 		t.Errorf("%+v", e)
 	}
 	if err := w.Resize(context.Background(), execRef("a", "k", "tty"), 40, 100); err != nil {
@@ -607,14 +603,13 @@ func TestFollowedTimeout(t *testing.T) {
 		req := follow("x", "echo begun; sleep 100")
 		req.Timeout = ptr(int64(2))
 		start := time.Now()
-		w.startExec(req)
+		w.begin(req)
 		s := w.attachExec("x", 0)
 		out, _ := readAll(t, s, 0)
 		if e := s.Ended(); out != "begun\n" || e.Status != lifecycle.ExecTimedOut || e.ExitCode != nil || e.Timeout != 2*time.Second || time.Since(start) != 2*time.Second {
 			t.Errorf("%q, %+v after %s", out, e, time.Since(start))
 		}
 		_ = s.Close()
-		w.stop()
 	})
 }
 
@@ -623,11 +618,9 @@ func TestFollowedUnderASandboxThatEnds(t *testing.T) {
 		t.Run(end, func(t *testing.T) {
 			w := newWorld(t, setup{})
 			sb := w.create(request("k")).Sandbox
-			w.startExec(follow("x", "echo begun; sleep 100"))
+			w.begin(follow("x", "echo begun; sleep 100"))
 			s := w.attachExec("x", 0)
-			if _, err := s.Next(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, second(s.Next()))
 			if end == "kill" {
 				w.fake.Die(sb.ContainerID)
 			} else if _, err := w.Delete(context.Background(), "a", "k"); err != nil {
@@ -652,15 +645,14 @@ func TestFollowedUnderASandboxThatEnds(t *testing.T) {
 			if all, err := w.Processes(context.Background(), execRef("a", "k", "")); err != nil || len(all) != 1 {
 				t.Errorf("list: %v, %v", all, err)
 			}
-			var state *lifecycle.StateError
-			if _, err := w.Follow(context.Background(), execRef("a", "k", "x"), lifecycle.FollowRequest{From: 0, Attach: true, TakeOver: true}); !errors.As(err, &state) {
+			if _, err := w.Follow(context.Background(), execRef("a", "k", "x"), lifecycle.FollowRequest{From: 0, Attach: true, TakeOver: true}); !errorIs[*lifecycle.StateError](err) {
 				t.Errorf("attach: %v", err)
 			}
 			// Nothing is run twice unless it is asked for by another name.
-			if e := w.startExec(follow("x", "echo begun; sleep 100")); !e.Existing || e.Status != lifecycle.ExecKilled {
+			if e := w.begin(follow("x", "echo begun; sleep 100")); !e.Existing || e.Status != lifecycle.ExecKilled {
 				t.Errorf("asked for again: %+v", e)
 			}
-			if e := w.startExec(follow("y", "true")); !e.Recreated {
+			if e := w.begin(follow("y", "true")); !e.Recreated {
 				t.Errorf("the next: %+v", e)
 			}
 		})
@@ -683,12 +675,10 @@ func TestFollowedQuota(t *testing.T) {
 			req := follow("x", "")
 			req.Create.Request.HostPath, req.Create.Request.WorkspaceQuotaMB = &dir, ptr(int64(2))
 			req.Command, req.OpenStdin = []string{"write"}, true
-			w.startExec(req)
+			w.begin(req)
 			if attached {
 				s := w.attachExec("x", 0)
-				if err := s.CloseWrite(); err != nil {
-					t.Fatal(err)
-				}
+				must(t, s.CloseWrite())
 				if out, _ := readAll(t, s, 0); out != "written\n" || !s.Ended().QuotaExceeded || s.Ended().QuotaEnforcement != "soft" || s.Ended().Status != lifecycle.ExecCompleted {
 					t.Errorf("%q, %+v", out, s.Ended())
 				}
@@ -716,14 +706,12 @@ func TestQuotaOfWhatRuns(t *testing.T) {
 		w := newWorld(t, setup{policy: longCommands + "mounts: {allowed_roots: [" + dir + "]}\n"})
 		req := process("p", "cat")
 		req.Create.Request.HostPath, req.Create.Request.WorkspaceQuotaMB = &dir, ptr(int64(2))
-		w.startProcess(req)
+		w.begin(req)
 		exec := follow("x", "sleep 100000")
 		exec.Create, exec.Timeout = nil, ptr(int64(3600))
-		w.startExec(exec)
+		w.begin(exec)
 		write := func(size int) {
-			if err := os.WriteFile(filepath.Join(dir, "f"), make([]byte, size), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(filepath.Join(dir, "f"), make([]byte, size), 0o600))
 		}
 		write(1 << 20)
 		time.Sleep(5 * time.Minute)
@@ -738,6 +726,5 @@ func TestQuotaOfWhatRuns(t *testing.T) {
 		if e := w.execution("x"); e.Status != lifecycle.ExecKilled || !e.QuotaExceeded {
 			t.Errorf("the command: %+v", e)
 		}
-		w.stop()
 	})
 }

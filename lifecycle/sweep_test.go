@@ -58,7 +58,6 @@ func TestEngineSweepHasItsPlace(t *testing.T) {
 		w.fake.SetDown(false)
 		w.ready()
 		check("when the engine is back", "sweep", "ensure_network", "list")
-		w.stop()
 	})
 }
 
@@ -66,15 +65,8 @@ func TestEngineSweepHasItsPlace(t *testing.T) {
 func TestEngineSweepFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
-		w := newWorld(t, setup{
-			logger: slog.New(slog.NewTextHandler(&log, nil)),
-			fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
-				if op == "sweep" {
-					return errBroken
-				}
-				return nil
-			}},
-		})
+		fake, _ := breaking("sweep")
+		w := newWorld(t, setup{logger: slog.New(slog.NewTextHandler(&log, nil)), fake: fake})
 		req := request("k")
 		req.Request.TTL = ptr(time.Minute)
 		w.create(req)

@@ -60,13 +60,9 @@ func TestCommandsKnowTheirTrace(t *testing.T) {
 				}
 			}
 			res, err := w.Exec(tt.ctx, exec)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			check("run", res.Stdout)
-			if _, err := w.start(tt.ctx, lifecycle.StartRequest{ExecRequest: exec, ID: "e"}); err != nil {
-				t.Fatal(err)
-			}
+			must(t, second(w.start(tt.ctx, lifecycle.StartRequest{ExecRequest: exec, ID: "e"})))
 			stdout, _ := readAll(t, w.attachExec("e", 0), 0)
 			check("started", stdout)
 		})

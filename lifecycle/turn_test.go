@@ -48,7 +48,6 @@ func TestSerialize(t *testing.T) {
 		if !slices.IsSorted(order) || len(order) != 10 || time.Since(start) != 20*time.Second {
 			t.Errorf("in the order %v, in %s", order, time.Since(start))
 		}
-		w.stop()
 	})
 }
 
@@ -57,8 +56,8 @@ func TestSerializeFollowed(t *testing.T) {
 		w := newWorld(t, setup{})
 		start := time.Now()
 		req := lifecycle.StartRequest{ExecRequest: serialized("sleep", "2"), ID: "x"}
-		w.startExec(req)
-		if e := w.startExec(req); !e.Existing || time.Since(start) != 0 {
+		w.begin(req)
+		if e := w.begin(req); !e.Existing || time.Since(start) != 0 {
 			t.Errorf("the same again, after %s: %+v", time.Since(start), e)
 		}
 		res, err := w.Exec(context.Background(), serialized("true"))
@@ -67,7 +66,7 @@ func TestSerializeFollowed(t *testing.T) {
 		}
 		// One that is seen to its end makes way at once.
 		req.ID = "y"
-		w.startExec(req)
+		w.begin(req)
 		start = time.Now()
 		s := w.attachExec("y", 0)
 		go func() {
@@ -80,20 +79,19 @@ func TestSerializeFollowed(t *testing.T) {
 		}
 		// And so does one whose sandbox dies, which is made again.
 		req.ID = "z"
-		w.startExec(req)
+		w.begin(req)
 		w.fake.Die(w.fake.Containers()[0].ID)
 		if res, err := w.Exec(context.Background(), serialized("true")); err != nil || !res.Recreated {
 			t.Errorf("%+v, %v", res, err)
 		}
 		_ = s.Close()
-		w.stop()
 	})
 }
 
 func TestSerializeQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{settings: lifecycle.Settings{MaxQueued: 2}})
-		w.startExec(lifecycle.StartRequest{ExecRequest: serialized("sleep", "2"), ID: "x"})
+		w.begin(lifecycle.StartRequest{ExecRequest: serialized("sleep", "2"), ID: "x"})
 		done := make(chan error, 2)
 		ctx, cancel := context.WithCancel(context.Background())
 		for _, ctx := range []context.Context{ctx, context.Background()} {
@@ -117,7 +115,7 @@ func TestSerializeQueue(t *testing.T) {
 		if w.Turn("a", "k") {
 			t.Error("the turn is still taken")
 		}
-		w.startExec(lifecycle.StartRequest{ExecRequest: serialized("sleep", "2"), ID: "y"})
+		w.begin(lifecycle.StartRequest{ExecRequest: serialized("sleep", "2"), ID: "y"})
 		go func() {
 			_, err := w.Exec(context.Background(), serialized("true"))
 			done <- err

@@ -22,7 +22,7 @@ func (m *monitor) watches() bool {
 
 // hurry makes the monitor of a key watch now: a caller waits for an end.
 func (p *processes) hurry(id keyID) {
-	rec := p.registry.recordOf(id)
+	rec, _ := p.registry.recordOf(id)
 	if rec == nil {
 		return
 	}
@@ -98,7 +98,7 @@ func (m *monitor) loop(kick <-chan struct{}) {
 		m.registry.mu.Lock()
 		look := watching && !time.Now().Before(m.lookLocked(looked))
 		if time.Since(later(start, m.measuredAt)) >= measureGap {
-			m.measure = m.measure || len(m.tracked) > 0 && m.rec.sb.Status == StatusRunning && m.quotas.mayHaveQuota(m.rec.sb)
+			m.measure = m.measure || len(m.tracked) > 0 && m.rec.sb.Status == StatusRunning && m.registry.mayHaveQuota(m.rec.sb)
 		}
 		m.registry.mu.Unlock()
 		if look {
@@ -295,7 +295,7 @@ func (m *monitor) enforce(ctx context.Context) {
 		return
 	}
 	if measure {
-		m.measured(m.quotas.quotaLeft(ctx, sb, true))
+		m.measured(m.quotas.Left(ctx, subject(sb), true))
 	}
 	m.registry.mu.Lock()
 	stop := m.over && m.aliveLocked() && !m.readLocked()

@@ -54,9 +54,8 @@ func TestNewWithoutContent(t *testing.T) {
 	must(t, os.Rename(root, away), os.Mkdir(root, 0o755))
 	w := &world{t: t, root: root, boxes: &boxes{live: map[string]bool{}}}
 	var err error
-	if w.db, err = store.Open(ctx, store.Options{Path: filepath.Join(dir, "berm.db")}); err != nil {
-		t.Fatal(err)
-	}
+	w.db, err = store.Open(ctx, store.Options{Path: filepath.Join(dir, "berm.db")})
+	must(t, err)
 	defer w.db.Close()
 	w.hold(quota.Options{Off: true})
 	_, err = chat.New(ctx, w.options())

@@ -35,10 +35,11 @@ func (s *Service) Check(ctx context.Context) (Report, error) {
 	err = s.opts.Store.EachChat(ctx, func(c Chat) error {
 		r.Chats++
 		err := s.checkChat(ctx, c, &r)
+		_, gone := errors.AsType[*NotFoundError](err) // it was deleted meanwhile
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case err != nil && !isNoChat(err):
+		case err != nil && !gone:
 			r.Failed++
 			s.log.ErrorContext(ctx, "chat_check_failed", append(c.attrs(), "error", err)...)
 		}
@@ -48,12 +49,6 @@ func (s *Service) Check(ctx context.Context) (Report, error) {
 		return r, context.Cause(ctx)
 	}
 	return r, storeError(err)
-}
-
-// isNoChat reports whether a chat was deleted meanwhile.
-func isNoChat(err error) bool {
-	var none *NotFoundError
-	return errors.As(err, &none)
 }
 
 // removeOrphans removes the staging directories of earlier processes.

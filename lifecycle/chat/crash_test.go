@@ -110,9 +110,7 @@ func (w *world) state() map[string]string {
 		state[rel] = string(b)
 		return err
 	})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	return state
 }
 

@@ -51,7 +51,7 @@ func (s *Service) PutHistory(ctx context.Context, tenant, chatID string, size in
 	if err != nil {
 		return File{}, err
 	}
-	return s.writeHistory(ctx, c, HistoryName, size, replaced, r, nil)
+	return s.writeHistory(ctx, c, HistoryName, size, replaced, r)
 }
 
 // AppendHistory adds to a chat's history, all of r or nothing, likewise. What is there is
@@ -63,15 +63,12 @@ func (s *Service) AppendHistory(ctx context.Context, tenant, chatID string, size
 	if err != nil {
 		return File{}, err
 	}
-	return s.writeHistory(ctx, c, additionName, size, 0, r, func(ctx context.Context, st *stage, dir *os.Root) error {
-		return st.join(ctx, dir)
-	})
+	return s.writeHistory(ctx, c, additionName, size, 0, r)
 }
 
-// writeHistory stages r under a name, and commits it as the history; join makes that of it.
-func (s *Service) writeHistory(ctx context.Context, c Chat, name string, size, replaced int64, r io.Reader,
-	join func(context.Context, *stage, *os.Root) error,
-) (File, error) {
+// writeHistory stages r, and commits it as the history. The name is HistoryName, or additionName
+// if the history goes on with r.
+func (s *Service) writeHistory(ctx context.Context, c Chat, name string, size, replaced int64, r io.Reader) (File, error) {
 	if size > MaxHistory {
 		return File{}, &TooLargeError{Limit: MaxHistory}
 	}
@@ -86,8 +83,8 @@ func (s *Service) writeHistory(ctx context.Context, c Chat, name string, size, r
 	}
 	st.files = []staged{{PutFile: PutFile{Name: HistoryName}, info: fi}}
 	var prepare func(*os.Root) error
-	if join != nil {
-		prepare = func(dir *os.Root) error { return join(ctx, st, dir) }
+	if name == additionName {
+		prepare = func(dir *os.Root) error { return st.join(ctx, dir) }
 	}
 	if _, _, err := st.commit(ctx, prepare); err != nil {
 		return File{}, err

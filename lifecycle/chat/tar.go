@@ -36,7 +36,7 @@ func (s *Service) ReadTar(ctx context.Context, tenant, chatID string, w io.Write
 	if err != nil {
 		return err
 	}
-	return hostdir.Tar(ctx, dir, ctxWriter{ctx, w}, limit)
+	return hostdir.Tar(ctx, dir, until(ctx, w.Write), limit)
 }
 
 // archiveLimit is how many bytes an archive of a directory may have in it: far more can only
@@ -52,30 +52,20 @@ func (s *Service) archiveLimit(ctx context.Context, dir *os.Root) (int64, error)
 	return max(minArchive, 4*min(used, math.MaxInt64/4)), nil
 }
 
-// ctxWriter fails once its context is done.
-type ctxWriter struct {
-	ctx context.Context
-	w   io.Writer
-}
+// ioFunc is a reader or a writer.
+type ioFunc func(p []byte) (int, error)
 
-func (w ctxWriter) Write(p []byte) (int, error) {
-	if w.ctx.Err() != nil {
-		return 0, context.Cause(w.ctx)
+func (f ioFunc) Read(p []byte) (int, error)  { return f(p) }
+func (f ioFunc) Write(p []byte) (int, error) { return f(p) }
+
+// until returns f as it is until ctx is done. Then it fails.
+func until(ctx context.Context, f ioFunc) ioFunc {
+	return func(p []byte) (int, error) {
+		if ctx.Err() != nil {
+			return 0, context.Cause(ctx)
+		}
+		return f(p)
 	}
-	return w.w.Write(p)
-}
-
-// ctxReader likewise.
-type ctxReader struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (r ctxReader) Read(p []byte) (int, error) {
-	if r.ctx.Err() != nil {
-		return 0, context.Cause(r.ctx)
-	}
-	return r.r.Read(p)
 }
 
 // WriteTar unpacks an archive over a chat's directory, all or nothing. Directories are
@@ -91,7 +81,7 @@ func (s *Service) WriteTar(ctx context.Context, tenant, chatID string, r io.Read
 		return err
 	}
 	defer st.end(ctx)
-	err = hostdir.Untar(ctx, ctxReader{ctx, r}, st.dir, hostdir.UntarOptions{Give: st.owner.Give, Check: checkArchived, Grow: func(total, more int64) error {
+	err = hostdir.Untar(ctx, until(ctx, r.Read), st.dir, hostdir.UntarOptions{Give: st.owner.Give, Check: checkArchived, Grow: func(total, more int64) error {
 		if err := st.grow(ctx, total); err != nil {
 			return err
 		}
@@ -99,8 +89,7 @@ func (s *Service) WriteTar(ctx context.Context, tenant, chatID string, r io.Read
 		st.bytes = total
 		return nil
 	}})
-	var bad *hostdir.ArchiveError
-	if errors.As(err, &bad) {
+	if bad, ok := errors.AsType[*hostdir.ArchiveError](err); ok {
 		return &lifecycle.InvalidError{Message: bad.Message}
 	}
 	if err != nil {

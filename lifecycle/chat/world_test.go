@@ -80,9 +80,8 @@ func openWorld(t testing.TB, dir string, bytes int64, at func(step string) error
 	w := &world{t: t, root: filepath.Join(dir, "chats"), boxes: &boxes{live: map[string]bool{}}}
 	must(t, os.MkdirAll(w.root, 0o755))
 	var err error
-	if w.db, err = store.Open(ctx, store.Options{Path: filepath.Join(dir, "berm.db")}); err != nil {
-		t.Fatal(err)
-	}
+	w.db, err = store.Open(ctx, store.Options{Path: filepath.Join(dir, "berm.db")})
+	must(t, err)
 	t.Cleanup(func() { _ = w.db.Close() })
 	w.hold(quota.Options{QuotaBytes: bytes, Off: true})
 	opts := w.options()
@@ -93,9 +92,8 @@ func openWorld(t testing.TB, dir string, bytes int64, at func(step string) error
 	}
 	must(t, err)
 	t.Cleanup(func() { _ = w.Close(ctx) })
-	if w.space, _, err = w.spaces.Ensure(ctx, tenant, "u"); err != nil {
-		t.Fatal(err)
-	}
+	w.space, _, err = w.spaces.Ensure(ctx, tenant, "u")
+	must(t, err)
 	return w
 }
 
@@ -107,9 +105,7 @@ func (w *world) hold(opts quota.Options) {
 	if w.quotas, err = quota.New(context.Background(), opts); err == nil {
 		w.spaces, err = workspace.New(w.db, w.quotas)
 	}
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 }
 
 func (w *world) options() chat.Options {
@@ -119,13 +115,9 @@ func (w *world) options() chat.Options {
 func (w *world) ensure(tenant, id string) chat.Chat {
 	w.t.Helper()
 	space, _, err := w.spaces.Ensure(context.Background(), tenant, "u")
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	c, _, err := w.Ensure(context.Background(), tenant, id, space.ID)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	return c
 }
 
@@ -136,9 +128,7 @@ func (w *world) path(elem ...string) string {
 func (w *world) put(name, content string) chat.File {
 	w.t.Helper()
 	f, _, err := w.Put(context.Background(), tenant, chatID, chat.PutFile{Name: name, Size: int64(len(content))}, strings.NewReader(content))
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	return f
 }
 
@@ -170,14 +160,10 @@ func (w *world) history() string {
 
 func (w *world) drain(content *chat.Content, err error) string {
 	w.t.Helper()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	defer content.Close()
 	b, err := io.ReadAll(content)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 	return string(b)
 }
 
@@ -187,9 +173,7 @@ func (w *world) names(limit int) []string {
 	var names []string
 	for after, more := "", true; more; {
 		l, err := w.Files(context.Background(), tenant, chatID, after, limit)
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		must(w.t, err)
 		for _, f := range l.Files {
 			names = append(names, f.Name)
 		}
@@ -202,9 +186,7 @@ func (w *world) names(limit int) []string {
 
 func (w *world) write(name, content string) {
 	w.t.Helper()
-	if err := os.WriteFile(w.path(name), []byte(content), 0o644); err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, os.WriteFile(w.path(name), []byte(content), 0o644))
 }
 
 // sound says what is wrong with the records, the content, or what is between them.

@@ -182,6 +182,14 @@ func (w *world) service(t *testing.T, opts setup, chats ...string) (*Service, Wo
 	return s, ws
 }
 
+// newService is a service of a world of its own.
+func newService(t *testing.T, opts setup, chats ...string) (*world, *Service, Workspace) {
+	t.Helper()
+	w := newWorld()
+	s, ws := w.service(t, opts, chats...)
+	return w, s, ws
+}
+
 func used(t *testing.T, s *Service, w Workspace, want int64) {
 	t.Helper()
 	if u, err := s.Usage(context.Background(), w); err != nil || u.UsedBytes != want {
@@ -221,8 +229,7 @@ func isUnavailable(err error) bool {
 // TestReal measures real directories, as nothing else here does.
 func TestReal(t *testing.T) {
 	t.Parallel()
-	w := newWorld()
-	s, ws := w.service(t, setup{QuotaBytes: 100}, "k", "none")
+	w, s, ws := newService(t, setup{QuotaBytes: 100}, "k", "none")
 	s.measure = hostdir.Allocated
 	w.holds("k", 0)
 	root, err := s.open("t", "k")
@@ -256,8 +263,7 @@ func TestArithmetic(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld()
-			s, ws := w.service(t, setup{QuotaBytes: 100}, "k", "l")
+			w, s, ws := newService(t, setup{QuotaBytes: 100}, "k", "l")
 			w.holds("k", tt.holds)
 			for i, st := range tt.steps {
 				r, err := s.Reserve(t.Context(), ws, st.chat, st.n, st.replaced)
@@ -288,8 +294,7 @@ func TestArithmetic(t *testing.T) {
 func TestReservations(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	w := newWorld()
-	s, ws := w.service(t, setup{QuotaBytes: 100}, "k", "l")
+	_, s, ws := newService(t, setup{QuotaBytes: 100}, "k", "l")
 	one := reserve(t, s, ws, 60, 0, false)
 	wantOver(t, "a second one went beyond the quota", second(s.Reserve(ctx, ws, "l", 41, 0)))
 	used(t, s, ws, 0) // what is reserved isn't used
@@ -332,8 +337,7 @@ func TestReservations(t *testing.T) {
 
 func TestTogether(t *testing.T) {
 	t.Parallel()
-	w := newWorld()
-	s, ws := w.service(t, setup{QuotaBytes: 100}, "k", "l", "m")
+	w, s, ws := newService(t, setup{QuotaBytes: 100}, "k", "l", "m")
 	var (
 		wg     sync.WaitGroup
 		mu     sync.Mutex
@@ -382,8 +386,7 @@ func TestTogether(t *testing.T) {
 func TestFresh(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
-		s, ws := w.service(t, setup{QuotaBytes: 100}, "k", "l")
+		w, s, ws := newService(t, setup{QuotaBytes: 100}, "k", "l")
 		w.holds("k", 1)
 		w.holds("l", 1)
 		used(t, s, ws, 2)
@@ -438,8 +441,7 @@ func TestLeft(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
-		w := newWorld()
-		s, _ := w.service(t, setup{QuotaBytes: 100}, "k", "l")
+		w, s, _ := newService(t, setup{QuotaBytes: 100}, "k", "l")
 		w.holds("k", 100)
 		w.isLive("k", true)
 		for _, key := range []string{"k", "l", "no chat"} {
@@ -517,8 +519,7 @@ func TestKeysWithoutChats(t *testing.T) {
 func TestNoQuota(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	w := newWorld()
-	s, ws := w.service(t, setup{}, "k")
+	w, s, ws := newService(t, setup{}, "k")
 	w.holds("k", 100)
 	r := reserve(t, s, ws, math.MaxInt64, 0, false)
 	if err := errors.Join(r.Grow(ctx, math.MaxInt64), r.Commit(ctx, math.MaxInt64, 0), s.Left(ctx, of("t", "k"), true)); err != nil {
@@ -545,8 +546,7 @@ func TestNoQuota(t *testing.T) {
 func TestWalkBeforeCommit(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
-		s, ws := w.service(t, setup{QuotaBytes: 1000}, "k")
+		w, s, ws := newService(t, setup{QuotaBytes: 1000}, "k")
 		w.holds("k", 10)
 		r := reserve(t, s, ws, 100, 0, false)
 		defer r.Release()
@@ -572,8 +572,7 @@ func TestWalkBeforeCommit(t *testing.T) {
 // TestWalkWithinCommit measures a chat while what was committed is on its way there.
 func TestWalkWithinCommit(t *testing.T) {
 	t.Parallel()
-	w := newWorld()
-	s, ws := w.service(t, setup{QuotaBytes: 159}, "k")
+	w, s, ws := newService(t, setup{QuotaBytes: 159}, "k")
 	w.holds("k", 10)
 	r := reserve(t, s, ws, 100, 0, false)
 	defer r.Release()
@@ -588,8 +587,7 @@ func TestWalkWithinCommit(t *testing.T) {
 
 func TestCommitFindsLess(t *testing.T) {
 	t.Parallel()
-	w := newWorld()
-	s, ws := w.service(t, setup{QuotaBytes: 100}, "k")
+	w, s, ws := newService(t, setup{QuotaBytes: 100}, "k")
 	w.holds("k", 50)
 	w.isLive("k", true)
 	r := reserve(t, s, ws, 50, 0, false)
@@ -604,8 +602,7 @@ func TestCommitFindsLess(t *testing.T) {
 func TestGrowsAnew(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
-		s, ws := w.service(t, setup{QuotaBytes: 100}, "k")
+		w, s, ws := newService(t, setup{QuotaBytes: 100}, "k")
 		w.holds("k", 50)
 		w.isLive("k", true)
 		r := reserve(t, s, ws, 10, 0, false)
@@ -621,8 +618,7 @@ func TestGrowsAnew(t *testing.T) {
 
 func TestNotAsCommitted(t *testing.T) {
 	t.Parallel()
-	w := newWorld()
-	s, ws := w.service(t, setup{QuotaBytes: 100}, "k")
+	w, s, ws := newService(t, setup{QuotaBytes: 100}, "k")
 	for _, forget := range []bool{false, true} {
 		r := reserve(t, s, ws, 10, 0, false)
 		must(t, r.Commit(t.Context(), 10, 0))
@@ -638,8 +634,7 @@ func TestNotAsCommitted(t *testing.T) {
 func TestUnmeasurable(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	w := newWorld()
-	s, ws := w.service(t, setup{QuotaBytes: 100}, "k", "l")
+	w, s, ws := newService(t, setup{QuotaBytes: 100}, "k", "l")
 	w.holds("k", 1)
 	w.broken = hostdir.ErrUnbounded
 	for range 2 {
@@ -665,8 +660,7 @@ func TestUnmeasurable(t *testing.T) {
 func TestOneWalk(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
-		s, ws := w.service(t, setup{QuotaBytes: 100}, "k")
+		w, s, ws := newService(t, setup{QuotaBytes: 100}, "k")
 		w.holds("k", 7)
 		goOn := make(chan struct{})
 		w.during = func(string) { <-goOn }
@@ -709,8 +703,7 @@ func TestOneWalk(t *testing.T) {
 func TestWaitsForItsOwn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
-		s, ws := w.service(t, setup{QuotaBytes: 100}, "k")
+		w, s, ws := newService(t, setup{QuotaBytes: 100}, "k")
 		w.holds("k", 1)
 		goOn := make(chan struct{})
 		w.during = func(string) { <-goOn }
@@ -734,8 +727,7 @@ func TestWaitsForItsOwn(t *testing.T) {
 func TestFailures(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	w := newWorld()
-	s, ws := w.service(t, setup{QuotaBytes: 100}, "k")
+	w, s, ws := newService(t, setup{QuotaBytes: 100}, "k")
 	w.holds("k", 1)
 	r := reserve(t, s, ws, 1, 0, false)
 	calls := map[string]func(context.Context) error{
@@ -775,8 +767,7 @@ func TestFailures(t *testing.T) {
 func TestIdle(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
-		s, ws := w.service(t, setup{QuotaBytes: 100}, "k")
+		w, s, ws := newService(t, setup{QuotaBytes: 100}, "k")
 		kept := reserve(t, s, ws, 60, 0, false)
 		var last Workspace
 		for i := range 10 {
@@ -841,8 +832,7 @@ func TestHard(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	k := newKernel()
-	w := newWorld()
-	s, ws := w.service(t, setup{QuotaBytes: 100, Projects: k}, "k")
+	w, s, ws := newService(t, setup{QuotaBytes: 100, Projects: k}, "k")
 	w.holds("k", 1000)
 	k.used[ws.Project] = 60
 	u, err := s.Usage(ctx, ws)

@@ -141,9 +141,7 @@ type fixture struct {
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	root, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	b := &fixture{t: t, root: root, disk: newDisk(), path: filepath.Join(t.TempDir(), "berm.db")}
 	b.opts = quota.Options{Find: b.disk.find, Root: b.dir("chats")}
 	b.restart()
@@ -154,22 +152,17 @@ func newFixture(t *testing.T) *fixture {
 func (b *fixture) restart() {
 	b.t.Helper()
 	db, err := store.Open(b.t.Context(), store.Options{Path: b.path})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, err)
 	b.t.Cleanup(func() { _ = db.Close() }) // a temporary one
 	b.opts.Store = db
-	if b.Service, err = quota.New(b.t.Context(), b.opts); err != nil {
-		b.t.Fatal(err)
-	}
+	b.Service, err = quota.New(b.t.Context(), b.opts)
+	must(b.t, err)
 }
 
 func (b *fixture) dir(name string) string {
 	b.t.Helper()
 	dir := filepath.Join(b.root, name)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, os.MkdirAll(dir, 0o755))
 	return dir
 }
 
@@ -203,9 +196,7 @@ func (b *fixture) holds(session string) bool {
 
 func (b *fixture) sweep() {
 	b.t.Helper()
-	if err := b.Sweep(b.t.Context()); err != nil {
-		b.t.Fatal(err)
-	}
+	must(b.t, b.Sweep(b.t.Context()))
 }
 
 // want compares what is held, and what the disk has.
@@ -215,9 +206,7 @@ func (b *fixture) want(what string, held []string, tags map[string]uint32, limit
 	b.disk.mu.Lock()
 	for dir, p := range b.disk.tags {
 		rel, err := filepath.Rel(b.root, dir)
-		if err != nil {
-			b.t.Fatal(err)
-		}
+		must(b.t, err)
 		got[rel] = p
 	}
 	gotLimits := maps.Clone(b.disk.limits)
@@ -454,9 +443,7 @@ func TestLeftLimit(t *testing.T) {
 		"off":       func(b *fixture) { b.opts.Off = true },
 		"no longer": func(b *fixture) { b.disk.failing("find", errdefs.ErrNotImplemented) },
 		"can't be opened": func(b *fixture) {
-			if err := errors.Join(os.Remove(b.dir("x")), os.Symlink("/", filepath.Join(b.root, "x"))); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Remove(b.dir("x")), os.Symlink("/", filepath.Join(b.root, "x")))
 		},
 	} {
 		b := newFixture(t)
@@ -501,16 +488,12 @@ func TestRestart(t *testing.T) {
 	b.want("anew", []string{"a", "c"}, tags{"x": first + 3, "z": first + 2}, limits{first + 3: limit, first + 2: limit})
 
 	b.enter("b", 0, "x") // from now on it is shared
-	if err := os.Rename(b.dir("z"), filepath.Join(b.root, "moved")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Rename(b.dir("z"), filepath.Join(b.root, "moved")))
 	b.opts.Off = true
 	b.restart()
 	b.enterAs(lifecycle.Subject{SessionID: "a", QuotaBytes: limit, Resumed: true}, "x")
 	b.enter("b", limit, "y")
-	if err := os.RemoveAll(filepath.Join(b.root, "z")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(filepath.Join(b.root, "z")))
 	b.sweep()
 	b.want("off", nil, tags{"x": first + 3, "z": first + 2}, nil) // where it was moved, no limit holds
 	b.Detach("a")
@@ -530,9 +513,8 @@ func TestKernelHolds(t *testing.T) {
 	}
 	b := newFixture(t)
 	var err error
-	if b.root, err = os.MkdirTemp(at, "ceiling-"); err != nil {
-		t.Fatal(err)
-	}
+	b.root, err = os.MkdirTemp(at, "ceiling-")
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(b.root) }) // the machine is about to go
 	b.opts.Find = func(dir string) (quota.Projects, error) { return project.Find(dir) }
 	b.restart()
@@ -601,5 +583,13 @@ func TestLive(t *testing.T) {
 	for range 2 {
 		b.Detach("b")
 		live(false)
+	}
+}
+
+// must fails the test at once if anything has failed.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -95,8 +95,7 @@ func TestReplacedInVain(t *testing.T) {
 func TestReplacedOnce(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	w := newWorld()
-	s, ws := w.service(t, setup{QuotaBytes: 100}, "k")
+	w, s, ws := newService(t, setup{QuotaBytes: 100}, "k")
 	w.holds("k", 100)
 	one := reserve(t, s, ws, 100, 100, false)
 	wantOver(t, "it grew beyond what it replaces", one.Grow(ctx, 101))
@@ -122,8 +121,7 @@ func TestReplacedOnce(t *testing.T) {
 // TestCreditedElsewhere replaces a file while two others count on all that there is.
 func TestCreditedElsewhere(t *testing.T) {
 	t.Parallel()
-	w := newWorld()
-	s, ws := w.service(t, setup{QuotaBytes: 200}, "k")
+	w, s, ws := newService(t, setup{QuotaBytes: 200}, "k")
 	w.holds("k", 100)
 	one, two := reserve(t, s, ws, 60, 60, false), reserve(t, s, ws, 60, 60, false)
 	three := reserve(t, s, ws, 40, 40, false)
@@ -140,8 +138,7 @@ func TestCommitMeasuresNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
-		w := newWorld()
-		s, ws := w.service(t, setup{QuotaBytes: 100}, "k", "l")
+		w, s, ws := newService(t, setup{QuotaBytes: 100}, "k", "l")
 		w.holds("l", 1)
 		refused, kept := reserve(t, s, ws, 40, 0, false), reserve(t, s, ws, 40, 0, false)
 		defer kept.Release()
@@ -176,8 +173,7 @@ func TestCommitMeasuresNothing(t *testing.T) {
 func TestTouched(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld()
-		s, ws := w.service(t, setup{QuotaBytes: 100}, "k", "l")
+		w, s, ws := newService(t, setup{QuotaBytes: 100}, "k", "l")
 		w.holds("k", 0)
 		s.touch("t", "k") // nothing is known yet
 		used(t, s, ws, 0)
@@ -225,8 +221,7 @@ func TestUnheld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		k := newKernel()
-		w := newWorld()
-		s, ws := w.service(t, setup{QuotaBytes: 100, Projects: k}, "k", "l")
+		w, s, ws := newService(t, setup{QuotaBytes: 100, Projects: k}, "k", "l")
 		for _, chat := range []string{"k", "l"} {
 			w.holds(chat, 50)
 		}

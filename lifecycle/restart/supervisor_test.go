@@ -173,7 +173,7 @@ func (f *fake) row(id string) Row {
 	return f.rows[id]
 }
 
-// run runs a supervisor of f until stop is called.
+// run runs a supervisor of f until stop is called, or the test ends.
 func run(t *testing.T, f *fake) (s *Supervisor, stop func()) {
 	t.Helper()
 	s, err := New(t.Context(), Options{Engine: f, Store: f})
@@ -182,12 +182,14 @@ func run(t *testing.T, f *fake) (s *Supervisor, stop func()) {
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
 	synctest.Wait()
-	return s, func() {
+	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-	}
+	})
+	t.Cleanup(stop)
+	return s, stop
 }
 
 func set(t *testing.T, s *Supervisor, id, policy string, retries int) {
@@ -206,8 +208,7 @@ func TestBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake()
 		f.add("a")
-		s, stop := run(t, f)
-		defer stop()
+		s, _ := run(t, f)
 		set(t, s, "a", OnFailure, 3)
 		for range 4 {
 			f.end("a", 1)
@@ -263,8 +264,7 @@ func TestStopByHand(t *testing.T) {
 		time.Sleep(time.Hour / 2)
 		wantStarts(t, f, "after a stop by hand")
 		stop()
-		_, stop = run(t, f) // Berm comes back
-		defer func() { stop() }()
+		run(t, f) // Berm comes back
 		got := f.started()
 		slices.Sort(got)
 		if diff := cmp.Diff([]string{"a at 30m0s", "f at 30m0s"}, got); diff != "" {
@@ -282,8 +282,7 @@ func TestStopWhileWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake()
 		f.add("a")
-		s, stop := run(t, f)
-		defer stop()
+		s, _ := run(t, f)
 		set(t, s, "a", Always, 0)
 		f.end("a", 1)
 		if waited, err := s.Stopping(t.Context(), "a", true); !waited || err != nil {
@@ -316,8 +315,7 @@ func TestUpdate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake()
 		f.add("a")
-		s, stop := run(t, f)
-		defer stop()
+		s, _ := run(t, f)
 		set(t, s, "a", Always, 0)
 		f.end("a", 0)
 		set(t, s, "a", "no", 0)
@@ -341,8 +339,7 @@ func TestBrokenStream(t *testing.T) {
 		f.life = "first"
 		f.add("stopped")
 		f.add("ends")
-		s, stop := run(t, f)
-		defer stop()
+		s, _ := run(t, f)
 		set(t, s, "stopped", Always, 0)
 		set(t, s, "ends", Always, 0)
 		if _, err := s.Stopping(t.Context(), "stopped", true); err != nil {
@@ -383,7 +380,7 @@ func TestLoss(t *testing.T) {
 		f.end("ran", 0) // while Berm is down
 		f.end("by label", 0)
 		f.rows["gone"] = Row{ContainerID: "gone", Policy: Policy{Name: Always}}
-		s, stop = run(t, f)
+		s, _ = run(t, f)
 		got := f.started()
 		slices.Sort(got)
 		if diff := cmp.Diff([]string{"by label at 0s", "ran at 0s", "waits at 0s"}, got); diff != "" {
@@ -441,8 +438,7 @@ func TestAdopt(t *testing.T) {
 		f.rows["has a row"] = Row{ContainerID: "has a row", Policy: Policy{Name: Always}}
 		c := f.containers["stopped"]
 		c.Running, c.FinishedAt = false, time.Now()
-		s, stop := run(t, f)
-		defer stop()
+		s, _ := run(t, f)
 		for id, c := range f.containers {
 			if c.EngineRestart {
 				t.Errorf("%s: the engine still restarts it", id)
@@ -469,8 +465,7 @@ func TestStartFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake()
 		f.add("a")
-		s, stop := run(t, f)
-		defer stop()
+		s, _ := run(t, f)
 		set(t, s, "a", Always, 0)
 		f.do(func() { f.startErr = errdefs.ErrUnavailable })
 		f.end("a", 1)
@@ -500,8 +495,7 @@ func TestStartsAreBounded(t *testing.T) {
 			c.Running, c.FinishedAt = false, time.Now()
 			f.rows[id] = Row{ContainerID: id, Policy: Policy{Name: Always}}
 		}
-		_, stop := run(t, f)
-		defer stop()
+		run(t, f)
 		time.Sleep(10 * time.Second)
 		if n := len(f.started()); n != 20 || f.most != maxSteps {
 			t.Errorf("%d starts, %d at a time", n, f.most)
@@ -518,8 +512,7 @@ func TestHungContainers(t *testing.T) {
 			f.add(fmt.Sprint(i))
 		}
 		f.add("free")
-		s, stop := run(t, f)
-		defer stop()
+		s, _ := run(t, f)
 		for id := range f.containers {
 			set(t, s, id, Always, 0)
 		}

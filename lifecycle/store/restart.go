@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"time"
 
 	"github.com/bermhq/berm/lifecycle/restart"
 )
@@ -14,22 +13,8 @@ const restartColumns = "container_id, policy, max_retries, count, stopped, exit_
 func scanRestart(row scanner) (r restart.Row, err error) {
 	var exit, next int64
 	err = row.Scan(&r.ContainerID, &r.Name, &r.MaxRetries, &r.Count, &r.Stopped, &exit, &r.Backoff, &next)
-	r.Exit, r.Next = optionalInstant(exit), optionalInstant(next)
+	r.Exit, r.Next = instant(exit), instant(next)
 	return r, err
-}
-
-func optionalInstant(ns int64) time.Time {
-	if ns == 0 {
-		return time.Time{}
-	}
-	return instant(ns)
-}
-
-func optionalNanos(t time.Time) int64 {
-	if t.IsZero() {
-		return 0
-	}
-	return nanos(t)
 }
 
 // Restarts is restart.Store's.
@@ -57,7 +42,7 @@ func ReadRestarts(ctx context.Context, path string) ([]restart.Row, error) {
 // PutRestart is restart.Store's.
 func (s *Store) PutRestart(ctx context.Context, r restart.Row) error {
 	return s.durably(ctx, run(ctx, "INSERT OR REPLACE INTO restarts ("+restartColumns+") VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-		[]any{r.ContainerID, r.Name, r.MaxRetries, r.Count, r.Stopped, optionalNanos(r.Exit), int64(r.Backoff), optionalNanos(r.Next)}))
+		[]any{r.ContainerID, r.Name, r.MaxRetries, r.Count, r.Stopped, nanos(r.Exit), int64(r.Backoff), nanos(r.Next)}))
 }
 
 // DeleteRestart is restart.Store's.

@@ -20,10 +20,6 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 )
 
-// unknownUse is the last use of sandboxes in a snapshot, where lifecycle.Sandbox has the
-// zero time.
-const unknownUse = 0
-
 // maxDefects is how many defects of one kind are told.
 const maxDefects = 10
 
@@ -73,7 +69,7 @@ func snapshot(ctx context.Context, path, to string) error {
 	if err != nil {
 		return err
 	}
-	_, err = copied.ExecContext(ctx, fmt.Sprintf("UPDATE sandboxes SET last_used_at = %d; PRAGMA application_id = %d", unknownUse, untaken))
+	_, err = copied.ExecContext(ctx, fmt.Sprintf("UPDATE sandboxes SET last_used_at = 0; PRAGMA application_id = %d", untaken))
 	if err == nil {
 		err = forgetInodes(ctx, copied)
 	}

@@ -216,10 +216,7 @@ func recordScanner(decode func([]byte, any) error) func(scanner) (lifecycle.Sand
 			&spec, &env, &r.AgentID, &r.VolumePath, &metadata, &overridden, &enforcement); err != nil {
 			return r, err
 		}
-		r.CreatedAt, r.ExpiresAt, r.Deadline = instant(created), instant(expires), instant(deadline)
-		if used != unknownUse {
-			r.LastUsedAt = instant(used)
-		}
+		r.CreatedAt, r.ExpiresAt, r.Deadline, r.LastUsedAt = instant(created), instant(expires), instant(deadline), instant(used)
 		if err := errors.Join(decode(spec, &r.Spec), decode(env, &r.Spec.Env), decode(metadata, &r.Metadata),
 			decode(overridden, &r.Overridden), decode(enforcement, &r.Enforcement)); err != nil {
 			return r, fmt.Errorf("session %s: %w", r.SessionID, err)
@@ -270,14 +267,22 @@ func (s *Store) Delete(ctx context.Context, sessionIDs ...string) error {
 	return inTx(ctx, s.db, run(ctx, "DELETE FROM sandboxes WHERE session_id = ?", rows...))
 }
 
-// nanos is a time as the store has it. One that is further away than it can tell, in
-// the year 2262, is the last that it can: it must not come back as one long past.
+// nanos returns a time as the store has it; the zero time is 0. A time after the year 2262 is the
+// last that the store can tell: it must not come back as one long past.
 func nanos(t time.Time) int64 {
-	if t.After(time.Unix(0, math.MaxInt64)) {
+	switch {
+	case t.IsZero():
+		return 0
+	case t.After(time.Unix(0, math.MaxInt64)):
 		return math.MaxInt64
 	}
 	return t.UnixNano()
 }
 
-// instant is a time of the store's: nanoseconds since 1970.
-func instant(ns int64) time.Time { return time.Unix(0, ns).UTC() }
+// instant returns a time of the store's: nanoseconds since 1970, and 0 is the zero time.
+func instant(ns int64) time.Time {
+	if ns == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, ns).UTC()
+}

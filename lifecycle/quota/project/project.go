@@ -240,9 +240,6 @@ func (q *Quotas) Free(project uint32) (bool, error) {
 // tree may belong to the project; it may be called again, also for a tree that belongs to
 // it already, which is a matter of reading. hostdir.ErrUnbounded if the tree is too large.
 func (q *Quotas) Adopt(dir *os.File, project uint32) error {
-	if err := valid(project); err != nil {
-		return err
-	}
 	return q.each(context.Background(), dir, project, func(fd int, directory bool) error { return q.assign(fd, project, directory) }, nil)
 }
 
@@ -254,9 +251,6 @@ const maxLinked = 1 << 18
 // outside of the tree as well. After an error, the context's cause among them, Drop undoes
 // what was done.
 func (q *Quotas) Take(ctx context.Context, dir *os.File, project uint32) error {
-	if err := valid(project); err != nil {
-		return err
-	}
 	names := map[uint64]uint64{} // how many weren't found, of files with several, by inode
 	err := q.each(ctx, dir, project, func(fd int, directory bool) error {
 		attr, err := q.kernel.attr(fd)
@@ -293,9 +287,6 @@ func (q *Quotas) Take(ctx context.Context, dir *os.File, project uint32) error {
 // Drop takes what belongs to a project, of an open directory and what is below it, out of
 // it, so that nothing is inherited any more. Errors are as Adopt's, or the context's cause.
 func (q *Quotas) Drop(ctx context.Context, dir *os.File, project uint32) error {
-	if err := valid(project); err != nil {
-		return err
-	}
 	return q.each(ctx, dir, project, func(fd int, _ bool) error {
 		var st unix.Stat_t
 		if err := unix.Fstat(fd, &st); err != nil || st.Dev != q.dev {
@@ -314,7 +305,11 @@ func (q *Quotas) Drop(ctx context.Context, dir *os.File, project uint32) error {
 // each calls do with every directory and regular file of a tree, and found, unless it is
 // nil, with what is known of a file before it is opened.
 func (q *Quotas) each(ctx context.Context, dir *os.File, project uint32, do func(fd int, directory bool) error, found func(*unix.Stat_t)) error {
-	err := hostdir.Walk(ctx, dir, hostdir.Visitor{
+	err := valid(project)
+	if err != nil {
+		return err
+	}
+	err = hostdir.Walk(ctx, dir, hostdir.Visitor{
 		Directory: func(fd int, _ string) error { return do(fd, true) },
 		File: func(e *hostdir.Entry) error {
 			if e.Stat.Mode&unix.S_IFMT != unix.S_IFREG {
