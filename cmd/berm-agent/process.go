@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -29,7 +30,6 @@ type process struct {
 	label   string
 	command []string
 	tty     bool
-	keep    int
 	stdin   bool
 	once    bool // the output is to be given once
 	exec    bool // it has no name: it is killed with its follower's connection, and not listed
@@ -69,11 +69,8 @@ func precondition(format string, args ...any) *wire.Failure {
 
 // newProcess makes one that hasn't been started.
 func newProcess(srv *server, s *wire.Start) *process {
-	p := &process{srv: srv, id: s.ID, label: s.Label, command: cutCommand(s.Command), tty: s.TTY, keep: s.KeepBytes, stdin: s.Stdin, once: s.Once, exec: s.Exec, exited: make(chan struct{})}
-	if p.keep == 0 {
-		p.keep = defaultKeep
-	}
-	p.ring = wire.NewRing(p.keep)
+	p := &process{srv: srv, id: s.ID, label: s.Label, command: cutCommand(s.Command), tty: s.TTY, stdin: s.Stdin, once: s.Once, exec: s.Exec, exited: make(chan struct{})}
+	p.ring = wire.NewRing(cmp.Or(s.KeepBytes, defaultKeep))
 	p.change.L = &p.mu
 	p.info = wire.ProcessInfo{ID: p.id, Label: p.label, Command: p.command, Running: true, TTY: p.tty}
 	return p

@@ -80,21 +80,15 @@ func (t *table) changes(w *watcher, wait bool) ([]*process, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.change.L = &t.mu
-	for {
-		var out []*process
-		for p := range w.changed {
-			if t.byID[p.id] == p {
-				out = append(out, p)
-			}
-		}
-		clear(w.changed)
-		if w.gone || !wait || len(out) > 0 {
-			slices.SortFunc(out, func(a, b *process) int { return a.order - b.order })
-			return out, !w.gone
-		}
+	for wait && len(w.changed) == 0 && !w.gone {
 		t.change.Wait()
 	}
+	out := slices.SortedFunc(maps.Keys(w.changed), byOrder)
+	clear(w.changed)
+	return out, !w.gone
 }
+
+func byOrder(a, b *process) int { return a.order - b.order }
 
 // find gives a process. One that is being started is waited for.
 func (t *table) find(id string) (*process, error) {
@@ -170,7 +164,7 @@ func (t *table) forget(p *process) {
 	if t.byID[p.id] != p {
 		return
 	}
-	delete(t.byID, p.id)
+	t.dropLocked(p)
 	for i, e := range slices.Backward(t.ended) { // it is mostly the last
 		if e == p {
 			t.ended = slices.Delete(t.ended, i, i+1)
@@ -210,9 +204,17 @@ func (t *table) oldestEnded() int {
 // dropEnded forgets the one in this place among the ended.
 func (t *table) dropEnded(i int) {
 	if p := t.ended[i]; t.byID[p.id] == p {
-		delete(t.byID, p.id)
+		t.dropLocked(p)
 	}
 	t.ended = slices.Delete(t.ended, i, i+1)
+}
+
+// dropLocked makes a process unknown. A watcher that is slow doesn't keep it.
+func (t *table) dropLocked(p *process) {
+	delete(t.byID, p.id)
+	for w := range t.watchers {
+		delete(w.changed, p)
+	}
 }
 
 // all returns the processes in the order they were started, also those without a name. It
@@ -224,7 +226,7 @@ func (t *table) all() (out []*process) {
 	for t.change.L = &t.mu; ; t.change.Wait() {
 		out = slices.Collect(maps.Values(t.byID))
 		if !slices.Contains(out, nil) {
-			slices.SortFunc(out, func(a, b *process) int { return a.order - b.order })
+			slices.SortFunc(out, byOrder)
 			return out
 		}
 	}

@@ -70,6 +70,22 @@ func TestEndedAreForgotten(t *testing.T) {
 	})
 }
 
+// A watcher that reads nothing keeps no processes that were forgotten.
+func TestForgottenArentWatched(t *testing.T) {
+	srv := bounded()
+	w := srv.processes.watch()
+	for i := range maxEnded + 10 {
+		p := srv.mustBegin(t, fmt.Sprint(i))
+		p.fail(unix.ENOENT, &wire.Start{Command: []string{"x"}})
+		if i < 5 {
+			srv.processes.forget(p)
+		}
+	}
+	if len(w.changed) != maxEnded {
+		t.Errorf("it keeps %d processes, want %d", len(w.changed), maxEnded)
+	}
+}
+
 func TestNothingStartsAtTheEnd(t *testing.T) {
 	srv := bounded()
 	srv.processes.close()

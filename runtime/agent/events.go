@@ -173,11 +173,12 @@ func (e *events) read(x *call) error {
 	}
 }
 
-// put keeps what has changed for Next. It waits while that is much.
+// put keeps what has changed for Next. It waits while that is much, but for all processes of
+// a session: Next waits for those.
 func (e *events) put(s *session, batch []runtime.ProcessInfo) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for len(e.changed) >= maxListed && e.begun && e.err == nil {
+	for len(e.changed) >= maxListed && (e.begun || !e.pending[s]) && e.err == nil {
 		e.change.Wait()
 	}
 	for _, info := range batch {

@@ -326,7 +326,21 @@ func (b *container) rejoin(ctx context.Context, id string, out output, how runti
 	soon, cancel := context.WithTimeout(ctx, b.r.pace.rejoin)
 	defer cancel()
 	away := false
-	for delay := time.Millisecond; soon.Err() == nil; delay = min(2*delay, 200*time.Millisecond) {
+	for delay := 20 * time.Millisecond; ; delay = min(2*delay, 200*time.Millisecond) {
+		// It waits also before the first time: the program may end each stream at once.
+		select {
+		case <-soon.Done():
+			switch {
+			case ctx.Err() != nil:
+				return nil, runtime.Ended(ctx)
+			case away:
+				return nil, runtime.Unavailable(errBroken)
+			}
+			return nil, errLost
+		case <-b.done:
+			return nil, b.left()
+		case <-time.After(delay):
+		}
 		c, err := b.inspect(soon)
 		switch {
 		case errdefs.IsNotFound(err):
@@ -354,20 +368,7 @@ func (b *container) rejoin(ctx context.Context, id string, out output, how runti
 				return nil, failed(refusal)
 			}
 		}
-		select {
-		case <-soon.Done():
-		case <-b.done:
-			return nil, b.left()
-		case <-time.After(delay):
-		}
 	}
-	switch {
-	case ctx.Err() != nil:
-		return nil, runtime.Ended(ctx)
-	case away:
-		return nil, runtime.Unavailable(errBroken)
-	}
-	return nil, errLost
 }
 
 // left is the error for a container that is closed.

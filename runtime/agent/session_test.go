@@ -4,9 +4,11 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -192,4 +194,75 @@ type pausedEngine struct {
 
 func (e *pausedEngine) Inspect(context.Context, string) (runtime.Container, error) {
 	return runtime.Container{State: e.state}, nil
+}
+
+// TestEventsBeforeNext checks that what a session tells waits for Next, also while another one
+// keeps that waiting.
+func TestEventsBeforeNext(t *testing.T) {
+	told, silent := new(session), new(session)
+	e := &events{pending: map[*session]bool{told: true, silent: true}, changed: map[string]runtime.ProcessInfo{}}
+	e.change.L = &e.mu
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for n := range 10 {
+			var batch []runtime.ProcessInfo
+			for i := range maxListed {
+				batch = append(batch, runtime.ProcessInfo{ID: fmt.Sprint(n, "-", i)})
+			}
+			e.put(told, batch)
+		}
+	}()
+	kept := func() int {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return len(e.changed)
+	}
+	await(t, "the first", func() bool { return kept() == maxListed })
+	select {
+	case <-ended:
+		t.Error("all were taken")
+	case <-time.After(50 * time.Millisecond):
+	}
+	e.put(silent, []runtime.ProcessInfo{{ID: "x"}})
+	for n := 0; n < 10*maxListed+1; {
+		if kept() > 2*maxListed {
+			t.Fatalf("%d are kept", kept())
+		}
+		all, err := e.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		n += len(all)
+	}
+	<-ended
+}
+
+// TestFollowAtAPace checks that a program that ends each stream at once isn't asked without end.
+func TestFollowAtAPace(t *testing.T) {
+	b := newBed(t)
+	id := b.create(t, "a")
+	var asked atomic.Int32
+	b.serve(t, "a", func(p *program, req *wire.Request) {
+		if asked.Add(1); p.ready() {
+			p.begun(req.Process.ID)
+		}
+	})
+	f, err := b.Follow(t.Context(), id, "p", runtime.Follow{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		_, _ = f.Next()
+		close(ended)
+	}()
+	time.Sleep(200 * time.Millisecond)
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+	<-ended
+	if n := asked.Load(); n < 2 || n > 11 {
+		t.Errorf("it was asked %d times in 200 ms", n)
+	}
 }
