@@ -1,10 +1,7 @@
 package engineapi
 
 import (
-	"bytes"
 	"encoding/base64"
-	"encoding/json"
-	"fmt"
 	"maps"
 	"net/http"
 	"regexp"
@@ -113,12 +110,8 @@ func startExec(c *call, body *container.ExecStartOptions) error {
 	if err := refuseUnconfined(c); err != nil {
 		return err
 	}
-	b, err := json.Marshal(body)
-	if err != nil {
-		return fmt.Errorf("encode the request: %w", err)
-	}
 	a := c.askFor(id)
-	a.Body, a.Length, a.Header = bytes.NewReader(b), int64(len(b)), http.Header{"Content-Type": {"application/json"}}
+	a.JSON = body
 	if body.Detach {
 		return c.forward(a, false)
 	}

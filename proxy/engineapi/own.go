@@ -6,7 +6,6 @@ import (
 	"maps"
 	"math"
 	"net/http"
-	"net/url"
 	"regexp"
 	"slices"
 	"strings"
@@ -252,21 +251,10 @@ func startOf(c *call, kind lifecycle.ObjectKind, ref string) (id string, err err
 		return "", nil
 	}
 	var ids []string
-	list := "/networks"
-	if kind == lifecycle.ObjectContainer {
-		list = "/containers/json"
-	}
-	query := url.Values{"all": {"1"}, "filters": {c.onlyOwn(filters{"id": {ref}}).String()}}
-	err = c.engine.Each(c.ctx, c.version, list, query, func(_ string, entry json.RawMessage) error {
-		var o labelled
-		if err := json.Unmarshal(entry, &o); err != nil {
-			return err
-		}
-		own, err := ownEntry(c, kind, "", entry)
-		if own && fullID.MatchString(o.ID) && strings.HasPrefix(o.ID, ref) {
+	err = eachOwn(c, kind, filters{"id": {ref}}, func(o *labelled) {
+		if fullID.MatchString(o.ID) && strings.HasPrefix(o.ID, ref) {
 			ids = append(ids, o.ID)
 		}
-		return err
 	})
 	if err != nil || len(ids) != 1 {
 		return "", err
@@ -356,6 +344,15 @@ func (d *Proxy) callersLabels(labels map[string]string) (ttl *time.Duration, err
 // imageOwner are the labels that say whose an image is, as ownImage reads them.
 func imageOwner(c *call) map[string]string {
 	return map[string]string{lifecycle.LabelOwner: c.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngineImage, lifecycle.LabelTenant: c.caller.Tenant}
+}
+
+// imageFilters select the images that claim to be the caller's.
+func imageFilters(c *call) filters {
+	f := filters{}
+	for name, value := range imageOwner(c) {
+		f["label"] = append(f["label"], name+"="+value)
+	}
+	return f
 }
 
 // stampLabels returns the labels of an object that the caller makes now: its own, which are
