@@ -103,14 +103,13 @@ func startExec(c *call, body *container.ExecStartOptions) error {
 	if c.version < 42 {
 		body.ConsoleSize = nil
 	}
-	id, _, err := execID(c, c.name)
-	if err != nil {
+	if err := ownExec(c, c.name); err != nil {
 		return err
 	}
 	if err := refuseUnconfined(c); err != nil {
 		return err
 	}
-	a := c.askFor(id)
+	a := c.askFor(c.name)
 	a.JSON = body
 	if body.Detach {
 		return c.forward(a, false)
@@ -124,11 +123,10 @@ func startExec(c *call, body *container.ExecStartOptions) error {
 
 // forwardExec asks the engine the same of an exec in a container of the caller's.
 func forwardExec(c *call) error {
-	id, _, err := execID(c, c.name)
-	if err != nil {
+	if err := ownExec(c, c.name); err != nil {
 		return err
 	}
-	return c.forward(c.askFor(id), false)
+	return c.forward(c.askFor(c.name), false)
 }
 
 func attachContainer(c *call, a upstream.Ask, _ string) error {

@@ -264,33 +264,30 @@ func startOf(c *call, kind lifecycle.ObjectKind, ref string) (id string, err err
 
 func noContainer(ref string) error { return notFound("No such container: " + body.Shorten(ref)) }
 
-// execID checks that an exec is of a container of the caller's, and gives that container's ID.
-func execID(c *call, id string) (exec, containerID string, err error) {
+// ownExec checks that an exec is of a container of the caller's.
+func ownExec(c *call, id string) error {
 	missing := notFound("No such exec instance: " + body.Shorten(id))
 	if !fullID.MatchString(id) {
-		return "", "", missing // the engine takes no prefixes of these
+		return missing // the engine takes no prefixes of these
 	}
-	if known, ok := c.execs.get(id); ok {
-		if _, err := c.containerID(known); err != nil {
-			return "", "", missing
+	of, ok := c.execs.get(id)
+	if !ok {
+		var ex struct{ ContainerID string }
+		err := c.engine.Get(c.ctx, c.version, "/exec/"+id+"/json", nil, &ex)
+		if upstream.StatusOf(err) != 0 {
+			return missing
 		}
-		c.about(id)
-		return id, known, nil
+		if err != nil {
+			return err
+		}
+		of = ex.ContainerID
 	}
-	var ex struct{ ContainerID string }
-	err = c.engine.Get(c.ctx, c.version, "/exec/"+id+"/json", nil, &ex)
-	if upstream.StatusOf(err) != 0 {
-		return "", "", missing
+	if _, err := c.containerID(of); err != nil {
+		return missing
 	}
-	if err != nil {
-		return "", "", err
-	}
-	if _, err := c.containerID(ex.ContainerID); err != nil {
-		return "", "", missing
-	}
-	c.execs.put(id, ex.ContainerID)
+	c.execs.put(id, of)
 	c.about(id)
-	return id, ex.ContainerID, nil
+	return nil
 }
 
 const (
