@@ -317,7 +317,11 @@ type patientReader struct {
 
 func (r *patientReader) Read(b []byte) (int, error) {
 	begun := time.Now()
-	_ = r.conn.SetReadDeadline(begun.Add(r.left))
+	deadline, why := begun.Add(r.left), "it doesn't go on"
+	if until, ok := r.ctx.Deadline(); ok && until.Before(deadline) {
+		deadline, why = until, "its time is up"
+	}
+	_ = r.conn.SetReadDeadline(deadline)
 	if r.ctx.Err() != nil { // or its deadline would have been overridden
 		return 0, context.Cause(r.ctx)
 	}
@@ -329,8 +333,8 @@ func (r *patientReader) Read(b []byte) (int, error) {
 	switch {
 	case errors.Is(err, io.EOF):
 		_ = r.conn.SetReadDeadline(time.Time{})
-	case err != nil && r.left <= 0:
-		err = slow("it doesn't go on")
+	case err != nil && !time.Now().Before(deadline):
+		err = slow(why)
 		r.end(err)
 	}
 	return n, err

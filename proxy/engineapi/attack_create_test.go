@@ -195,8 +195,8 @@ func spellings(p payload) map[string]string {
 // TestAttackCreate asks for containers that no policy allows, in every spelling.
 func TestAttackCreate(t *testing.T) {
 	s := startSiege(t)
+	var vectors []vector
 	for i, p := range payloads {
-		var vectors []vector
 		for how, fields := range spellings(p) {
 			body := `{"Image":"` + testImage + `",` + fields + `}`
 			if p.path == "Image" {
@@ -207,6 +207,6 @@ func TestAttackCreate(t *testing.T) {
 			v.bites = p.here && (how == "plain" || i%5 == 0 && (how == "folded" || how == "escaped" || how == "top level"))
 			vectors = append(vectors, v)
 		}
-		s.attack(vectors)
 	}
+	s.attack(vectors)
 }

@@ -186,7 +186,7 @@ func buildArgs(c *call) (map[string]string, error) {
 		return nil, nil
 	}
 	var args map[string]*string
-	if err := strictJSON([]byte(text), &args); err != nil {
+	if err := proxy.DecodeJSON([]byte(text), &args); err != nil {
 		return nil, proxy.Malformed("the build arguments are not one JSON object of texts")
 	}
 	asked := map[string]string{}
@@ -233,7 +233,7 @@ func buildNetwork(c *call, p policy.Profile) (string, error) {
 // buildLabels are the labels that the image will have.
 func buildLabels(c *call) (map[string]string, error) {
 	var own map[string]string
-	if text := c.query.Get("labels"); text != "" && strictJSON([]byte(text), &own) != nil {
+	if text := c.query.Get("labels"); text != "" && proxy.DecodeJSON([]byte(text), &own) != nil {
 		return nil, proxy.Malformed("the labels are not one JSON object of texts")
 	}
 	return stampLabels(c, lifecycle.ObjectImage, own)

@@ -78,8 +78,7 @@ func (c *call) profile() (policy.Profile, error) {
 
 // judged is allow for an error of the policy's; others are given back.
 func (c *call) judged(err error) error {
-	var d *policy.DeniedError
-	if errors.As(err, &d) {
+	if d, ok := errors.AsType[*policy.DeniedError](err); ok {
 		return c.allow(d.Reasons)
 	}
 	return err
@@ -88,9 +87,6 @@ func (c *call) judged(err error) error {
 // operation asks whether the caller's profile allows one of the things that can be
 // switched off.
 func (c *call) operation(op string) error { return c.judged(c.rules.Operation(c.caller.Profile, op)) }
-
-// strictJSON reads one JSON value, as strictly as a body.
-func strictJSON(data []byte, v any) error { return proxy.DecodeJSON(data, v) }
 
 // passed are the headers of the engine's answers that callers get to see.
 var passed = []string{

@@ -38,10 +38,8 @@ func commit(c *call) error {
 			return denied("commit.config", "", "an image can't be given another configuration than the container's", "none")
 		}
 	}
-	for _, change := range c.query["changes"] {
-		if change != "" {
-			return denied("commit.config", "changes", "an image can't be given another configuration than the container's", "none")
-		}
+	if slices.ContainsFunc(c.query["changes"], func(change string) bool { return change != "" }) {
+		return denied("commit.config", "changes", "an image can't be given another configuration than the container's", "none")
 	}
 	ct, _, err := c.container(c.query.Get("container"))
 	if err != nil {

@@ -60,7 +60,7 @@ func listContainers(c *call) error {
 		}
 	}
 	c.passed.Set("filters", c.onlyOwn(c.filter).String())
-	return listOwn(c, lifecycle.ObjectContainer, "/containers/json", c.passed)
+	return listOwn(c, lifecycle.ObjectContainer, c.passed)
 }
 
 // inspectContainer shows a container as it was asked for, without the values of variables
@@ -85,7 +85,7 @@ func inspectContainer(c *call) error {
 	if env, changed := redactEnv(c, ct.Config.Env); changed {
 		values["Config"] = replacing{"Env": env}
 	}
-	if raw = (&listed{Labels: ct.Config.Labels, Mounts: ct.Mounts}).shown(raw); len(values) > 0 {
+	if raw = shown(raw, ct.Config.Labels, ct.Mounts); len(values) > 0 {
 		if raw, err = values.in(raw); err != nil {
 			return err
 		}

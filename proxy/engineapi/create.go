@@ -121,7 +121,8 @@ func makePlanned(c *call, p *plan, query url.Values, undo *undo) (made, error) {
 	// An answer that is lost doesn't mean that there is no container.
 	undo.add(func(ctx context.Context) error { return removeSession(ctx, c, v, session) })
 	var answer made
-	if err := c.engine.PostLong(c.ctx, v, "/containers/create", query, body, &answer); err != nil {
+	ask := upstream.Ask{Method: http.MethodPost, Version: v, Path: "/containers/create", Query: query, JSON: body, Long: true}
+	if err := c.engine.Do(c.ctx, ask, &answer); err != nil {
 		return out, createError(err, query.Get("name"))
 	}
 	if !fullID.MatchString(answer.ID) {
@@ -175,13 +176,9 @@ func makeVolumes(c *call, p *plan, undo *undo) error {
 		if p.audited && !slices.ContainsFunc(p.Spec.Volumes, func(m policy.ContainerMount) bool { return m.Source == name }) {
 			continue
 		}
-		raw, err := makeVolume(c, name, "", nil, nil)
+		made, _, err := makeVolume(c, name, "", nil, nil)
 		if err != nil {
 			return err
-		}
-		var made labelled
-		if err := json.Unmarshal(raw, &made); err != nil {
-			return fmt.Errorf("create volume: %w", err)
 		}
 		undo.add(func(ctx context.Context) error {
 			return removeMade(ctx, c, name, made.Labels[lifecycle.LabelSessionID])
@@ -233,19 +230,10 @@ func missingIsFine(err error) error {
 	return err
 }
 
-// listed is what the proxy goes by of a container in a list.
-type listed struct {
-	ID      string `json:"Id"`
-	State   string
-	Created int64 // seconds since 1970
-	Labels  map[string]string
-	Mounts  []container.MountPoint
-}
-
 // eachContainer gives f the containers, running or not, that have all the labels.
 func (d *Proxy) eachContainer(ctx context.Context, v upstream.Version, f func(*listed), labels ...string) error {
 	query := url.Values{"all": {"1"}, "filters": {filters{"label": labels}.String()}}
-	return d.engine.Each(ctx, v, "/containers/json", query, func(_ string, entry json.RawMessage) error {
+	return d.engine.Each(ctx, upstream.Ask{Version: v, Path: "/containers/json", Query: query}, func(_ string, entry json.RawMessage) error {
 		var ct listed
 		if err := json.Unmarshal(entry, &ct); err != nil {
 			return err
@@ -413,8 +401,8 @@ func askedMounts(c *call, p *plan) ([]mount.Mount, error) {
 // auditMade reports whether labels are those of a container that was denied, and made in
 // mode audit, or don't say.
 func auditMade(labels map[string]string) bool {
-	var e struct{ Audit bool }
-	return json.Unmarshal([]byte(labels[lifecycle.LabelEffective]), &e) != nil || e.Audit
+	e, ok := effectiveOf(labels)
+	return !ok || e.Audit
 }
 
 // refuseUnconfined refuses to work in a container that was denied, and made in mode audit, to

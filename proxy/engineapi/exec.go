@@ -1,10 +1,7 @@
 package engineapi
 
 import (
-	"bytes"
 	"encoding/base64"
-	"encoding/json"
-	"fmt"
 	"maps"
 	"net/http"
 	"regexp"
@@ -106,19 +103,14 @@ func startExec(c *call, body *container.ExecStartOptions) error {
 	if c.version < 42 {
 		body.ConsoleSize = nil
 	}
-	id, _, err := execID(c, c.name)
-	if err != nil {
+	if err := ownExec(c, c.name); err != nil {
 		return err
 	}
 	if err := refuseUnconfined(c); err != nil {
 		return err
 	}
-	b, err := json.Marshal(body)
-	if err != nil {
-		return fmt.Errorf("encode the request: %w", err)
-	}
-	a := c.askFor(id)
-	a.Body, a.Length, a.Header = bytes.NewReader(b), int64(len(b)), http.Header{"Content-Type": {"application/json"}}
+	a := c.askFor(c.name)
+	a.JSON = body
 	if body.Detach {
 		return c.forward(a, false)
 	}
@@ -131,11 +123,10 @@ func startExec(c *call, body *container.ExecStartOptions) error {
 
 // forwardExec asks the engine the same of an exec in a container of the caller's.
 func forwardExec(c *call) error {
-	id, _, err := execID(c, c.name)
-	if err != nil {
+	if err := ownExec(c, c.name); err != nil {
 		return err
 	}
-	return c.forward(c.askFor(id), false)
+	return c.forward(c.askFor(c.name), false)
 }
 
 func attachContainer(c *call, a upstream.Ask, _ string) error {

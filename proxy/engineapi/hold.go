@@ -29,6 +29,22 @@ type effective struct {
 	held []mountpin.Pinned // as they are held; nil if they aren't
 }
 
+// effectiveOf decodes what a container was allowed from its labels. Ok is false if they
+// don't say.
+func effectiveOf(labels map[string]string) (e effective, ok bool) {
+	err := json.Unmarshal([]byte(labels[lifecycle.LabelEffective]), &e)
+	return e, err == nil
+}
+
+// allowed is effectiveOf. It refuses a container that doesn't say.
+func allowed(ct *container.InspectResponse) (effective, error) {
+	e, ok := effectiveOf(ct.Config.Labels)
+	if !ok {
+		return e, denied("verify.start", "Config.Labels", "the container doesn't say what it was allowed", "containers that this proxy made")
+	}
+	return e, nil
+}
+
 // holdBinds holds the sources of the container's binds until release, at the paths that the
 // engine's configuration names. It sets e.sources to these paths. A nil ct is a container
 // that is being made. The caller has the container's turn, so that no name is held twice.
@@ -118,7 +134,7 @@ func holdMade(c *call, seen *container.InspectResponse) (release func(), err err
 	if err != nil {
 		return nil, err
 	}
-	e, err := effectiveOf(ct)
+	e, err := allowed(ct)
 	if err == nil && !e.Audit {
 		err = c.judged(stillAllowed(c, e, ct.HostConfig))
 	}
@@ -154,7 +170,7 @@ func (d *Proxy) Binds(ctx context.Context) ([]policy.Mount, error) {
 	}
 	var out []policy.Mount
 	err = d.eachContainer(ctx, v, func(ct *listed) {
-		if e, ok := ct.effective(); ok && !e.Audit && d.opts.Sealer.Valid(lifecycle.ObjectContainer, ct.ID, ct.Labels) {
+		if e, ok := effectiveOf(ct.Labels); ok && !e.Audit && d.opts.Sealer.Valid(lifecycle.ObjectContainer, ct.ID, ct.Labels) {
 			out = append(out, e.Binds...)
 			return
 		}
@@ -176,22 +192,17 @@ func bindOf(m container.MountPoint) policy.Mount {
 	return policy.Mount{HostPath: m.Source, Source: m.Source, Local: m.Source, MountPath: m.Destination, Mode: mode}
 }
 
-func (ct *listed) effective() (e effective, ok bool) {
-	label, ok := ct.Labels[lifecycle.LabelEffective]
-	return e, ok && json.Unmarshal([]byte(label), &e) == nil
-}
-
 // pins returns the binds that are held, and the paths at which the engine mounts them.
-func (ct *listed) pins() (binds []policy.Mount, sources []string) {
-	if !hasBinds(ct.Mounts) {
+func pins(labels map[string]string, mounts []container.MountPoint) (binds []policy.Mount, sources []string) {
+	if !hasBinds(mounts) {
 		return nil, nil
 	}
-	e, ok := ct.effective()
+	e, ok := effectiveOf(labels)
 	if !ok || e.Audit {
 		return nil, nil
 	}
 	for _, b := range e.Binds {
-		for _, m := range ct.Mounts {
+		for _, m := range mounts {
 			if m.Type == mount.TypeBind && m.Destination == b.MountPath && m.Source != b.Source {
 				binds, sources = append(binds, b), append(sources, m.Source)
 			}
@@ -209,8 +220,8 @@ func conceals(binds []policy.Mount, sources []string) *strings.Replacer {
 	return strings.NewReplacer(pairs...)
 }
 
-// shown returns an entry of the engine's list as its caller may see it.
-func shown(entry json.RawMessage) json.RawMessage {
+// shownEntry is shown for an entry of the engine's list.
+func shownEntry(entry json.RawMessage) json.RawMessage {
 	var ct struct {
 		Labels map[string]string
 		Mounts []container.MountPoint
@@ -218,13 +229,13 @@ func shown(entry json.RawMessage) json.RawMessage {
 	if !bytes.Contains(entry, []byte(`"bind"`)) || json.Unmarshal(entry, &ct) != nil {
 		return entry
 	}
-	return (&listed{Labels: ct.Labels, Mounts: ct.Mounts}).shown(entry)
+	return shown(entry, ct.Labels, ct.Mounts)
 }
 
-// shown returns the engine's JSON of the container as its caller may see it: its binds
-// have the paths that were asked for.
-func (ct *listed) shown(raw json.RawMessage) json.RawMessage {
-	binds, sources := ct.pins()
+// shown returns the engine's JSON of a container as its caller may see it: its binds have
+// the paths that were asked for.
+func shown(raw json.RawMessage, labels map[string]string, mounts []container.MountPoint) json.RawMessage {
+	binds, sources := pins(labels, mounts)
 	if len(binds) == 0 {
 		return raw
 	}
@@ -250,7 +261,7 @@ func byAskedPath(c *call, f filters) error {
 	}
 	asked := f["volume"]
 	return c.eachContainer(c.ctx, c.version, func(ct *listed) {
-		binds, sources := ct.pins()
+		binds, sources := pins(ct.Labels, ct.Mounts)
 		for i, b := range binds {
 			if slices.Contains(asked, b.HostPath) {
 				f["volume"] = append(f["volume"], sources[i])

@@ -400,7 +400,7 @@ func TestShown(t *testing.T) {
 	}
 	label := fmt.Sprintf("%q", `{"binds":[`+binds[1:]+`]}`)
 	in := `{"Id":"x","Labels":{"berm.effective":` + label + `},"Mounts":[` + mounts[1:] + `],"State":{"Error":"\"/pins/u&/11\": no"}}`
-	got := string(shown([]byte(in)))
+	got := string(shownEntry([]byte(in)))
 	if strings.Contains(got, "/pins/") || !strings.Contains(got, `"Source":"/asked/<11>","Destination":"/m11"`) || !strings.Contains(got, `\"/asked/<11>\": no`) {
 		t.Errorf("shown: %s", got)
 	}
@@ -408,7 +408,7 @@ func TestShown(t *testing.T) {
 		`{"Mounts":[{"Type":"bind","Source":"/pins/u&/1","Destination":"/m1"}]}`, // not Berm's
 		strings.Replace(in, `{\"binds\"`, `{\"audit\":true,\"binds\"`, 1),
 	} {
-		if got := string(shown([]byte(same))); got != same {
+		if got := string(shownEntry([]byte(same))); got != same {
 			t.Errorf("changed: %s", got)
 		}
 	}

@@ -64,12 +64,8 @@ func seenImage(c *call, ref string) (*imageInfo, error) {
 		return nil, nil
 	}
 	var found []string
-	err = c.engine.Each(c.ctx, c.version, "/images/json", url.Values{"all": {"1"}}, func(_ string, entry json.RawMessage) error {
-		var o struct {
-			ID                    string `json:"Id"`
-			RepoTags, RepoDigests []string
-			Labels                map[string]string
-		}
+	err = c.engine.Each(c.ctx, upstream.Ask{Version: c.version, Path: "/images/json", Query: url.Values{"all": {"1"}}}, func(_ string, entry json.RawMessage) error {
+		var o listed
 		if err := json.Unmarshal(entry, &o); err != nil {
 			return err
 		}
@@ -375,7 +371,7 @@ func removeImage(c *call) error {
 		}
 	}
 	var gone []map[string]string
-	err = c.engine.DoLong(c.ctx, upstream.Ask{Method: http.MethodDelete, Version: c.version, Path: "/images/" + ref, Query: c.passed}, &gone)
+	err = c.engine.Do(c.ctx, upstream.Ask{Method: http.MethodDelete, Version: c.version, Path: "/images/" + ref, Query: c.passed, Long: true}, &gone)
 	if upstream.StatusOf(err) == http.StatusConflict { // the engine names the container, whosever it is
 		return conflict(fmt.Sprintf("conflict: unable to remove image %q: a container is using it, or it has further names or images made of it", familiar(c.name)))
 	}

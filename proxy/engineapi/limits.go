@@ -169,33 +169,14 @@ func recountExecs(c *call, but string, n, most int64) (all int64) {
 
 // countObjects asks the engine how many of its objects are the caller's.
 func countObjects(c *call, kind string) (n int64, err error) {
-	query := url.Values{"filters": {c.onlyOwn(filters{}).String()}}
-	path := "/" + kind
-	object := lifecycle.ObjectKind(strings.TrimSuffix(kind, "s"))
-	switch kind {
-	case "containers":
-		path = "/containers/json"
-		query.Set("all", "1")
-	case "images":
-		path = "/images/json"
-		own := filters{}
-		for name, value := range imageOwner(c) {
-			own["label"] = append(own["label"], name+"="+value)
-		}
-		query.Set("filters", own.String())
-	}
-	err = c.engine.Each(c.ctx, c.version, path, query, func(list string, entry json.RawMessage) error {
-		own := kind == "images" // also those that a build leaves behind, which have no seal
-		if !own {
-			var err error
-			if own, err = ownEntry(c, object, list, entry); err != nil {
-				return err
-			}
-		}
-		if own {
+	if kind == "images" { // also those that a build leaves behind, which have no seal
+		query := url.Values{"filters": {imageFilters(c).String()}}
+		err = c.engine.Each(c.ctx, upstream.Ask{Version: c.version, Path: "/images/json", Query: query}, func(string, json.RawMessage) error {
 			n++
-		}
-		return nil
-	})
+			return nil
+		})
+		return n, err
+	}
+	err = eachOwn(c, lifecycle.ObjectKind(strings.TrimSuffix(kind, "s")), filters{}, func(*labelled) { n++ })
 	return n, err
 }

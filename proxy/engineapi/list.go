@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/docker/docker/api/types/container"
 	timetypes "github.com/docker/docker/api/types/time"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -34,7 +35,7 @@ func parseFilters(text string, known []string) (filters, error) {
 		return out, nil
 	}
 	var names map[string]json.RawMessage
-	if err := strictJSON([]byte(text), &names); err != nil {
+	if err := proxy.DecodeJSON([]byte(text), &names); err != nil {
 		return nil, proxy.Malformed("the filters are not one JSON object")
 	}
 	total := 0
@@ -57,10 +58,10 @@ func parseFilters(text string, known []string) (filters, error) {
 func filterValues(raw json.RawMessage) ([]string, error) {
 	var list []string
 	if len(raw) > 0 && raw[0] == '[' {
-		return list, strictJSON(raw, &list)
+		return list, proxy.DecodeJSON(raw, &list)
 	}
 	var set map[string]bool
-	if err := strictJSON(raw, &set); err != nil {
+	if err := proxy.DecodeJSON(raw, &set); err != nil {
 		return nil, err
 	}
 	for value, on := range set {
@@ -89,8 +90,8 @@ func (f filters) String() string {
 
 // listOwn relays a list of what the caller owns. The engine selects by the labels, whoever put
 // them there, so that each entry's seal is checked.
-func listOwn(c *call, kind lifecycle.ObjectKind, path string, query url.Values) error {
-	resp, err := c.open(upstream.Ask{Path: path, Query: query})
+func listOwn(c *call, kind lifecycle.ObjectKind, query url.Values) error {
+	resp, err := c.open(upstream.Ask{Path: listPaths[kind], Query: query})
 	if err != nil {
 		return err
 	}
@@ -113,13 +114,13 @@ func listOwn(c *call, kind lifecycle.ObjectKind, path string, query url.Values) 
 	restarting := c.restarts.Waiting() > 0
 	err = upstream.EachEntry(resp.Body, func(list string, entry json.RawMessage) error {
 		own, err := ownEntry(c, kind, list, entry)
-		if own && kind == lifecycle.ObjectContainer {
-			entry = shown(entry)
+		if own != nil && kind == lifecycle.ObjectContainer {
+			entry = shownEntry(entry)
 			if restarting {
 				entry, err = showRestarts(c, entry)
 			}
 		}
-		if own && err == nil {
+		if own != nil && err == nil {
 			write(next + string(entry))
 			next = ","
 		}
@@ -139,22 +140,64 @@ type labelled struct {
 	Labels map[string]string
 }
 
-// ownEntry reports whether an entry of a list is the caller's.
-func ownEntry(c *call, kind lifecycle.ObjectKind, list string, entry json.RawMessage) (bool, error) {
+// listed is what the proxy goes by of a container or an image in a list.
+type listed struct {
+	labelled
+	Created int64 // seconds since 1970
+
+	State  string // of a container, as are the next
+	Mounts []container.MountPoint
+	SizeRw int64 // bytes
+
+	RepoTags, RepoDigests []string // of an image, as are the next
+	Size, SharedSize      int64    // bytes
+}
+
+// named reports whether the image has a name. What a build leaves behind has none, and no seal.
+func (l *listed) named() bool {
+	return len(l.RepoTags) > 0 && !strings.HasPrefix(l.RepoTags[0], "<none>")
+}
+
+// ownEntry returns an entry of a list if it is the caller's, and nil otherwise.
+func ownEntry(c *call, kind lifecycle.ObjectKind, list string, entry json.RawMessage) (*labelled, error) {
 	var is labelled
 	if list == "Warnings" {
-		return false, nil
+		return nil, nil
 	}
 	if err := json.Unmarshal(entry, &is); err != nil {
-		return false, err
+		return nil, err
 	}
+	var own bool
+	var err error
 	switch kind {
 	case lifecycle.ObjectContainer:
-		return c.ownContainer(is.ID, is.Labels)
+		own, err = c.ownContainer(is.ID, is.Labels)
 	case lifecycle.ObjectImage:
-		return ownImage(c, is.Labels), nil
+		own = ownImage(c, is.Labels)
+	default:
+		own = c.own(kind, cmp.Or(is.ID, is.Name), is.Labels)
 	}
-	return c.own(kind, cmp.Or(is.ID, is.Name), is.Labels), nil
+	if err != nil || !own {
+		return nil, err
+	}
+	return &is, nil
+}
+
+// listPaths are the paths of the engine's lists.
+var listPaths = map[lifecycle.ObjectKind]string{
+	lifecycle.ObjectContainer: "/containers/json", lifecycle.ObjectNetwork: "/networks", lifecycle.ObjectVolume: "/volumes",
+}
+
+// eachOwn gives do the caller's own containers, networks or volumes that the filters leave.
+func eachOwn(c *call, kind lifecycle.ObjectKind, f filters, do func(*labelled)) error {
+	query := url.Values{"all": {"1"}, "filters": {c.onlyOwn(f).String()}}
+	return c.engine.Each(c.ctx, upstream.Ask{Version: c.version, Path: listPaths[kind], Query: query}, func(list string, entry json.RawMessage) error {
+		own, err := ownEntry(c, kind, list, entry)
+		if own != nil {
+			do(own)
+		}
+		return err
+	})
 }
 
 // onlyOwn adds what keeps a list to the caller's own. Labels that are asked for go on
@@ -182,12 +225,7 @@ func pruneContainers(c *call) error {
 	}
 	query := url.Values{"all": {"1"}, "size": {"1"}}
 	query.Set("filters", c.onlyOwn(filters{"label": slices.Clone(c.filter["label"]), "status": {"created", "exited", "dead"}}).String())
-	var list []struct {
-		ID      string `json:"Id"`
-		Labels  map[string]string
-		Created int64 // seconds since 1970
-		SizeRw  int64 // bytes
-	}
+	var list []listed
 	if err := c.engine.Get(c.ctx, c.version, "/containers/json", query, &list); err != nil {
 		return err
 	}
@@ -239,20 +277,6 @@ func (f filters) before() (int64, error) {
 	return before, nil
 }
 
-// prunable is an image of a list, or of what takes the disk's space.
-type prunable struct {
-	ID               string `json:"Id"`
-	RepoTags         []string
-	Labels           map[string]string
-	Created          int64 // seconds since 1970
-	Size, SharedSize int64 // bytes
-}
-
-// named reports whether the image has a name. What a build leaves behind has none, and no seal.
-func (p *prunable) named() bool {
-	return len(p.RepoTags) > 0 && !strings.HasPrefix(p.RepoTags[0], "<none>")
-}
-
 // pruneImages removes the images that the caller built and nobody uses: one by one, as
 // the engine's own way takes every image that was made without a configuration.
 func pruneImages(c *call) error {
@@ -290,24 +314,22 @@ func pruneImages(c *call) error {
 
 // prunableImages lists those of the caller's own images that the filters leave, with what
 // would be free without them.
-func prunableImages(c *call, f filters) ([]prunable, error) {
+func prunableImages(c *call, f filters) ([]listed, error) {
 	before, err := f.before()
 	if err != nil {
 		return nil, err
 	}
 	all := slices.ContainsFunc(f["dangling"], func(s string) bool { return s == "false" || s == "0" })
-	ask := filters{"label": slices.Clone(f["label"])}
-	for name, value := range imageOwner(c) {
-		ask["label"] = append(ask["label"], name+"="+value)
-	}
+	ask := imageFilters(c)
+	ask["label"] = append(ask["label"], f["label"]...)
 	if !all {
 		ask["dangling"] = []string{"true"}
 	}
-	var list []prunable
+	var list []listed
 	if err := c.engine.Get(c.ctx, c.version, "/images/json", url.Values{"filters": {ask.String()}}, &list); err != nil {
 		return nil, err
 	}
-	list = slices.DeleteFunc(list, func(img prunable) bool {
+	list = slices.DeleteFunc(list, func(img listed) bool {
 		return !builtID.MatchString(img.ID) || !ownImage(c, img.Labels) && (img.named() || !claimsImage(c, img.Labels)) || img.Created > before || hasLabel(img.Labels, f["label!"])
 	})
 	if len(list) == 0 {
@@ -319,7 +341,7 @@ func prunableImages(c *call, f filters) ([]prunable, error) {
 	}
 	shared := map[string]int64{}
 	for _, e := range usage {
-		var img prunable
+		var img listed
 		if e.list == "Images" && json.Unmarshal(e.raw, &img) == nil {
 			shared[img.ID] = max(img.SharedSize, 0)
 		}

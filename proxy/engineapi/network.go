@@ -66,7 +66,7 @@ func anyNetwork(c *call, ref string) (*network.Inspect, json.RawMessage, error) 
 }
 
 func listNetworks(c *call) error {
-	return listOwn(c, lifecycle.ObjectNetwork, "/networks", url.Values{"filters": {c.onlyOwn(c.filter).String()}})
+	return listOwn(c, lifecycle.ObjectNetwork, url.Values{"filters": {c.onlyOwn(c.filter).String()}})
 }
 
 func inspectNetwork(c *call) error {
@@ -97,27 +97,22 @@ func inspectNetwork(c *call) error {
 
 // otherFields are the fields of a network's creation that were given and no policy allows.
 func otherFields(b *network.CreateRequest) []policy.OtherField {
-	var list []policy.OtherField
-	refuse := func(given bool, field, value string) {
-		if given {
-			list = append(list, policy.OtherField{Field: field, Value: body.Shorten(value)})
-		}
-	}
-	refuse(b.Scope != "" && b.Scope != "local", "Scope", b.Scope)
-	refuse(b.EnableIPv4 != nil && !*b.EnableIPv4, "EnableIPv4", "false")
-	refuse(b.EnableIPv6 != nil && *b.EnableIPv6, "EnableIPv6", "true")
-	refuse(b.Ingress, "Ingress", "true")
-	refuse(b.ConfigOnly, "ConfigOnly", "true")
-	refuse(b.ConfigFrom != nil && b.ConfigFrom.Network != "", "ConfigFrom", "{…}")
+	var o body.Others
+	o.Add(b.Scope != "" && b.Scope != "local", "Scope", b.Scope)
+	o.Add(b.EnableIPv4 != nil && !*b.EnableIPv4, "EnableIPv4", "false")
+	o.Add(b.EnableIPv6 != nil && *b.EnableIPv6, "EnableIPv6", "true")
+	o.Add(b.Ingress, "Ingress", "true")
+	o.Add(b.ConfigOnly, "ConfigOnly", "true")
+	o.Add(b.ConfigFrom != nil && b.ConfigFrom.Network != "", "ConfigFrom", "{…}")
 	if b.IPAM != nil {
-		refuse(b.IPAM.Driver != "" && b.IPAM.Driver != "default", "IPAM.Driver", b.IPAM.Driver)
-		refuse(len(b.IPAM.Options) > 0, "IPAM.Options", "{…}")
+		o.Add(b.IPAM.Driver != "" && b.IPAM.Driver != "default", "IPAM.Driver", b.IPAM.Driver)
+		o.Add(len(b.IPAM.Options) > 0, "IPAM.Options", "{…}")
 		for i, config := range b.IPAM.Config {
 			given := config.Subnet != "" || config.IPRange != "" || config.Gateway != "" || len(config.AuxAddress) > 0
-			refuse(given, fmt.Sprintf("IPAM.Config[%d]", i), config.Subnet)
+			o.Add(given, fmt.Sprintf("IPAM.Config[%d]", i), config.Subnet)
 		}
 	}
-	return list
+	return o
 }
 
 func createNetwork(c *call, asked *network.CreateRequest) error {

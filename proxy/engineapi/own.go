@@ -6,7 +6,6 @@ import (
 	"maps"
 	"math"
 	"net/http"
-	"net/url"
 	"regexp"
 	"slices"
 	"strings"
@@ -252,21 +251,10 @@ func startOf(c *call, kind lifecycle.ObjectKind, ref string) (id string, err err
 		return "", nil
 	}
 	var ids []string
-	list := "/networks"
-	if kind == lifecycle.ObjectContainer {
-		list = "/containers/json"
-	}
-	query := url.Values{"all": {"1"}, "filters": {c.onlyOwn(filters{"id": {ref}}).String()}}
-	err = c.engine.Each(c.ctx, c.version, list, query, func(_ string, entry json.RawMessage) error {
-		var o labelled
-		if err := json.Unmarshal(entry, &o); err != nil {
-			return err
-		}
-		own, err := ownEntry(c, kind, "", entry)
-		if own && fullID.MatchString(o.ID) && strings.HasPrefix(o.ID, ref) {
+	err = eachOwn(c, kind, filters{"id": {ref}}, func(o *labelled) {
+		if fullID.MatchString(o.ID) && strings.HasPrefix(o.ID, ref) {
 			ids = append(ids, o.ID)
 		}
-		return err
 	})
 	if err != nil || len(ids) != 1 {
 		return "", err
@@ -276,33 +264,30 @@ func startOf(c *call, kind lifecycle.ObjectKind, ref string) (id string, err err
 
 func noContainer(ref string) error { return notFound("No such container: " + body.Shorten(ref)) }
 
-// execID checks that an exec is of a container of the caller's, and gives that container's ID.
-func execID(c *call, id string) (exec, containerID string, err error) {
+// ownExec checks that an exec is of a container of the caller's.
+func ownExec(c *call, id string) error {
 	missing := notFound("No such exec instance: " + body.Shorten(id))
 	if !fullID.MatchString(id) {
-		return "", "", missing // the engine takes no prefixes of these
+		return missing // the engine takes no prefixes of these
 	}
-	if known, ok := c.execs.get(id); ok {
-		if _, err := c.containerID(known); err != nil {
-			return "", "", missing
+	of, ok := c.execs.get(id)
+	if !ok {
+		var ex struct{ ContainerID string }
+		err := c.engine.Get(c.ctx, c.version, "/exec/"+id+"/json", nil, &ex)
+		if upstream.StatusOf(err) != 0 {
+			return missing
 		}
-		c.about(id)
-		return id, known, nil
+		if err != nil {
+			return err
+		}
+		of = ex.ContainerID
 	}
-	var ex struct{ ContainerID string }
-	err = c.engine.Get(c.ctx, c.version, "/exec/"+id+"/json", nil, &ex)
-	if upstream.StatusOf(err) != 0 {
-		return "", "", missing
+	if _, err := c.containerID(of); err != nil {
+		return missing
 	}
-	if err != nil {
-		return "", "", err
-	}
-	if _, err := c.containerID(ex.ContainerID); err != nil {
-		return "", "", missing
-	}
-	c.execs.put(id, ex.ContainerID)
+	c.execs.put(id, of)
 	c.about(id)
-	return id, ex.ContainerID, nil
+	return nil
 }
 
 const (
@@ -356,6 +341,15 @@ func (d *Proxy) callersLabels(labels map[string]string) (ttl *time.Duration, err
 // imageOwner are the labels that say whose an image is, as ownImage reads them.
 func imageOwner(c *call) map[string]string {
 	return map[string]string{lifecycle.LabelOwner: c.opts.Owner, lifecycle.LabelDoor: lifecycle.DoorEngineImage, lifecycle.LabelTenant: c.caller.Tenant}
+}
+
+// imageFilters select the images that claim to be the caller's.
+func imageFilters(c *call) filters {
+	f := filters{}
+	for name, value := range imageOwner(c) {
+		f["label"] = append(f["label"], name+"="+value)
+	}
+	return f
 }
 
 // stampLabels returns the labels of an object that the caller makes now: its own, which are

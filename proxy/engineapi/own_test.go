@@ -205,7 +205,7 @@ func TestLabelBounds(t *testing.T) {
 
 // TestLongLists reads a list of 19 MiB with a part of that in memory.
 func TestLongLists(t *testing.T) {
-	const entries = 600
+	const entries = 400
 	var entry func(i int) string
 	var volumeLabels string
 	engine := serveEngine(t, func(w http.ResponseWriter, r *http.Request) {

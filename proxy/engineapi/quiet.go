@@ -20,7 +20,6 @@ import (
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/mount"
 
-	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
@@ -61,8 +60,7 @@ func useOf(id string, labels map[string]string, mounts []container.MountPoint) *
 			u.Binds = append(u.Binds, bindOf(m))
 		}
 	}
-	var e effective
-	if json.Unmarshal([]byte(labels[lifecycle.LabelEffective]), &e) == nil {
+	if e, ok := effectiveOf(labels); ok {
 		u.Binds = append(u.Binds, e.Binds...)
 	}
 	return u
@@ -78,7 +76,7 @@ func claimMounts(ctx context.Context, c *call, ct *container.InspectResponse) (l
 // another may hold the engine's lock.
 func inspectSlow(c *call, id string) (*container.InspectResponse, error) {
 	var ct container.InspectResponse
-	err := c.engine.DoLong(c.ctx, upstream.Ask{Method: http.MethodGet, Version: c.version, Path: "/containers/" + id + "/json"}, &ct)
+	err := c.engine.Do(c.ctx, upstream.Ask{Method: http.MethodGet, Version: c.version, Path: "/containers/" + id + "/json", Long: true}, &ct)
 	if err == nil && (ct.ContainerJSONBase == nil || ct.HostConfig == nil || ct.Config == nil || ct.State == nil) {
 		err = fmt.Errorf("inspect container: the engine's answer lacks a part")
 	}
@@ -146,12 +144,8 @@ func findSharer(c *call, u *mountpin.Use, tenants bool) (id string, err error) {
 	if (&mountpin.Use{Binds: c.opts.Mounts()}).Writes(u) {
 		return "sandbox", nil
 	}
-	err = c.engine.Each(c.ctx, c.version, "/containers/json", nil, func(_ string, entry json.RawMessage) error {
-		var ct struct {
-			ID     string `json:"Id"`
-			Labels map[string]string
-			Mounts []container.MountPoint
-		}
+	err = c.engine.Each(c.ctx, upstream.Ask{Version: c.version, Path: "/containers/json"}, func(_ string, entry json.RawMessage) error {
+		var ct listed
 		if err := json.Unmarshal(entry, &ct); err != nil {
 			return err
 		}

@@ -101,7 +101,7 @@ func registryHeader(h http.Header, name string, into *map[string]json.RawMessage
 	if string(decoded) == "null" { // some clients' way of having none
 		return nil
 	}
-	if strictJSON(decoded, into) != nil {
+	if proxy.DecodeJSON(decoded, into) != nil {
 		return bad
 	}
 	return nil

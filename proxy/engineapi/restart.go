@@ -112,7 +112,7 @@ func (d restartEngine) List(ctx context.Context) (ids []string, err error) {
 	var unsealed []string
 	err = d.eachContainer(ctx, 0, func(ct *listed) {
 		_, sealed := ct.Labels[lifecycle.LabelSeal]
-		e, _ := ct.effective()
+		e, _ := effectiveOf(ct.Labels)
 		switch _, ours := d.restartedHere(ct.ID, ct.Labels); {
 		case ours:
 			ids = append(ids, ct.ID)
@@ -205,8 +205,8 @@ func (d restartEngine) StartContainer(ctx context.Context, id string) error {
 // labels, and the policy that it was made with. The engine keeps those of containers
 // without binds, and of those that were denied and made in mode audit.
 func (d *Proxy) restartedHere(id string, labels map[string]string) (restart.Policy, bool) {
-	var e effective
-	if !d.opts.Sealer.Valid(lifecycle.ObjectContainer, id, labels) || json.Unmarshal([]byte(labels[lifecycle.LabelEffective]), &e) != nil || e.Audit || len(e.Binds) == 0 {
+	e, ok := effectiveOf(labels)
+	if !ok || e.Audit || len(e.Binds) == 0 || !d.opts.Sealer.Valid(lifecycle.ObjectContainer, id, labels) {
 		return restart.Policy{}, false
 	}
 	return restart.Policy{Name: e.Restart, MaxRetries: e.RestartMax}, true
@@ -282,9 +282,7 @@ func signalNumber(s string) unix.Signal {
 
 // showRestarts shows a container of a list that waits for its restart as the engine would.
 func showRestarts(c *call, entry json.RawMessage) (json.RawMessage, error) {
-	var ct struct {
-		ID string `json:"Id"`
-	}
+	var ct labelled
 	if err := json.Unmarshal(entry, &ct); err != nil {
 		return nil, err
 	}

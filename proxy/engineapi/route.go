@@ -16,27 +16,16 @@ import (
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
-// bodyKind is what body a route takes.
-type bodyKind int
-
-const (
-	noBody bodyKind = iota
-	jsonBody
-	tarBody
-	anyBody // what the client says to a hijacked connection
-)
-
 // route is one endpoint of the Engine API that callers may use.
 type route struct {
 	method   string
 	template string // "/containers/{id}/json"
 	query    params
-	body     bodyKind
+	body     bool             // it may have one
 	op       string           // what the profile must allow; empty is nothing
 	filters  []string         // filters that its query may have
 	change   bool             // it changes something
-	since    upstream.Version // the API versions that have it, from and to; 0 is no bound
-	until    upstream.Version
+	since    upstream.Version // the first API version that has it; 0 is the oldest
 	serve    func(*call) error
 
 	segments []string // of the template
@@ -68,13 +57,13 @@ var routes = compile([]route{
 	{method: http.MethodGet, template: "/containers/{id}/export", op: policy.OpArchive, serve: inContainer(exportContainer)},
 	{method: http.MethodHead, template: "/containers/{id}/archive", query: params{"path": nil}, op: policy.OpArchive, serve: inContainer(statArchive)},
 	{method: http.MethodGet, template: "/containers/{id}/archive", query: params{"path": nil}, op: policy.OpArchive, serve: inContainer(getArchive)},
-	{method: http.MethodPut, template: "/containers/{id}/archive", query: params{"path": nil, "noOverwriteDirNonDir": boolean, "copyUIDGID": boolean}, body: tarBody, change: true, op: policy.OpArchive, serve: inContainer(putArchive)},
-	{method: http.MethodPost, template: "/containers/create", query: params{"name": nil, "platform": platform}, body: jsonBody, change: true, serve: decoded(createContainer)},
+	{method: http.MethodPut, template: "/containers/{id}/archive", query: params{"path": nil, "noOverwriteDirNonDir": boolean, "copyUIDGID": boolean}, body: true, change: true, op: policy.OpArchive, serve: inContainer(putArchive)},
+	{method: http.MethodPost, template: "/containers/create", query: params{"name": nil, "platform": platform}, body: true, change: true, serve: decoded(createContainer)},
 	{method: http.MethodPost, template: "/containers/{id}/start", query: params{"detachKeys": detachKeys}, change: true, serve: onContainer(startContainer)},
 	{method: http.MethodPost, template: "/containers/{id}/restart", query: params{"t": stopTime, "signal": signal}, change: true, serve: onContainer(startContainer)},
-	{method: http.MethodPost, template: "/containers/{id}/update", body: jsonBody, change: true, serve: decoded(updateContainer)},
-	{method: http.MethodPost, template: "/containers/{id}/exec", body: jsonBody, op: policy.OpExec, change: true, serve: decoded(createExec)},
-	{method: http.MethodPost, template: "/exec/{id}/start", body: jsonBody, op: policy.OpExec, change: true, serve: decoded(startExec)},
+	{method: http.MethodPost, template: "/containers/{id}/update", body: true, change: true, serve: decoded(updateContainer)},
+	{method: http.MethodPost, template: "/containers/{id}/exec", body: true, op: policy.OpExec, change: true, serve: decoded(createExec)},
+	{method: http.MethodPost, template: "/exec/{id}/start", body: true, op: policy.OpExec, change: true, serve: decoded(startExec)},
 	{method: http.MethodPost, template: "/exec/{id}/resize", query: consoleSize, serve: forwardExec},
 	{method: http.MethodGet, template: "/exec/{id}/json", serve: forwardExec},
 	{method: http.MethodPost, template: "/containers/{id}/attach", query: attachParams, change: true, serve: inContainer(attachContainer)},
@@ -88,14 +77,14 @@ var routes = compile([]route{
 	{method: http.MethodGet, template: "/containers/{id}/changes", serve: forwardContainer},
 	{method: http.MethodPost, template: "/containers/{id}/wait", query: params{"condition": like(waitCondition, "invalid condition")}, serve: onContainer(waitContainer)},
 	{method: http.MethodGet, template: "/networks", filters: []string{"dangling", "driver", "id", "label", "name", "scope", "type"}, serve: listNetworks},
-	{method: http.MethodPost, template: "/networks/create", body: jsonBody, change: true, serve: decoded(createNetwork)},
+	{method: http.MethodPost, template: "/networks/create", body: true, change: true, serve: decoded(createNetwork)},
 	{method: http.MethodGet, template: "/networks/{id}", query: params{"verbose": nil, "scope": nil}, serve: inspectNetwork},
 	{method: http.MethodDelete, template: "/networks/{id}", change: true, serve: removeNetwork},
-	{method: http.MethodPost, template: "/networks/{id}/connect", body: jsonBody, change: true, serve: decoded(connectNetwork)},
-	{method: http.MethodPost, template: "/networks/{id}/disconnect", body: jsonBody, change: true, serve: decoded(disconnectNetwork)},
+	{method: http.MethodPost, template: "/networks/{id}/connect", body: true, change: true, serve: decoded(connectNetwork)},
+	{method: http.MethodPost, template: "/networks/{id}/disconnect", body: true, change: true, serve: decoded(disconnectNetwork)},
 	{method: http.MethodPost, template: "/networks/prune", change: true, since: 25, filters: []string{"until", "label", "label!"}, serve: pruneNetworks},
 	{method: http.MethodGet, template: "/volumes", filters: []string{"dangling", "driver", "label", "name"}, serve: listVolumes},
-	{method: http.MethodPost, template: "/volumes/create", body: jsonBody, change: true, serve: decoded(createVolume)},
+	{method: http.MethodPost, template: "/volumes/create", body: true, change: true, serve: decoded(createVolume)},
 	{method: http.MethodGet, template: "/volumes/{name}", serve: inspectVolume},
 	{method: http.MethodDelete, template: "/volumes/{name}", query: params{"force": boolean}, change: true, serve: removeVolume},
 	{method: http.MethodPost, template: "/volumes/prune", change: true, since: 25, filters: []string{"label", "label!", "all"}, serve: pruneVolumes},
@@ -108,7 +97,7 @@ var routes = compile([]route{
 	{method: http.MethodGet, template: "/images/{image}/get", op: policy.OpArchive, serve: saveImage},
 	{method: http.MethodGet, template: "/images/get", query: params{"names*": nil}, op: policy.OpArchive, serve: saveImages},
 	{
-		method: http.MethodPost, template: "/build", body: tarBody, op: policy.OpBuild, change: true, serve: buildImage,
+		method: http.MethodPost, template: "/build", body: true, op: policy.OpBuild, change: true, serve: buildImage,
 		query: params{
 			"dockerfile": nil, "t*": nil, "q": nil, "nocache": boolean, "pull": nil, "rm": nil, "forcerm": nil, "memory": nil, "memswap": nil, "cpushares": nil,
 			"cpuperiod": nil, "cpuquota": nil, "buildargs": nil, "shmsize": nil, "labels": nil, "networkmode": nil, "platform": platform,
@@ -118,7 +107,7 @@ var routes = compile([]route{
 		},
 	},
 	{
-		method: http.MethodPost, template: "/commit", body: jsonBody, op: policy.OpCommit, change: true, serve: commit,
+		method: http.MethodPost, template: "/commit", body: true, op: policy.OpCommit, change: true, serve: commit,
 		query: params{"container": nil, "repo": nil, "tag": nil, "comment": short, "author": short, "pause": nil, "changes*": nil},
 	},
 	{method: http.MethodPost, template: "/images/prune", change: true, since: 25, filters: []string{"dangling", "until", "label", "label!"}, serve: pruneImages},
@@ -272,7 +261,7 @@ func (c *call) match() (*route, error) {
 	if c.version, err = c.engine.Negotiate(c.ctx, v); err != nil {
 		return nil, err
 	}
-	if c.version < rt.since || rt.until != 0 && c.version > rt.until {
+	if c.version < rt.since {
 		return nil, denied("endpoints.version", "", fmt.Sprintf("%s %s is not in version %s of the API", method(c.r), rt.template, c.version), "another version")
 	}
 	c.name = name
@@ -330,7 +319,7 @@ func (c *call) parse() (err error) {
 	if h.Get("Content-Encoding") != "" || len(h.Values("Content-Type")) > 1 {
 		return proxy.Malformed("the body is encoded, or has several types")
 	}
-	if c.route.body == noBody && c.r.ContentLength != 0 {
+	if !c.route.body && c.r.ContentLength != 0 {
 		return proxy.Malformed(c.route.method + " " + c.route.template + " takes no body")
 	}
 	return nil

@@ -150,8 +150,7 @@ func rewrite(to io.Writer, from io.Reader, name string, judge func([]byte) ([]by
 		_, err = tw.Write(dockerfile)
 	}
 	if err := errors.Join(err, tw.Close(), out.Flush()); err != nil {
-		var full *proxy.Fault
-		if errors.As(err, &full) {
+		if full, ok := errors.AsType[*proxy.Fault](err); ok {
 			return full
 		}
 		return fmt.Errorf("keep the build's files: %w", err)
@@ -171,12 +170,10 @@ func placeOf(h *tar.Header) (string, error) {
 }
 
 func archiveError(err error) error {
-	var large *http.MaxBytesError
-	if errors.As(err, &large) {
+	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return contextTooLarge()
 	}
-	var full *proxy.Fault
-	if errors.As(err, &full) {
+	if full, ok := errors.AsType[*proxy.Fault](err); ok {
 		return full
 	}
 	return proxy.Malformed("the body is not a tar archive")

@@ -105,15 +105,15 @@ func startOne(c *call, a upstream.Ask, id string) (*http.Response, error) {
 		return nil, err
 	}
 	defer leaveMounts()
-	e, err := effectiveOf(ct)
+	e, err := allowed(ct)
 	if err != nil {
 		return nil, err
 	}
 	if row, ok := c.restarts.Row(id); ok {
 		e.Restart = row.Name
 	}
-	if e.Audit {
-		if err := c.allow([]policy.Reason{{Rule: "verify.start", Message: "the container was denied, and made in mode audit", Allowed: "a new container"}}); err != nil {
+	if c.unconfined = e.Audit; e.Audit {
+		if err := refuseUnconfined(c); err != nil {
 			return nil, err
 		}
 		return askForStart(c, a)
@@ -274,7 +274,7 @@ func verifyUpdate(c *call, id string, v upstream.Version) error {
 	if err != nil {
 		return err
 	}
-	e, err := effectiveOf(ct)
+	e, err := allowed(ct)
 	if err == nil && (e.Audit || withinLimits(c, e, ct.HostConfig)) {
 		return nil
 	}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -124,41 +123,36 @@ func engineInfo(c *call) error {
 
 // diskUsage is of the caller's own containers, volumes and images.
 func diskUsage(c *call) error {
-	types := map[string]string{"Images": "image", "Containers": "container", "Volumes": "volume"}
 	for _, kind := range c.query["type"] {
 		if !slices.Contains([]string{"container", "image", "volume", "build-cache"}, kind) {
 			return proxy.Malformed("unknown object type: " + body.Shorten(kind))
 		}
 	}
 	all := c.version < 42 || len(c.query["type"]) == 0
-	var of struct {
-		LayersSize                              int64 // what all layers take together is nobody's business
-		Images, Containers, Volumes, BuildCache []json.RawMessage
-		BuilderSize                             int64
-	}
-	of.BuildCache = []json.RawMessage{}
-	lists := map[string]*[]json.RawMessage{"Images": &of.Images, "Containers": &of.Containers, "Volumes": &of.Volumes}
 	kinds := map[string]lifecycle.ObjectKind{"Images": lifecycle.ObjectImage, "Containers": lifecycle.ObjectContainer, "Volumes": lifecycle.ObjectVolume}
-	for _, list := range lists {
-		*list = []json.RawMessage{}
-	}
+	lists := map[string][]json.RawMessage{"Images": {}, "Containers": {}, "Volumes": {}}
 	entries, err := c.usage.of(c)
-	for _, e := range entries {
-		if lists[e.list] == nil || !all && !slices.Contains(c.query["type"], types[e.list]) {
-			continue
-		}
-		own, err := ownEntry(c, kinds[e.list], e.list, e.raw)
-		if err != nil {
-			return err
-		}
-		if own {
-			*lists[e.list] = append(*lists[e.list], shown(e.raw))
-		}
-	}
 	if err != nil {
 		return err
 	}
-	return c.answer(http.StatusOK, of)
+	for _, e := range entries {
+		kind, ok := kinds[e.list]
+		if !ok || !all && !slices.Contains(c.query["type"], string(kind)) {
+			continue
+		}
+		own, err := ownEntry(c, kind, e.list, e.raw)
+		if err != nil {
+			return err
+		}
+		if own != nil {
+			lists[e.list] = append(lists[e.list], shownEntry(e.raw))
+		}
+	}
+	return c.answer(http.StatusOK, struct {
+		LayersSize                              int64 // what all layers take together is nobody's business
+		Images, Containers, Volumes, BuildCache []json.RawMessage
+		BuilderSize                             int64
+	}{Images: lists["Images"], Containers: lists["Containers"], Volumes: lists["Volumes"], BuildCache: []json.RawMessage{}})
 }
 
 // usageTime bounds a walk of the engine through all volumes and layers.
@@ -191,7 +185,7 @@ func (u *usage) of(c *call) ([]usageEntry, error) {
 		defer cancel()
 		var all []usageEntry
 		size := 0
-		err := c.engine.EachLong(ctx, c.version, "/system/df", nil, func(list string, entry json.RawMessage) error {
+		err := c.engine.Each(ctx, upstream.Ask{Version: c.version, Path: "/system/df", Long: true}, func(list string, entry json.RawMessage) error {
 			if list == "" || list == "BuildCache" {
 				return nil
 			}
@@ -293,30 +287,12 @@ const maxWitnessed = 16 << 10
 // seed notes the networks and volumes that are the caller's when it begins to look, or it
 // would not hear of their end.
 func (s *witness) seed() error {
-	query := url.Values{"filters": {s.onlyOwn(filters{}).String()}}
 	if err := surveyContainers(s.call); err != nil {
 		return err
 	}
-	var networks []labelled
-	if err := s.engine.Get(s.ctx, s.version, "/networks", query, &networks); err != nil {
-		return err
-	}
-	for _, n := range networks {
-		if s.own(lifecycle.ObjectNetwork, n.ID, n.Labels) {
-			s.since["network "+n.ID] = 0
-		}
-	}
-	return s.engine.Each(s.ctx, s.version, "/volumes", query, func(list string, entry json.RawMessage) error {
-		var v labelled
-		if list != "Volumes" {
-			return nil
-		}
-		if err := json.Unmarshal(entry, &v); err != nil || !s.own(lifecycle.ObjectVolume, v.Name, v.Labels) {
-			return err
-		}
-		s.since["volume "+v.Name] = madeAt(v.Labels)
-		return nil
-	})
+	networks := eachOwn(s.call, lifecycle.ObjectNetwork, filters{}, func(n *labelled) { s.since["network "+n.ID] = 0 })
+	volumes := eachOwn(s.call, lifecycle.ObjectVolume, filters{}, func(v *labelled) { s.since["volume "+v.Name] = madeAt(v.Labels) })
+	return errors.Join(networks, volumes)
 }
 
 // madeAt is when labels say that a volume was made, before which its name was another's.

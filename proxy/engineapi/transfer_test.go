@@ -62,6 +62,7 @@ func TestStalledArchive(t *testing.T) {
 	host, direct := testEngine(t)
 	for name, text := range stalled(t) {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // they only wait
 			d := doorTo(t, host, "")
 			d.transfers.stall = 3 * time.Second
 			address := d.listen(Caller{Name: "stall", Tenant: "stall"})
@@ -136,6 +137,7 @@ func TestArchiveEndsWithItsContainer(t *testing.T) {
 	host, direct := testEngine(t)
 	for name, text := range stalled(t) {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // they only wait
 			d := doorTo(t, host, "")
 			address := d.listen(Caller{Name: "time", Tenant: "time"})
 			id := bigFile(t, d, direct, "time")

@@ -2,10 +2,8 @@ package engineapi
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -50,13 +48,12 @@ func verifyMade(c *call, p *plan, id string, v upstream.Version) error {
 	}
 	var d body.Differences
 	d.Add(ct.ID == id, "Id")
-	want := maps.Clone(p.Labels)
 	for name := range ct.Config.Labels {
-		if _, asked := want[name]; !asked {
+		if _, asked := p.Labels[name]; !asked {
 			d.Add(!lifecycle.IsOwnLabel(name), "Config.Labels") // an image's
 		}
 	}
-	for name, value := range want {
+	for name, value := range p.Labels {
 		got, ok := ct.Config.Labels[name]
 		d.Add(ok && got == value, "Config.Labels")
 	}
@@ -153,15 +150,6 @@ func networkDifferences(c *call, d *body.Differences, s policy.ContainerSpec, ct
 	return nil
 }
 
-// effectiveOf reads what a container was allowed from its labels.
-func effectiveOf(ct *container.InspectResponse) (effective, error) {
-	var e effective
-	if err := json.Unmarshal([]byte(ct.Config.Labels[lifecycle.LabelEffective]), &e); err != nil {
-		return e, denied("verify.start", "Config.Labels", "the container doesn't say what it was allowed", "containers that this proxy made")
-	}
-	return e, nil
-}
-
 // expired refuses a container that has no more time.
 func expired(ct *container.InspectResponse) error {
 	expires, err := time.Parse(time.RFC3339Nano, ct.Config.Labels[lifecycle.LabelExpiresAt])
@@ -199,8 +187,7 @@ func withinLimits(c *call, e effective, h *container.HostConfig) bool {
 // endUnfit removes a container that isn't as it was allowed, and kills one that can't be
 // looked at.
 func endUnfit(c *call, id string, v upstream.Version, why error) {
-	var d *policy.DeniedError
-	if errors.As(why, &d) {
+	if _, ok := errors.AsType[*policy.DeniedError](why); ok {
 		removeUnfit(c, id, v)
 		return
 	}

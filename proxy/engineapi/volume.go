@@ -57,7 +57,7 @@ func anyVolume(c *call, name string) (*volume.Volume, json.RawMessage, error) {
 }
 
 func listVolumes(c *call) error {
-	return listOwn(c, lifecycle.ObjectVolume, "/volumes", url.Values{"filters": {c.onlyOwn(c.filter).String()}})
+	return listOwn(c, lifecycle.ObjectVolume, url.Values{"filters": {c.onlyOwn(c.filter).String()}})
 }
 
 func inspectVolume(c *call) error {
@@ -94,7 +94,7 @@ func createVolume(c *call, body *volumeBody) error {
 			return err
 		}
 	}
-	raw, err := makeVolume(c, body.Name, body.Driver, body.DriverOpts, body.Labels)
+	_, raw, err := makeVolume(c, body.Name, body.Driver, body.DriverOpts, body.Labels)
 	if err != nil {
 		return err
 	}
@@ -107,35 +107,35 @@ func volumeTaken(name string) error {
 
 // makeVolume makes a volume of the caller's. A driver other than the local one and options
 // are only ever those of a caller in mode audit.
-func makeVolume(c *call, name, driver string, options, own map[string]string) (json.RawMessage, error) {
+func makeVolume(c *call, name, driver string, options, own map[string]string) (*volume.Volume, json.RawMessage, error) {
 	labels, err := stampLabels(c, lifecycle.ObjectVolume, own)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	leave, err := c.room("volumes", 1)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer leave()
 	var raw json.RawMessage
 	create := volume.CreateOptions{Name: name, Driver: cmp.Or(driver, "local"), DriverOpts: options, Labels: labels}
 	if err := c.engine.Post(c.ctx, c.version, "/volumes/create", nil, create, &raw); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	var made volume.Volume
 	if err := json.Unmarshal(raw, &made); err != nil {
-		return nil, fmt.Errorf("create volume: the engine's answer can't be read: %w", err)
+		return nil, nil, fmt.Errorf("create volume: the engine's answer can't be read: %w", err)
 	}
 	// The engine answers with another's volume of the name, if there is one by now.
 	if made.Labels[lifecycle.LabelSessionID] != labels[lifecycle.LabelSessionID] {
-		return nil, volumeTaken(made.Name)
+		return nil, nil, volumeTaken(made.Name)
 	}
 	if !c.caller.Audit && (made.Driver != "local" || len(made.Options) > 0) {
 		removeUnwanted(c, "/volumes/"+made.Name, url.Values{"force": {"1"}})
-		return nil, denied("verify.create", "Driver", "the engine made another volume than it was asked for", "a local volume without options")
+		return nil, nil, denied("verify.create", "Driver", "the engine made another volume than it was asked for", "a local volume without options")
 	}
 	c.about(made.Name)
-	return raw, nil
+	return &made, raw, nil
 }
 
 func removeVolume(c *call) error {

@@ -99,10 +99,11 @@ func DeviceList(r *container.Resources) []string {
 	return list
 }
 
-// others collects fields that may only be left out.
-type others []policy.OtherField
+// Others collects fields that may only be left out.
+type Others []policy.OtherField
 
-func (o *others) add(given bool, field string, value any) {
+// Add adds a field if it is given.
+func (o *Others) Add(given bool, field string, value any) {
 	if given {
 		*o = append(*o, policy.OtherField{Field: field, Value: Shorten(fmt.Sprint(value))})
 	}
@@ -110,21 +111,21 @@ func (o *others) add(given bool, field string, value any) {
 
 // refused are the fields that no policy allows, as far as they are given.
 func (b *Create) refused() []policy.OtherField {
-	var o others
+	var o Others
 	h := b.HostConfig
-	o.add(b.MacAddress != "", "MacAddress", b.MacAddress) //nolint:staticcheck // old clients send it
-	o.add(len(b.OnBuild) > 0, "OnBuild", b.OnBuild)
-	o.add(b.Runtime != "" && b.Runtime != h.Runtime, "Runtime", b.Runtime)
-	o.add(h.VolumeDriver != "" && h.VolumeDriver != "local", "HostConfig.VolumeDriver", h.VolumeDriver)
-	o.add(len(h.VolumesFrom) > 0, "HostConfig.VolumesFrom", h.VolumesFrom)
-	o.add(len(h.Annotations) > 0, "HostConfig.Annotations", slices.Sorted(maps.Keys(h.Annotations)))
-	o.add(len(h.Capabilities) > 0, "HostConfig.Capabilities", h.Capabilities)
-	o.add(h.Cgroup != "", "HostConfig.Cgroup", h.Cgroup)
-	o.add(len(h.Links) > 0, "HostConfig.Links", h.Links)
-	o.add(len(h.StorageOpt) > 0, "HostConfig.StorageOpt", slices.Sorted(maps.Keys(h.StorageOpt)))
-	o.add(h.Isolation != "" && h.Isolation != container.IsolationDefault, "HostConfig.Isolation", h.Isolation)
-	o.add(h.MaskedPaths != nil, "HostConfig.MaskedPaths", h.MaskedPaths)
-	o.add(h.ReadonlyPaths != nil, "HostConfig.ReadonlyPaths", h.ReadonlyPaths)
+	o.Add(b.MacAddress != "", "MacAddress", b.MacAddress) //nolint:staticcheck // old clients send it
+	o.Add(len(b.OnBuild) > 0, "OnBuild", b.OnBuild)
+	o.Add(b.Runtime != "" && b.Runtime != h.Runtime, "Runtime", b.Runtime)
+	o.Add(h.VolumeDriver != "" && h.VolumeDriver != "local", "HostConfig.VolumeDriver", h.VolumeDriver)
+	o.Add(len(h.VolumesFrom) > 0, "HostConfig.VolumesFrom", h.VolumesFrom)
+	o.Add(len(h.Annotations) > 0, "HostConfig.Annotations", slices.Sorted(maps.Keys(h.Annotations)))
+	o.Add(len(h.Capabilities) > 0, "HostConfig.Capabilities", h.Capabilities)
+	o.Add(h.Cgroup != "", "HostConfig.Cgroup", h.Cgroup)
+	o.Add(len(h.Links) > 0, "HostConfig.Links", h.Links)
+	o.Add(len(h.StorageOpt) > 0, "HostConfig.StorageOpt", slices.Sorted(maps.Keys(h.StorageOpt)))
+	o.Add(h.Isolation != "" && h.Isolation != container.IsolationDefault, "HostConfig.Isolation", h.Isolation)
+	o.Add(h.MaskedPaths != nil, "HostConfig.MaskedPaths", h.MaskedPaths)
+	o.Add(h.ReadonlyPaths != nil, "HostConfig.ReadonlyPaths", h.ReadonlyPaths)
 	return append(o, Refused("HostConfig.", &h.Resources, h.DiskQuota)...)
 }
 
@@ -133,24 +134,24 @@ const defaultShares = 1024
 
 // Refused are the resources that no policy allows, as far as they are given.
 func Refused(at string, r *container.Resources, diskQuota int64) []policy.OtherField {
-	var o others
-	o.add(r.CPUShares > defaultShares, at+"CpuShares", r.CPUShares)
-	o.add(r.CgroupParent != "", at+"CgroupParent", r.CgroupParent)
+	var o Others
+	o.Add(r.CPUShares > defaultShares, at+"CpuShares", r.CPUShares)
+	o.Add(r.CgroupParent != "", at+"CgroupParent", r.CgroupParent)
 	for name, n := range map[string]int64{
 		"BlkioWeight": int64(r.BlkioWeight), "CpuRealtimePeriod": r.CPURealtimePeriod, "CpuRealtimeRuntime": r.CPURealtimeRuntime,
 		"DiskQuota": diskQuota, "KernelMemory": r.KernelMemory, "KernelMemoryTCP": r.KernelMemoryTCP, "CpuCount": r.CPUCount, //nolint:staticcheck // old clients send it
 		"CpuPercent": r.CPUPercent,
 	} {
-		o.add(n != 0, at+name, n)
+		o.Add(n != 0, at+name, n)
 	}
 	for name, n := range map[string]uint64{"IOMaximumIOps": r.IOMaximumIOps, "IOMaximumBandwidth": r.IOMaximumBandwidth} {
-		o.add(n != 0, at+name, n)
+		o.Add(n != 0, at+name, n)
 	}
 	for name, n := range map[string]int{
 		"BlkioWeightDevice": len(r.BlkioWeightDevice), "BlkioDeviceReadBps": len(r.BlkioDeviceReadBps), "BlkioDeviceWriteBps": len(r.BlkioDeviceWriteBps),
 		"BlkioDeviceReadIOps": len(r.BlkioDeviceReadIOps), "BlkioDeviceWriteIOps": len(r.BlkioDeviceWriteIOps),
 	} {
-		o.add(n != 0, at+name, n)
+		o.Add(n != 0, at+name, n)
 	}
 	slices.SortFunc(o, func(a, b policy.OtherField) int { return strings.Compare(a.Field, b.Field) })
 	return o

@@ -128,12 +128,21 @@ type Ask struct {
 	Header  http.Header
 	Body    io.Reader // nil is none
 	Length  int64     // of body; -1 is not known
+	JSON    any       // body as a value to encode; nil is none
+	Long    bool      // Do and Each wait as long as their context lasts, not for AskTimeout
 }
 
 func (e *Engine) request(ctx context.Context, a Ask) (*http.Request, error) {
 	path := a.Path
 	if a.Version != 0 {
 		path = "/v" + a.Version.String() + path
+	}
+	if a.JSON != nil {
+		text, err := json.Marshal(a.JSON)
+		if err != nil {
+			return nil, fmt.Errorf("encode the request: %w", err)
+		}
+		a.Body, a.Length, a.Header = bytes.NewReader(text), int64(len(text)), http.Header{"Content-Type": {"application/json"}}
 	}
 	req, err := http.NewRequestWithContext(ctx, a.Method, "http://docker", a.Body)
 	if err != nil {
@@ -214,8 +223,7 @@ func (e *Error) As(target any) bool {
 
 // StatusOf is the status of an engine's error; 0 for any other.
 func StatusOf(err error) int {
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Status
 	}
 	return 0
@@ -228,33 +236,21 @@ func (e *Engine) Get(ctx context.Context, v Version, path string, query url.Valu
 
 // Post sends in as JSON, if it isn't nil, and reads the answer into out, unless that is nil.
 func (e *Engine) Post(ctx context.Context, v Version, path string, query url.Values, in, out any) error {
-	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
-	defer cancel()
-	return e.PostLong(ctx, v, path, query, in, out)
+	return e.Do(ctx, Ask{Method: http.MethodPost, Version: v, Path: path, Query: query, JSON: in}, out)
 }
 
-// PostLong is post for as long as ctx lasts.
-func (e *Engine) PostLong(ctx context.Context, v Version, path string, query url.Values, in, out any) error {
-	a := Ask{Method: http.MethodPost, Version: v, Path: path, Query: query}
-	if in != nil {
-		body, err := json.Marshal(in)
-		if err != nil {
-			return fmt.Errorf("encode the request: %w", err)
-		}
-		a.Body, a.Length, a.Header = bytes.NewReader(body), int64(len(body)), http.Header{"Content-Type": {"application/json"}}
+// bound limits ctx to the time that the request may take.
+func (a *Ask) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	if a.Long {
+		return context.WithCancel(ctx)
 	}
-	return e.DoLong(ctx, a, out)
+	return context.WithTimeout(ctx, AskTimeout)
 }
 
 // Do sends a request and reads its answer whole. An answer of 300 or more is an error.
 func (e *Engine) Do(ctx context.Context, a Ask, into any) error {
-	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
+	ctx, cancel := a.bound(ctx)
 	defer cancel()
-	return e.DoLong(ctx, a, into)
-}
-
-// DoLong is do for as long as ctx lasts.
-func (e *Engine) DoLong(ctx context.Context, a Ask, into any) error {
 	resp, err := e.Open(ctx, a)
 	if err != nil {
 		return err
@@ -287,15 +283,11 @@ const maxEntry = 16 << 20
 // Each asks for a list and gives one entry after the other to f, so that no list is too
 // long, whoever filled it. The answer is a list, or an object with lists, whose names f
 // gets; what else is in that is left out.
-func (e *Engine) Each(ctx context.Context, v Version, path string, query url.Values, f func(list string, entry json.RawMessage) error) error {
-	ctx, cancel := context.WithTimeout(ctx, AskTimeout)
+func (e *Engine) Each(ctx context.Context, a Ask, f func(list string, entry json.RawMessage) error) error {
+	ctx, cancel := a.bound(ctx)
 	defer cancel()
-	return e.EachLong(ctx, v, path, query, f)
-}
-
-// EachLong is each for as long as ctx lasts.
-func (e *Engine) EachLong(ctx context.Context, v Version, path string, query url.Values, f func(list string, entry json.RawMessage) error) error {
-	resp, err := e.Open(ctx, Ask{Method: http.MethodGet, Version: v, Path: path, Query: query})
+	a.Method = http.MethodGet
+	resp, err := e.Open(ctx, a)
 	if err != nil {
 		return err
 	}
@@ -305,7 +297,7 @@ func (e *Engine) EachLong(ctx context.Context, v Version, path string, query url
 		return context.Cause(ctx)
 	}
 	if err != nil {
-		return fmt.Errorf("GET %s: %w", path, err)
+		return fmt.Errorf("GET %s: %w", a.Path, err)
 	}
 	return nil
 }
