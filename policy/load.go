@@ -130,6 +130,9 @@ func Parse(data []byte, opts Options) (*Policy, error) {
 	l.file.Env.Allow = []string{"*"}
 	l.file.TTL = ttlFile{Default: cmp.Or(opts.DefaultTTL, time.Hour), IdleDefault: opts.DefaultIdleTTL, MaxLifetime: 24 * time.Hour}
 	l.Document = Decode(data, &l.file)
+	for _, path := range l.Nulls { // left out, some lists allow everything
+		l.problem(path, "has no value: give it one, such as [] for an empty list, or leave the key out")
+	}
 	switch {
 	case l.file.Version == 1:
 	case l.file.Version != -1 || len(l.Lines) > 0:
