@@ -33,7 +33,7 @@ func (a *api) list(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	page, last, err := a.manager.List(r.Context(), tenant, opts)
+	page, last, err := a.Manager.List(r.Context(), tenant, opts)
 	if err != nil {
 		return err
 	}
@@ -125,22 +125,19 @@ func parseCursor(s string) (cursor, error) {
 // knownQuery refuses a query string that doesn't parse, repeats a parameter, or has
 // one that isn't listed. A name that ends in a dot stands for all that begin so.
 func knownQuery(r *http.Request, names ...string) error {
-	bad := func(what string) error {
-		return &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request", Detail: what}
-	}
 	q, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
-		return bad("the query string can't be parsed")
+		return proxy.Malformed("the query string can't be parsed")
 	}
 	for name, values := range q {
 		known := slices.ContainsFunc(names, func(n string) bool {
 			return name == n || strings.HasSuffix(n, ".") && strings.HasPrefix(name, n)
 		})
 		if !known {
-			return bad(fmt.Sprintf("unknown query parameter %q", name))
+			return proxy.Malformed(fmt.Sprintf("unknown query parameter %q", name))
 		}
 		if len(values) > 1 {
-			return bad(fmt.Sprintf("query parameter %q is there twice", name))
+			return proxy.Malformed(fmt.Sprintf("query parameter %q is there twice", name))
 		}
 	}
 	return nil
