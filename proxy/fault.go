@@ -238,8 +238,8 @@ func startReason(err error) string {
 	return "the container engine could not start the sandbox"
 }
 
-// setRetryAfter sets the header in whole seconds, rounded up; nothing for 0.
-func setRetryAfter(w http.ResponseWriter, d time.Duration) {
+// SetRetryAfter sets the header in whole seconds, rounded up; nothing for 0.
+func SetRetryAfter(w http.ResponseWriter, d time.Duration) {
 	if d > 0 {
 		w.Header().Set("Retry-After", strconv.FormatInt(int64((d+time.Second-1)/time.Second), 10))
 	}

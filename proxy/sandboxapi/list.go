@@ -37,10 +37,7 @@ func (a *api) list(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	out := apitype.SandboxList{Sandboxes: make([]apitype.Sandbox, len(page))}
-	for i, sb := range page {
-		out.Sandboxes[i] = sandbox(sb)
-	}
+	out := apitype.SandboxList{Sandboxes: each(page, sandbox)}
 	if last != "" {
 		out.NextCursor = cursor{Tenant: tenant, After: last}.String()
 	}

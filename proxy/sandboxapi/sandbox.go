@@ -8,7 +8,6 @@ import (
 	"net/url"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -48,7 +47,7 @@ func (a *api) put(w http.ResponseWriter, r *http.Request, body apitype.SandboxRe
 	var pulling *lifecycle.PullingError
 	if errors.As(err, &pulling) {
 		w.Header().Set("Location", location(key))
-		w.Header().Set("Retry-After", strconv.FormatInt(max(1, int64((pulling.RetryAfter+time.Second-1)/time.Second)), 10))
+		proxy.SetRetryAfter(w, max(pulling.RetryAfter, time.Second))
 		sb := pulling.Sandbox
 		sb.Pull = &pulling.Progress
 		return writeSandbox(w, r, http.StatusAccepted, sandbox(sb), nil)
@@ -192,11 +191,7 @@ func spec(s policy.Spec) apitype.Spec {
 }
 
 func overrides(in []policy.Override) []apitype.Override {
-	out := make([]apitype.Override, len(in))
-	for i, o := range in {
-		out[i] = apitype.Override(o)
-	}
-	return out
+	return each(in, func(o policy.Override) apitype.Override { return apitype.Override(o) })
 }
 
 func endpoint(e lifecycle.Endpoint) *apitype.Endpoint {

@@ -34,13 +34,11 @@ func (a *api) statusOf(c proxy.Caller, s lifecycle.ServiceStatus, pol *policy.Po
 // errors answers the tenant's recent errors.
 func (a *api) errors(w http.ResponseWriter, r *http.Request) error {
 	recent := a.gate.RecentErrors(proxy.ExchangeOf(r.Context()).Caller.Tenant)
-	out := apitype.ErrorList{Errors: make([]apitype.ErrorEntry, len(recent))}
-	for i, e := range recent {
-		out.Errors[i] = apitype.ErrorEntry{
+	return reply(w, http.StatusOK, apitype.ErrorList{Errors: each(recent, func(e proxy.RecentError) apitype.ErrorEntry {
+		return apitype.ErrorEntry{
 			Time: e.Time, Type: e.Code, Status: e.Status, Message: e.Message, Route: e.Route, Key: e.Key, RequestID: e.RequestID,
 		}
-	}
-	return reply(w, http.StatusOK, out, nil)
+	})}, nil)
 }
 
 // health says that the process lives.
