@@ -11,24 +11,16 @@ const maxSysctlBytes = 256
 
 func (j *containerJudge) resources(req ContainerRequest) {
 	s := &j.spec
-	var cpus *float64
-	if req.CPUs != 0 {
-		cpus = &req.CPUs
-	}
-	s.CPUs = j.cpus(cpus)
-	var memory *int64
-	if req.MemoryBytes != 0 {
-		memory = &req.MemoryBytes
-	}
-	s.MemoryBytes = j.memory(memory, 1<<20)
+	s.CPUs = j.cpus(given(&req.CPUs))
+	s.MemoryBytes = j.memory(given(&req.MemoryBytes), 1<<20)
 	if s.SwapBytes = s.MemoryBytes; req.SwapBytes != 0 && req.SwapBytes != s.SwapBytes {
 		j.swap(req.SwapBytes)
 	}
 	// Docker's own client sends 0 where nothing was asked for.
-	if req.PidsLimit == nil || *req.PidsLimit == 0 {
-		s.PidsLimit = j.pids(nil)
+	if asked := given(req.PidsLimit); asked != nil {
+		s.PidsLimit = j.pidsOrUnlimited(*asked)
 	} else {
-		s.PidsLimit = j.pidsOrUnlimited(*req.PidsLimit)
+		s.PidsLimit = j.pids(nil)
 	}
 	s.ShmBytes = j.tmpfsBytes("HostConfig.ShmSize", req.ShmBytes)
 	s.OOMScoreAdj = req.OOMScoreAdj

@@ -16,7 +16,7 @@ import (
 type Document struct {
 	Problems []Problem      // in the order of the text
 	Lines    map[string]int // of every key that is there, by its path
-	Nulls    []string       // paths of keys without a value, which count as left out
+	Nulls    []string       // paths of keys without a value, which count as left out; mappings aren't among them
 
 	sound    map[string]bool       // values without a problem, by their paths
 	mappings map[string]*yaml.Node // by their paths
@@ -30,7 +30,11 @@ func Decode(data []byte, out any) *Document {
 	dec := yaml.NewDecoder(bytes.NewReader(data))
 	var doc, next yaml.Node
 	if err := dec.Decode(&doc); err != nil {
-		if !errors.Is(err, io.EOF) {
+		switch {
+		case errors.Is(err, io.EOF):
+		case strings.Contains(err.Error(), "unknown anchor"): // the parser's message quotes the value
+			d.problem("", "aliases are not supported, and one names no anchor")
+		default:
 			d.problem("", "%s", strings.TrimPrefix(err.Error(), "yaml: "))
 		}
 		return d
@@ -73,7 +77,9 @@ func (d *Document) value(n *yaml.Node, v reflect.Value, path string) {
 		return
 	}
 	if n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null" {
-		d.Nulls = append(d.Nulls, path)
+		if v.Kind() != reflect.Struct && v.Kind() != reflect.Map { // whose keys may all be commented out
+			d.Nulls = append(d.Nulls, path)
+		}
 		return
 	}
 	if v.Kind() == reflect.Pointer {

@@ -136,12 +136,12 @@ func pick[T comparable](j *judge, field string, asked *T, own T) T {
 	return *asked
 }
 
-// given makes an empty string a field that is left out.
-func given(s *string) *string {
-	if s != nil && *s == "" {
+// given makes a field that is empty, or 0, one that is left out.
+func given[T comparable](v *T) *T {
+	if v != nil && *v == *new(T) {
 		return nil
 	}
-	return s
+	return v
 }
 
 func (j *judge) override(rule, field string, requested, effective any) {

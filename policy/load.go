@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -130,6 +131,9 @@ func Parse(data []byte, opts Options) (*Policy, error) {
 	l.file.Env.Allow = []string{"*"}
 	l.file.TTL = ttlFile{Default: cmp.Or(opts.DefaultTTL, time.Hour), IdleDefault: opts.DefaultIdleTTL, MaxLifetime: 24 * time.Hour}
 	l.Document = Decode(data, &l.file)
+	for _, path := range l.Nulls { // left out, some lists allow everything
+		l.problem(path, "has no value: give it one, such as [] for an empty list, or leave the key out")
+	}
 	switch {
 	case l.file.Version == 1:
 	case l.file.Version != -1 || len(l.Lines) > 0:
@@ -181,10 +185,5 @@ func orList(words []string) string {
 }
 
 func sortedKeys[V any](m map[string]V) []string {
-	names := make([]string, 0, len(m))
-	for name := range m {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
+	return slices.Sorted(maps.Keys(m))
 }

@@ -164,6 +164,8 @@ func TestPolicyNeverPrintsSecrets(t *testing.T) {
 	same(t, []string{"KEY=hunter2"}, p.InjectedEnv())
 }
 
+const noValue = "has no value: give it one, such as [] for an empty list, or leave the key out"
+
 func TestParseProblems(t *testing.T) {
 	dir := fakeHost{"/srv": "/srv", "/srv/data": "/srv/data", "/srv/etc": "/etc", "/c": "/c"}
 	secret := func(s SecretSource) (string, error) {
@@ -196,6 +198,9 @@ func TestParseProblems(t *testing.T) {
 			"line 8: profiles.a.locked: must be a list", "line 9: profiles.a.user: must be a single value", "line 10: profiles.a.image: must be a plain string"}},
 		{"overflow", "version: 1\nprofiles: {a: {memory_mb: 99999999999999999999}}", []string{"line 2: profiles.a.memory_mb: must be a whole number"}},
 		{"alias", "version: 1\nprofiles: {a: &x {}, b: *x}", []string{"line 2: profiles.b: aliases are not supported"}},
+		{"alias of nothing", "version: 1\nenv: {pin: {A: *hush}}", []string{"aliases are not supported, and one names no anchor"}},
+		{"no value", "version: 1\nmounts:\nenv:\n  allow:\n  # - A\nprofiles:\n  a:\n  b: {locked: ~, cpus: }", []string{
+			"line 4: env.allow: " + noValue, "line 8: profiles.b.locked: " + noValue, "line 8: profiles.b.cpus: " + noValue}},
 		{"merge", "version: 1\nprofiles: {a: {<<: {cpus: 1}}}", []string{"line 2: profiles.a.<<: is not a known key (known here: " + knownProfileKeys + ")"}},
 		{"odd key", "version: 1\nprofiles: {[a]: {}}", []string{"line 2: profiles: line 2 has a key that is not a plain word"}},
 		{"choices", "version: 1\nresources: {over_max: ignore}\nimages: {pull: sometimes}\nmounts: {hold: no}", []string{

@@ -91,8 +91,7 @@ func readJSON(w http.ResponseWriter, r *http.Request, limit int64, optional bool
 	}
 	mt, params, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	if cs, ok := params["charset"]; err != nil || mt != "application/json" || ok && !strings.EqualFold(cs, "utf-8") {
-		return nil, &Fault{Status: http.StatusUnsupportedMediaType, Code: "unsupported_media_type", Title: "Unsupported media type",
-			Detail: "the body must be application/json"}
+		return nil, UnsupportedMedia("the body must be application/json")
 	}
 	return body, nil
 }
@@ -127,9 +126,7 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 		case errors.As(err, &tooLarge):
 			return nil, err
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			f := Malformed("the body stopped, or came too slowly")
-			f.Cause = err
-			return nil, f
+			return nil, Unreadable("the body stopped, or came too slowly", err)
 		case err != nil:
 			return nil, Malformed("the body could not be read to its end")
 		}
@@ -213,11 +210,6 @@ func shape(data []byte) (values int64, depth int) {
 		}
 	}
 	return values, depth
-}
-
-// Malformed is the fault of a request that can't be read.
-func Malformed(detail string) *Fault {
-	return &Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request", Detail: detail}
 }
 
 // decoder reads valid JSON, guided by the type that is wanted. It works on the text itself:

@@ -49,6 +49,19 @@ func invalid(detail string) Fault {
 	return Fault{Status: http.StatusUnprocessableEntity, Code: "validation", Title: "Invalid request", Detail: detail}
 }
 
+// Malformed is the fault of a request that can't be read.
+func Malformed(detail string) *Fault { return Unreadable(detail, nil) }
+
+// Unreadable is Malformed with a cause.
+func Unreadable(detail string, cause error) *Fault {
+	return &Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request", Detail: detail, Cause: cause}
+}
+
+// UnsupportedMedia is the fault of a body in a form that a call doesn't take.
+func UnsupportedMedia(detail string) *Fault {
+	return &Fault{Status: http.StatusUnsupportedMediaType, Code: "unsupported_media_type", Title: "Unsupported media type", Detail: detail}
+}
+
 // FaultOf says how callers see an error. What they read comes from errors that
 // were made to be read; of all others only the class is told.
 func FaultOf(err error) Fault {
@@ -225,8 +238,8 @@ func startReason(err error) string {
 	return "the container engine could not start the sandbox"
 }
 
-// setRetryAfter sets the header in whole seconds, rounded up; nothing for 0.
-func setRetryAfter(w http.ResponseWriter, d time.Duration) {
+// SetRetryAfter sets the header in whole seconds, rounded up; nothing for 0.
+func SetRetryAfter(w http.ResponseWriter, d time.Duration) {
 	if d > 0 {
 		w.Header().Set("Retry-After", strconv.FormatInt(int64((d+time.Second-1)/time.Second), 10))
 	}

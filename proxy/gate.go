@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -142,7 +143,7 @@ func (g *Gate) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if f.Status == http.StatusUnauthorized {
 		w.Header().Set("WWW-Authenticate", "Bearer")
 	}
-	setRetryAfter(w, f.RetryAfter)
+	SetRetryAfter(w, f.RetryAfter)
 	if !errors.Is(f.Cause, os.ErrDeadlineExceeded) { // one that was too slow has no more time
 		boundBody(w, r, BodyLinger)
 	}
@@ -173,14 +174,12 @@ func (g *Gate) admit(r *http.Request) error {
 	return nil
 }
 
+var saneID = regexp.MustCompile(`^[0-9A-Za-z_.:/+=-]{1,128}$`)
+
 // requestID takes the caller's id if it is sane, else makes one.
 func requestID(r *http.Request) string {
 	id := r.Header.Get("X-Request-Id")
-	ok := len(id) > 0 && len(id) <= 128
-	for _, c := range []byte(id) {
-		ok = ok && (c >= '0' && c <= '9' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || strings.IndexByte("-_.:/+=", c) >= 0)
-	}
-	if ok {
+	if saneID.MatchString(id) {
 		return id
 	}
 	return uuid.NewString()

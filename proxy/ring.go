@@ -53,10 +53,7 @@ func (r *ring) add(tenant string, e RecentError) {
 func (r *ring) recent(tenant string) []RecentError {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := r.m[tenant]
-	out := make([]RecentError, 0, len(s))
-	for i := len(s) - 1; i >= 0; i-- {
-		out = append(out, s[i])
-	}
+	out := slices.Clone(r.m[tenant])
+	slices.Reverse(out)
 	return out
 }

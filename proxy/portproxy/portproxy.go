@@ -59,11 +59,10 @@ func (o Options) Serve(w http.ResponseWriter, r *http.Request) error {
 func (p *passage) serve(w http.ResponseWriter, r *http.Request) error {
 	path, err := url.PathUnescape(p.Tail)
 	if err != nil {
-		return &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request", Detail: "the path can't be decoded"}
+		return proxy.Malformed("the path can't be decoded")
 	}
 	if dotted(path) {
-		return &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request",
-			Detail: `the port's path has "." or ".." for a segment, which who passes it on could resolve; only others may be in it`}
+		return proxy.Malformed(`the port's path has "." or ".." for a segment, which who passes it on could resolve; only others may be in it`)
 	}
 	rc := http.NewResponseController(w)
 	_ = rc.SetReadDeadline(time.Time{}) // a body may take its time

@@ -49,14 +49,6 @@ type Options struct {
 
 // manager is what the API needs of *lifecycle.Service.
 type manager interface {
-	sandboxes
-	inside
-	processes
-	ways
-	service
-}
-
-type sandboxes interface {
 	Create(ctx context.Context, req lifecycle.CreateRequest) (lifecycle.CreateResult, error)
 	Get(ctx context.Context, tenant, key string) (lifecycle.Sandbox, error)
 	List(ctx context.Context, tenant string, opts lifecycle.ListOptions) ([]lifecycle.Sandbox, string, error)
@@ -64,15 +56,11 @@ type sandboxes interface {
 	Renew(ctx context.Context, tenant, key string, ttl time.Duration) (lifecycle.Sandbox, error)
 	Pause(ctx context.Context, tenant, key string) (lifecycle.Sandbox, error)
 	Resume(ctx context.Context, tenant, key string) (lifecycle.Sandbox, error)
-}
 
-type inside interface {
 	Exec(ctx context.Context, req lifecycle.ExecRequest) (lifecycle.ExecResult, error)
 	Logs(ctx context.Context, tenant, key string, opts runtime.LogOptions, stdout, stderr io.Writer) error
 	Stats(ctx context.Context, tenant, key string) (runtime.Stats, error)
-}
 
-type processes interface {
 	Start(ctx context.Context, req lifecycle.StartRequest) (lifecycle.Process, lifecycle.Stream, error)
 	Process(ctx context.Context, ref lifecycle.ProcessRef) (lifecycle.Process, error)
 	Processes(ctx context.Context, ref lifecycle.ProcessRef) ([]lifecycle.Process, error)
@@ -83,32 +71,20 @@ type processes interface {
 	Kill(ctx context.Context, ref lifecycle.ProcessRef) (lifecycle.Process, error)
 	Stop(ctx context.Context, ref lifecycle.ProcessRef) (lifecycle.Process, error)
 	Wait(ctx context.Context, ref lifecycle.ProcessRef) (lifecycle.Process, error)
-}
 
-type ways interface {
 	Files(ctx context.Context, tenant, key string) (*lifecycle.FileAccess, error)
 	Ports(ctx context.Context, tenant, key string) (*lifecycle.PortAccess, error)
-}
 
-type service interface {
 	Ready(ctx context.Context) error
 	Status(ctx context.Context, tenant string) lifecycle.ServiceStatus
 }
 
 // api has a handler for each call.
 type api struct {
-	manager    manager
-	workspaces workspaces
-	chats      chats
-	policy     func() *policy.Policy
-	gate       *proxy.Gate
-	version    string
-	docs       []byte
-	signer     signer
-
-	open        bool // there are no tokens
-	heartbeat   time.Duration
-	portTimeout time.Duration
+	Options
+	gate   *proxy.Gate
+	docs   []byte
+	signer signer
 }
 
 const (
@@ -146,10 +122,8 @@ func New(opts Options) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &api{
-		manager: opts.Manager, workspaces: opts.Workspaces, chats: opts.Chats, policy: opts.Policy, gate: gate, version: opts.Version, docs: docs, signer: sign,
-		open: opts.Tokens.Len() == 0, heartbeat: cmp.Or(opts.Heartbeat, 15*time.Second), portTimeout: cmp.Or(opts.PortTimeout, time.Minute),
-	}
+	opts.Heartbeat, opts.PortTimeout = cmp.Or(opts.Heartbeat, 15*time.Second), cmp.Or(opts.PortTimeout, time.Minute)
+	a := &api{Options: opts, gate: gate, docs: docs, signer: sign}
 
 	rt := httprouter.New()
 	rt.RedirectTrailingSlash, rt.RedirectFixedPath, rt.HandleOPTIONS = false, false, false
@@ -190,11 +164,11 @@ func New(opts Options) (http.Handler, error) {
 type routing func(method, path string, scope proxy.Scope, h proxy.Handler, queries ...string)
 
 func (a *api) routeSandboxes(handle routing) {
-	handle("PUT", one, proxy.ScopeSandboxesWrite, a.put)
+	handle("PUT", one, proxy.ScopeSandboxesWrite, withBody(true, a.put))
 	handle("GET", one, proxy.ScopeSandboxesRead, a.get)
 	handle("DELETE", one, proxy.ScopeSandboxesWrite, a.delete)
 	handle("GET", base, proxy.ScopeSandboxesRead, a.list, "status", "limit", "cursor", metadataQuery)
-	handle("POST", one+"/renew", proxy.ScopeSandboxesWrite, a.renew)
+	handle("POST", one+"/renew", proxy.ScopeSandboxesWrite, a.existing(withBody(true, a.renew)))
 	handle("POST", one+"/pause", proxy.ScopeSandboxesWrite, a.change(manager.Pause))
 	handle("POST", one+"/resume", proxy.ScopeSandboxesWrite, a.change(manager.Resume))
 	handle("GET", one+"/logs", proxy.ScopeSandboxesRead, a.logs, "follow", "tail", "since", "timestamps", "stream")
@@ -208,20 +182,20 @@ func (a *api) routeMembers(handle routing) {
 	handle("POST", one+"/exec", scope, a.exec, "raw")
 	handle("POST", one+"/execs", scope, a.startExec, "stream", "raw")
 	handle("GET", one+"/execs", scope, execs.all)
-	handle("GET", oneExec, scope, execs.one(a.manager.Process))
-	handle("DELETE", oneExec, scope, execs.one(a.manager.Kill))
-	handle("POST", oneExec+"/signal", scope, execs.after(members.signaled))
-	handle("POST", oneExec+"/resize", scope, execs.after(members.resized))
+	handle("GET", oneExec, scope, execs.one(a.Manager.Process))
+	handle("DELETE", oneExec, scope, execs.one(a.Manager.Kill))
+	handle("POST", oneExec+"/signal", scope, after(execs, members.signaled))
+	handle("POST", oneExec+"/resize", scope, after(execs, members.resized))
 	handle("POST", oneExec+"/stdin", scope, a.execStdin, "close")
 	handle("PUT", oneExec+"/stdin", scope, a.execStdin, "close")
 	handle("GET", oneExec+"/stream", scope, execs.stream, "after", "raw")
 	handle("GET", oneExec+"/attach", scope, execs.attached, "frames", "after")
 	handle("POST", one+"/processes", scope, a.startProcess)
 	handle("GET", one+"/processes", scope, processes.all)
-	handle("GET", oneProcess, scope, processes.one(a.manager.Process))
-	handle("DELETE", oneProcess, scope, processes.one(a.manager.Stop))
-	handle("POST", oneProcess+"/signal", scope, processes.after(members.signaled))
-	handle("POST", oneProcess+"/resize", scope, processes.after(members.resized))
+	handle("GET", oneProcess, scope, processes.one(a.Manager.Process))
+	handle("DELETE", oneProcess, scope, processes.one(a.Manager.Stop))
+	handle("POST", oneProcess+"/signal", scope, after(processes, members.signaled))
+	handle("POST", oneProcess+"/resize", scope, after(processes, members.resized))
 	handle("POST", oneProcess+"/wait", scope, a.waitProcess, "timeout")
 	handle("GET", oneProcess+"/logs", scope, processes.logs, "follow", "after", "raw")
 	handle("GET", oneProcess+"/attach", scope, processes.attached, "frames", "after", "take_over")
@@ -266,11 +240,32 @@ func checkTarget(r *http.Request, queries []string) error {
 	return nil
 }
 
+// withBody decodes the JSON of a call's body, which may be left out if it is optional.
+func withBody[T any](optional bool, h func(w http.ResponseWriter, r *http.Request, body T) error) proxy.Handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		var body T
+		if err := proxy.DecodeBody(w, r, proxy.MaxBody, optional, &body); err != nil {
+			return err
+		}
+		return h(w, r, body)
+	}
+}
+
+// existing fails unless the caller has a sandbox under the key. It comes before the body,
+// which takes memory.
+func (a *api) existing(h proxy.Handler) proxy.Handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		if err := a.exists(r); err != nil {
+			return err
+		}
+		return h(w, r)
+	}
+}
+
 // guard refuses encoded slashes in Berm's part of a path: the router would split a segment
 // there.
 func guard(next http.Handler, gate *proxy.Gate) http.Handler {
-	refuse := gate.Refuse(&proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request",
-		Detail: "the path contains an encoded slash"})
+	refuse := gate.Refuse(proxy.Malformed("the path contains an encoded slash"))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.Contains(strings.ToLower(ownPath(r.URL.EscapedPath())), "%2f") {
 			refuse.ServeHTTP(w, r)

@@ -12,34 +12,30 @@ import (
 )
 
 // ensureChat is get-or-create.
-func (a *api) ensureChat(w http.ResponseWriter, r *http.Request) error {
+func (a *api) ensureChat(w http.ResponseWriter, r *http.Request, body apitype.ChatRequest) error {
 	tenant, chatID := target(r)
-	var body apitype.ChatRequest
-	if err := proxy.DecodeBody(w, r, proxy.MaxBody, false, &body); err != nil {
-		return err
-	}
 	if body.WorkspaceID == "" {
 		return &lifecycle.InvalidError{Field: "workspace_id", Message: "is mandatory"}
 	}
-	c, made, err := a.chats.Ensure(r.Context(), tenant, chatID, body.WorkspaceID)
+	c, made, err := a.Chats.Ensure(r.Context(), tenant, chatID, body.WorkspaceID)
 	return reply(w, okOrCreated(made), chatOf(c), err)
 }
 
 func (a *api) getChat(w http.ResponseWriter, r *http.Request) error {
 	tenant, chatID := target(r)
-	c, err := a.chats.Get(r.Context(), tenant, chatID)
+	c, err := a.Chats.Get(r.Context(), tenant, chatID)
 	return reply(w, http.StatusOK, chatOf(c), err)
 }
 
 func (a *api) deleteChat(w http.ResponseWriter, r *http.Request) error {
 	tenant, chatID := target(r)
-	return noContent(w, a.chats.Delete(r.Context(), tenant, chatID))
+	return noContent(w, a.Chats.Delete(r.Context(), tenant, chatID))
 }
 
 // readHistory sends the history, or a part of it.
 func (a *api) readHistory(w http.ResponseWriter, r *http.Request) error {
 	tenant, chatID := target(r)
-	c, err := a.chats.History(r.Context(), tenant, chatID)
+	c, err := a.Chats.History(r.Context(), tenant, chatID)
 	if err != nil {
 		return err
 	}
@@ -60,7 +56,7 @@ func (a *api) writeHistory(write historyFunc) proxy.Handler {
 		if noClash {
 			return &lifecycle.InvalidError{Field: "If-None-Match", Message: "can't be met: every chat has a history"}
 		}
-		f, err := write(a.chats, r.Context(), tenant, chatID, r.ContentLength, body)
+		f, err := write(a.Chats, r.Context(), tenant, chatID, r.ContentLength, body)
 		return reply(w, http.StatusOK, apitype.ChatHistory{SizeBytes: f.Size, ModifiedAt: f.ModifiedAt.UTC()}, err)
 	})
 }
@@ -69,7 +65,7 @@ func (a *api) writeHistory(write historyFunc) proxy.Handler {
 func (a *api) readChatTar(w http.ResponseWriter, r *http.Request) error {
 	tenant, chatID := target(r)
 	t := tarball(w, chatID)
-	return endTar(t, a.chats.ReadTar(r.Context(), tenant, chatID, t))
+	return endTar(t, a.Chats.ReadTar(r.Context(), tenant, chatID, t))
 }
 
 func (a *api) writeChatTar(w http.ResponseWriter, r *http.Request, body *upload) error {
@@ -77,7 +73,7 @@ func (a *api) writeChatTar(w http.ResponseWriter, r *http.Request, body *upload)
 		return err
 	}
 	tenant, chatID := target(r)
-	return noContent(w, a.chats.WriteTar(r.Context(), tenant, chatID, body))
+	return noContent(w, a.Chats.WriteTar(r.Context(), tenant, chatID, body))
 }
 
 func chatOf(c chat.Chat) apitype.Chat {

@@ -32,7 +32,7 @@ func (a *api) listChatFiles(w http.ResponseWriter, r *http.Request) error {
 	if q.Has("name") {
 		list.Files, err = a.chatFilesNamed(r, tenant, chatID, q.Get("name"))
 	} else {
-		list, err = a.chats.Files(r.Context(), tenant, chatID, after, limit)
+		list, err = a.Chats.Files(r.Context(), tenant, chatID, after, limit)
 	}
 	if err != nil {
 		return err
@@ -46,7 +46,7 @@ func (a *api) listChatFiles(w http.ResponseWriter, r *http.Request) error {
 
 // chatFilesNamed gives the file of a name, if there is one. What is no file isn't.
 func (a *api) chatFilesNamed(r *http.Request, tenant, chatID, name string) ([]chat.File, error) {
-	f, err := a.chats.FileNamed(r.Context(), tenant, chatID, name)
+	f, err := a.Chats.FileNamed(r.Context(), tenant, chatID, name)
 	var none *chat.FileNotFoundError
 	var other *chat.FileError
 	if errors.As(err, &none) || errors.As(err, &other) {
@@ -58,7 +58,7 @@ func (a *api) chatFilesNamed(r *http.Request, tenant, chatID, name string) ([]ch
 // readChatFile sends a file's content, or a part of it.
 func (a *api) readChatFile(w http.ResponseWriter, r *http.Request) error {
 	tenant, chatID := target(r)
-	c, err := a.chats.Content(r.Context(), tenant, chatID, param(r, "name"))
+	c, err := a.Chats.Content(r.Context(), tenant, chatID, param(r, "name"))
 	if err != nil {
 		return err
 	}
@@ -88,7 +88,7 @@ func chatFilePut(r *http.Request, name string) (f chat.PutFile, err error) {
 
 // putChatFile writes a file, and answers what it is then.
 func (a *api) putChatFile(w http.ResponseWriter, r *http.Request, tenant, chatID string, f chat.PutFile, body io.Reader) error {
-	file, made, err := a.chats.Put(r.Context(), tenant, chatID, f, body)
+	file, made, err := a.Chats.Put(r.Context(), tenant, chatID, f, body)
 	if err != nil {
 		return err
 	}
@@ -100,7 +100,7 @@ func (a *api) putChatFile(w http.ResponseWriter, r *http.Request, tenant, chatID
 
 // etagOf gives the tag of a file's content, or nothing if that isn't the file's any more.
 func (a *api) etagOf(r *http.Request, tenant, chatID string, f chat.File) string {
-	c, err := a.chats.Content(r.Context(), tenant, chatID, f.Name)
+	c, err := a.Chats.Content(r.Context(), tenant, chatID, f.Name)
 	if err != nil {
 		return ""
 	}
@@ -127,19 +127,19 @@ func contentType(said ...string) (string, error) {
 
 func (a *api) deleteChatFile(w http.ResponseWriter, r *http.Request) error {
 	tenant, chatID := target(r)
-	return noContent(w, a.chats.DeleteFile(r.Context(), tenant, chatID, param(r, "name")))
+	return noContent(w, a.Chats.DeleteFile(r.Context(), tenant, chatID, param(r, "name")))
 }
 
 func (a *api) deleteChatFiles(w http.ResponseWriter, r *http.Request) error {
 	tenant, chatID := target(r)
-	n, err := a.chats.DeleteFiles(r.Context(), tenant, chatID)
+	n, err := a.Chats.DeleteFiles(r.Context(), tenant, chatID)
 	return reply(w, http.StatusOK, apitype.DeletedFiles{Deleted: n}, err)
 }
 
 // fileByID finds the file that the path names.
 func (a *api) fileByID(r *http.Request) (chat.File, error) {
 	ex := proxy.ExchangeOf(r.Context())
-	f, err := a.chats.File(r.Context(), ex.Caller.Tenant, param(r, "file_id"))
+	f, err := a.Chats.File(r.Context(), ex.Caller.Tenant, param(r, "file_id"))
 	ex.Key = f.ChatID
 	return f, err
 }
@@ -154,7 +154,7 @@ func (a *api) readFileByID(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	c, err := a.chats.Content(r.Context(), f.Tenant, f.ChatID, f.Name)
+	c, err := a.Chats.Content(r.Context(), f.Tenant, f.ChatID, f.Name)
 	if err != nil {
 		return err
 	}
@@ -170,7 +170,7 @@ func (a *api) deleteFile(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return noContent(w, a.chats.DeleteFileID(r.Context(), f.Tenant, f.ID))
+	return noContent(w, a.Chats.DeleteFileID(r.Context(), f.Tenant, f.ID))
 }
 
 func chatFileOf(f chat.File) apitype.ChatFile {

@@ -243,6 +243,7 @@ func TestChatUploadIsCutOff(t *testing.T) {
 	t.Parallel()
 	d, s := newLibrary(t)
 	upload, kind := form(t, "a", "content of a", "b", "content of b")
+	upload = strings.TrimSuffix(upload, "--\r\n") // with its last boundary it could be answered before it is cut off
 	for _, op := range []struct{ method, path, body, kind string }{
 		{"PUT", filePath, "content", "text/plain"}, {"PUT", chatPath + "/history", "content", ""}, {"POST", chatPath + "/history", "content", ""},
 		{"PUT", chatPath + "/tar", "content", ""}, {"POST", chatPath + "/files", upload, kind}, {"PUT", d.signFile(`{"name":"x","method":"PUT"}`), "content", ""},

@@ -31,7 +31,7 @@ func (a *api) uploadChatFiles(w http.ResponseWriter, r *http.Request, body *uplo
 	if err != nil {
 		return err
 	}
-	files, err := a.chats.PutAll(r.Context(), tenant, chatID, p.next)
+	files, err := a.Chats.PutAll(r.Context(), tenant, chatID, p.next)
 	return reply(w, http.StatusCreated, apitype.UploadedFiles{Files: each(files, chatFileOf)}, err)
 }
 
@@ -45,8 +45,7 @@ type fileParts struct {
 func newFileParts(r *http.Request, body io.Reader) (*fileParts, error) {
 	mt, params, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	if b := params["boundary"]; err != nil || mt != "multipart/form-data" || b == "" || len(b) > maxBoundary {
-		return nil, &proxy.Fault{Status: http.StatusUnsupportedMediaType, Code: "unsupported_media_type", Title: "Unsupported media type",
-			Detail: "the body must be multipart/form-data, with a boundary"}
+		return nil, proxy.UnsupportedMedia("the body must be multipart/form-data, with a boundary")
 	}
 	// A last boundary needs no line end, but a reader that is told of the body's end by
 	// io.EOF would take it for the end of the parts, wherever it comes.
@@ -67,7 +66,7 @@ func (p *fileParts) next() (f chat.PutFile, r io.Reader, err error) {
 	case errors.Is(err, io.EOF), errors.As(err, &own):
 		return f, nil, err
 	case err != nil:
-		return f, nil, badParts("the body isn't valid as multipart/form-data", err)
+		return f, nil, proxy.Unreadable("the body isn't valid as multipart/form-data", err)
 	case p.n == maxParts:
 		return f, nil, &lifecycle.InvalidError{Field: "body", Message: fmt.Sprintf("has more than %d files in it", maxParts)}
 	}
@@ -78,8 +77,7 @@ func (p *fileParts) next() (f chat.PutFile, r io.Reader, err error) {
 	}
 	p.n++
 	if e := part.Header.Get("Content-Transfer-Encoding"); e != "" && !plainTransfer[strings.ToLower(e)] {
-		return f, nil, &proxy.Fault{Status: http.StatusUnsupportedMediaType, Code: "unsupported_media_type", Title: "Unsupported media type",
-			Detail: "files must come without a Content-Transfer-Encoding"}
+		return f, nil, proxy.UnsupportedMedia("files must come without a Content-Transfer-Encoding")
 	}
 	kind, err := contentType(part.Header.Values("Content-Type")...)
 	return chat.PutFile{Name: name, ContentType: kind, Size: -1}, part, err
@@ -97,7 +95,7 @@ type partSource struct {
 
 func (s *partSource) Read(b []byte) (int, error) {
 	if s.left == 0 {
-		return 0, badParts(fmt.Sprintf("there are more than %d bytes before a file, or after the last", maxPartHeader), nil)
+		return 0, proxy.Malformed(fmt.Sprintf("there are more than %d bytes before a file, or after the last", maxPartHeader))
 	}
 	if s.left > 0 && len(b) > s.left {
 		b = b[:s.left]
@@ -107,11 +105,7 @@ func (s *partSource) Read(b []byte) (int, error) {
 		s.left -= n
 	}
 	if errors.Is(err, io.EOF) {
-		err = badParts("the body ends before its last boundary", nil)
+		err = proxy.Malformed("the body ends before its last boundary")
 	}
 	return n, err
-}
-
-func badParts(detail string, cause error) error {
-	return &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request", Detail: detail, Cause: cause}
 }

@@ -41,7 +41,7 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 	keep, release := proxy.ExchangeOf(r.Context()).LeaseOutput(r.Context())
 	defer release()
 	req.Keep = keep
-	res, err := a.manager.Exec(r.Context(), req)
+	res, err := a.Manager.Exec(r.Context(), req)
 	if err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func (a *api) existsOrMade(r *http.Request) error {
 // body, which takes memory.
 func (a *api) exists(r *http.Request) error {
 	tenant, key := target(r)
-	_, err := a.manager.Get(r.Context(), tenant, key)
+	_, err := a.Manager.Get(r.Context(), tenant, key)
 	return err
 }
 

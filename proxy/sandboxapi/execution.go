@@ -29,7 +29,7 @@ func (a *api) startExec(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	req.Follow = streamed || acceptedStream(r) != ""
-	p, s, err := a.manager.Start(r.Context(), req)
+	p, s, err := a.Manager.Start(r.Context(), req)
 	if err != nil {
 		return err
 	}
@@ -59,10 +59,10 @@ func (a *api) execStreamed(w http.ResponseWriter, r *http.Request) error {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), killTimeout)
 			defer cancel()
 			// Its sandbox's end or its timeout ends it all the same.
-			_, _ = a.manager.Kill(ctx, lifecycle.ProcessRef{Tenant: req.Tenant, Key: req.Key, Kind: lifecycle.KindExec, ID: req.ID})
+			_, _ = a.Manager.Kill(ctx, lifecycle.ProcessRef{Tenant: req.Tenant, Key: req.Key, Kind: lifecycle.KindExec, ID: req.ID})
 		}
 	}
-	p, s, err := a.manager.Start(r.Context(), req)
+	p, s, err := a.Manager.Start(r.Context(), req)
 	if err != nil {
 		if kill != nil && r.Context().Err() != nil {
 			kill()
@@ -82,7 +82,7 @@ func (a *api) follow(w http.ResponseWriter, r *http.Request, p lifecycle.Process
 	if s == nil {
 		tenant, key := target(r)
 		var err error
-		s, err = a.manager.Follow(r.Context(), lifecycle.ProcessRef{Tenant: tenant, Key: key, Kind: lifecycle.KindExec, ID: p.ID},
+		s, err = a.Manager.Follow(r.Context(), lifecycle.ProcessRef{Tenant: tenant, Key: key, Kind: lifecycle.KindExec, ID: p.ID},
 			lifecycle.FollowRequest{From: -1, Attach: true, TakeOver: true})
 		if err != nil {
 			return err
@@ -156,7 +156,7 @@ func (a *api) execStdin(w http.ResponseWriter, r *http.Request) error {
 	defer stop()
 	body := newUpload(w, r)
 	defer body.done()
-	err = a.manager.Write(ctx, a.execs().ref(r), body, end)
+	err = a.Manager.Write(ctx, a.execs().ref(r), body, end)
 	if body.err != nil {
 		return body.err
 	}

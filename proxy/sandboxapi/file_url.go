@@ -38,7 +38,7 @@ type fileClaim struct {
 // signFileURL makes a URL for a file that needs no token.
 func (a *api) signFileURL(w http.ResponseWriter, r *http.Request) error {
 	tenant, chatID := target(r)
-	found, err := a.chats.Get(r.Context(), tenant, chatID)
+	found, err := a.Chats.Get(r.Context(), tenant, chatID)
 	if err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func (a *api) signFileURL(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	var missing *chat.FileNotFoundError // which it may be, as long as it could be there
-	if _, err := a.chats.FileNamed(r.Context(), tenant, chatID, body.Name); err != nil && !errors.As(err, &missing) {
+	if _, err := a.Chats.FileNamed(r.Context(), tenant, chatID, body.Name); err != nil && !errors.As(err, &missing) {
 		return err
 	}
 	c.Made, c.Expires = found.CreatedAt.UnixNano(), expires.Unix()
@@ -120,10 +120,7 @@ func (a *api) fileClaim(w http.ResponseWriter, r *http.Request) (c fileClaim, er
 	return c, knownQuery(r)
 }
 
-func expiredFileURL(cause error) error {
-	return &proxy.Fault{Status: http.StatusGone, Code: "url_expired", Title: "Address expired",
-		Detail: "the time of this address is over, or the chat that it was for is gone", Cause: cause}
-}
+func expiredFileURL(cause error) error { return expiredURL("chat", cause) }
 
 // usable fails if the address is for another method, or its chat is gone.
 func (a *api) usable(ctx context.Context, c fileClaim, put bool) error {
@@ -131,7 +128,7 @@ func (a *api) usable(ctx context.Context, c fileClaim, put bool) error {
 		return &proxy.Fault{Status: http.StatusForbidden, Code: "url_invalid", Title: "Invalid address",
 			Detail: "this address is for " + c.methods() + " only"}
 	}
-	found, err := a.chats.Get(ctx, c.Tenant, c.Chat)
+	found, err := a.Chats.Get(ctx, c.Tenant, c.Chat)
 	var missing *chat.NotFoundError
 	if errors.As(err, &missing) || err == nil && found.CreatedAt.UnixNano() != c.Made {
 		return expiredFileURL(nil)
@@ -145,7 +142,7 @@ func (a *api) readSignedFile(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	file, err := a.chats.Content(r.Context(), c.Tenant, c.Chat, c.Name)
+	file, err := a.Chats.Content(r.Context(), c.Tenant, c.Chat, c.Name)
 	if err == nil {
 		defer func() { _ = file.Close() }()
 	}
@@ -173,8 +170,7 @@ func (a *api) writeSignedFile(w http.ResponseWriter, r *http.Request, body *uplo
 		return err
 	}
 	if c.ContentType != "" && !strings.EqualFold(f.ContentType, c.ContentType) {
-		return &proxy.Fault{Status: http.StatusUnsupportedMediaType, Code: "unsupported_media_type", Title: "Unsupported media type",
-			Detail: "this address takes a Content-Type of " + c.ContentType + " only"}
+		return proxy.UnsupportedMedia("this address takes a Content-Type of " + c.ContentType + " only")
 	}
 	body.until = time.Unix(c.Expires, 0)
 	ctx, cancel := context.WithDeadline(r.Context(), body.until)

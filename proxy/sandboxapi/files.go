@@ -53,15 +53,15 @@ func (a *api) routeFiles(handle routing) {
 		}
 		handle(call.method, files+call.path, scope, call.h, append([]string{"path", "path_base64"}, fileQueries[call.verb]...)...)
 	}
-	handle("POST", files+"/mkdir", proxy.ScopeSandboxesExec, a.changeFiles(decodeMkdir))
-	handle("POST", files+"/move", proxy.ScopeSandboxesExec, a.changeFiles(decodeMove(runtime.FileMove)))
-	handle("POST", files+"/copy", proxy.ScopeSandboxesExec, a.changeFiles(decodeMove(runtime.FileCopy)))
+	handle("POST", files+"/mkdir", proxy.ScopeSandboxesExec, changeFiles(a, decodeMkdir))
+	handle("POST", files+"/move", proxy.ScopeSandboxesExec, changeFiles(a, decodeMove(runtime.FileMove)))
+	handle("POST", files+"/copy", proxy.ScopeSandboxesExec, changeFiles(a, decodeMove(runtime.FileCopy)))
 }
 
 // files finds the sandbox that the request is about.
 func (a *api) files(r *http.Request) (*lifecycle.FileAccess, error) {
 	tenant, key := target(r)
-	files, err := a.manager.Files(r.Context(), tenant, key)
+	files, err := a.Manager.Files(r.Context(), tenant, key)
 	if err != nil {
 		return nil, err
 	}
@@ -240,13 +240,10 @@ func (f *findings) end(err error) error {
 	return proxy.WriteJSON(f.w, http.StatusOK, jsonType, map[string]any{f.name: f.items, "truncated": truncated})
 }
 
-// changeFiles does an operation that decode reads from the request's body.
-func (a *api) changeFiles(decode func(http.ResponseWriter, *http.Request) (runtime.FileOp, error)) proxy.Handler {
-	return func(w http.ResponseWriter, r *http.Request) error {
-		if err := a.exists(r); err != nil {
-			return err
-		}
-		op, err := decode(w, r)
+// changeFiles does an operation that decode makes of the request's body.
+func changeFiles[T any](a *api, decode func(body T) (runtime.FileOp, error)) proxy.Handler {
+	return a.existing(withBody(false, func(w http.ResponseWriter, r *http.Request, body T) error {
+		op, err := decode(body)
 		if err != nil {
 			return err
 		}
@@ -255,7 +252,7 @@ func (a *api) changeFiles(decode func(http.ResponseWriter, *http.Request) (runti
 			return err
 		}
 		return doFile(w, r, files, op, nil)
-	}
+	}))
 }
 
 // doFile does an operation without an answer.
@@ -263,11 +260,7 @@ func doFile(w http.ResponseWriter, r *http.Request, files *lifecycle.FileAccess,
 	return noContent(w, files.File(r.Context(), op, runtime.FileIO{In: in}))
 }
 
-func decodeMkdir(w http.ResponseWriter, r *http.Request) (op runtime.FileOp, err error) {
-	var body apitype.MkdirRequest
-	if err := proxy.DecodeBody(w, r, proxy.MaxBody, false, &body); err != nil {
-		return op, err
-	}
+func decodeMkdir(body apitype.MkdirRequest) (op runtime.FileOp, err error) {
 	op.Verb, op.Parents = runtime.FileMkdir, body.Parents
 	if op.Path, err = pathOf("path", body.Path, body.PathBase64); err != nil {
 		return op, err
@@ -276,12 +269,8 @@ func decodeMkdir(w http.ResponseWriter, r *http.Request) (op runtime.FileOp, err
 	return op, err
 }
 
-func decodeMove(verb runtime.FileVerb) func(http.ResponseWriter, *http.Request) (runtime.FileOp, error) {
-	return func(w http.ResponseWriter, r *http.Request) (op runtime.FileOp, err error) {
-		var body apitype.MoveRequest
-		if err := proxy.DecodeBody(w, r, proxy.MaxBody, false, &body); err != nil {
-			return op, err
-		}
+func decodeMove(verb runtime.FileVerb) func(apitype.MoveRequest) (runtime.FileOp, error) {
+	return func(body apitype.MoveRequest) (op runtime.FileOp, err error) {
 		op.Verb, op.Replace = verb, body.Replace
 		if op.Path, err = pathOf("from", body.From, body.FromBase64); err != nil {
 			return op, err
@@ -341,8 +330,7 @@ func wholeBody(r *http.Request) (noClash bool, err error) {
 // plainBody refuses what would have to be decoded.
 func plainBody(r *http.Request) error {
 	if e := r.Header.Get("Content-Encoding"); e != "" && !strings.EqualFold(e, "identity") {
-		return &proxy.Fault{Status: http.StatusUnsupportedMediaType, Code: "unsupported_media_type", Title: "Unsupported media type",
-			Detail: "the body must come without a Content-Encoding"}
+		return proxy.UnsupportedMedia("the body must come without a Content-Encoding")
 	}
 	return nil
 }

@@ -26,7 +26,7 @@ func (a *api) legacyCreate(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return legacyFault(err)
 	}
-	res, err := a.manager.Create(r.Context(), req)
+	res, err := a.Manager.Create(r.Context(), req)
 	if err != nil {
 		return legacyFault(err)
 	}

@@ -33,14 +33,11 @@ func (a *api) list(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	page, last, err := a.manager.List(r.Context(), tenant, opts)
+	page, last, err := a.Manager.List(r.Context(), tenant, opts)
 	if err != nil {
 		return err
 	}
-	out := apitype.SandboxList{Sandboxes: make([]apitype.Sandbox, len(page))}
-	for i, sb := range page {
-		out.Sandboxes[i] = sandbox(sb)
-	}
+	out := apitype.SandboxList{Sandboxes: each(page, sandbox)}
 	if last != "" {
 		out.NextCursor = cursor{Tenant: tenant, After: last}.String()
 	}
@@ -125,22 +122,19 @@ func parseCursor(s string) (cursor, error) {
 // knownQuery refuses a query string that doesn't parse, repeats a parameter, or has
 // one that isn't listed. A name that ends in a dot stands for all that begin so.
 func knownQuery(r *http.Request, names ...string) error {
-	bad := func(what string) error {
-		return &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request", Detail: what}
-	}
 	q, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
-		return bad("the query string can't be parsed")
+		return proxy.Malformed("the query string can't be parsed")
 	}
 	for name, values := range q {
 		known := slices.ContainsFunc(names, func(n string) bool {
 			return name == n || strings.HasSuffix(n, ".") && strings.HasPrefix(name, n)
 		})
 		if !known {
-			return bad(fmt.Sprintf("unknown query parameter %q", name))
+			return proxy.Malformed(fmt.Sprintf("unknown query parameter %q", name))
 		}
 		if len(values) > 1 {
-			return bad(fmt.Sprintf("query parameter %q is there twice", name))
+			return proxy.Malformed(fmt.Sprintf("query parameter %q is there twice", name))
 		}
 	}
 	return nil

@@ -54,7 +54,7 @@ func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 	if streams != "stdout" {
 		stderr = &logWriter{text: text, events: events, name: "stderr"}
 	}
-	err = a.manager.Logs(ctx, tenant, key, opts, stdout, stderr)
+	err = a.Manager.Logs(ctx, tenant, key, opts, stdout, stderr)
 	if proxy.GoingDown(ctx) {
 		err = proxy.ErrGoingDown // also if there was none: its follower must not take this for the sandbox's end
 		if events != nil && events.Begun() {

@@ -70,7 +70,7 @@ func acceptedStream(r *http.Request) string { return stream.Accepted(r, stream.S
 
 func (a *api) streamOptions(r *http.Request, q url.Values) (stream.Options, error) {
 	raw, err := boolQuery(q, "raw")
-	return stream.Options{Form: cmp.Or(acceptedStream(r), stream.SSE), Raw: raw, Heartbeat: a.heartbeat}, err
+	return stream.Options{Form: cmp.Or(acceptedStream(r), stream.SSE), Raw: raw, Heartbeat: a.Heartbeat}, err
 }
 
 // stream answers the output of a command.
@@ -102,11 +102,11 @@ func (c members) streamed(w http.ResponseWriter, r *http.Request, req lifecycle.
 		return err
 	}
 	ref := c.ref(r)
-	p, err := c.a.manager.Process(r.Context(), ref)
+	p, err := c.a.Manager.Process(r.Context(), ref)
 	if err != nil {
 		return err
 	}
-	s, err := c.a.manager.Follow(r.Context(), ref, req)
+	s, err := c.a.Manager.Follow(r.Context(), ref, req)
 	if err != nil {
 		return err
 	}
@@ -141,7 +141,7 @@ func (c members) attached(w http.ResponseWriter, r *http.Request) error {
 	ref := c.ref(r)
 	return stream.Attach(w, r, stream.Attachable{
 		Open: func(ctx context.Context, from int64) (stream.Source, func() apitype.AttachEnd, error) {
-			s, err := c.a.manager.Follow(ctx, ref, lifecycle.FollowRequest{
+			s, err := c.a.Manager.Follow(ctx, ref, lifecycle.FollowRequest{
 				From: from, Attach: true, TakeOver: takeOver || c.kind == lifecycle.KindExec, // the newest takes over
 			})
 			return s, func() apitype.AttachEnd {
@@ -151,14 +151,14 @@ func (c members) attached(w http.ResponseWriter, r *http.Request) error {
 				}
 			}, err
 		},
-		Signal: func(ctx context.Context, n int) error { return c.a.manager.Signal(ctx, ref, n) },
+		Signal: func(ctx context.Context, n int) error { return c.a.Manager.Signal(ctx, ref, n) },
 		Resize: func(ctx context.Context, size apitype.ResizeRequest) error {
 			if err := checkResize(size); err != nil {
 				return err
 			}
-			return c.a.manager.Resize(ctx, ref, size.Rows, size.Cols)
+			return c.a.Manager.Resize(ctx, ref, size.Rows, size.Cols)
 		},
-	}, c.a.heartbeat)
+	}, c.a.Heartbeat)
 }
 
 // each is never nil.
@@ -171,7 +171,7 @@ func each[T, S any](list []T, f func(T) S) []S {
 }
 
 func (c members) all(w http.ResponseWriter, r *http.Request) error {
-	list, err := c.a.manager.Processes(r.Context(), c.ref(r))
+	list, err := c.a.Manager.Processes(r.Context(), c.ref(r))
 	return reply(w, http.StatusOK, c.listed(list), err)
 }
 
@@ -188,38 +188,27 @@ func (c members) one(call func(context.Context, lifecycle.ProcessRef) (lifecycle
 }
 
 // after does something to a process, and answers it.
-func (c members) after(do func(members, http.ResponseWriter, *http.Request) error) proxy.Handler {
-	return func(w http.ResponseWriter, r *http.Request) error {
-		if err := c.a.exists(r); err != nil {
+func after[T any](c members, do func(members, *http.Request, T) error) proxy.Handler {
+	return c.a.existing(withBody(false, func(w http.ResponseWriter, r *http.Request, body T) error {
+		if err := do(c, r, body); err != nil {
 			return err
 		}
-		if err := do(c, w, r); err != nil {
-			return err
-		}
-		return c.one(c.a.manager.Process)(w, r)
-	}
+		return c.one(c.a.Manager.Process)(w, r)
+	}))
 }
 
-func (c members) signaled(w http.ResponseWriter, r *http.Request) error {
-	var body apitype.SignalRequest
-	if err := proxy.DecodeBody(w, r, proxy.MaxBody, false, &body); err != nil {
-		return err
-	}
+func (c members) signaled(r *http.Request, body apitype.SignalRequest) error {
 	if body.Signal == 0 {
 		return &lifecycle.InvalidError{Field: "signal", Message: "is mandatory"}
 	}
-	return c.a.manager.Signal(r.Context(), c.ref(r), int(body.Signal))
+	return c.a.Manager.Signal(r.Context(), c.ref(r), int(body.Signal))
 }
 
-func (c members) resized(w http.ResponseWriter, r *http.Request) error {
-	var body apitype.ResizeRequest
-	if err := proxy.DecodeBody(w, r, proxy.MaxBody, false, &body); err != nil {
-		return err
-	}
+func (c members) resized(r *http.Request, body apitype.ResizeRequest) error {
 	if err := checkResize(body); err != nil {
 		return err
 	}
-	return c.a.manager.Resize(r.Context(), c.ref(r), body.Rows, body.Cols)
+	return c.a.Manager.Resize(r.Context(), c.ref(r), body.Rows, body.Cols)
 }
 
 func checkResize(b apitype.ResizeRequest) error {

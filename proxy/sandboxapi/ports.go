@@ -23,7 +23,7 @@ func (a *api) routePorts(handle routing) {
 		handle(method, ports, proxy.ScopeSandboxesExec, a.port, anyQuery)
 		handle(method, signedPorts, proxy.ScopeNone, a.signedPort, anyQuery)
 	}
-	handle("POST", one+"/urls", proxy.ScopeSandboxesExec, a.signURL)
+	handle("POST", one+"/urls", proxy.ScopeSandboxesExec, a.existing(withBody(false, a.signURL)))
 }
 
 // ownPath gives as much of an escaped path as is Berm's: what follows is a port's.
@@ -58,7 +58,7 @@ func (a *api) port(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	access, err := a.manager.Ports(r.Context(), tenant, key)
+	access, err := a.Manager.Ports(r.Context(), tenant, key)
 	if err != nil {
 		return err
 	}
@@ -70,7 +70,7 @@ func (a *api) port(w http.ResponseWriter, r *http.Request) error {
 func (a *api) portOptions(access *lifecycle.PortAccess, port int, r *http.Request, parts int) portproxy.Options {
 	prefix, tail := cutPath(r.URL.EscapedPath(), parts)
 	return portproxy.Options{
-		Dial: access.Dial, Port: port, Prefix: prefix, Tail: tail, Timeout: a.portTimeout, Tokenless: a.open, StripCredentials: a.gate.StripCredentials,
+		Dial: access.Dial, Port: port, Prefix: prefix, Tail: tail, Timeout: a.PortTimeout, Tokenless: a.Tokens.Len() == 0, StripCredentials: a.gate.StripCredentials,
 	}
 }
 

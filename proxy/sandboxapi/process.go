@@ -24,7 +24,7 @@ func (a *api) startProcess(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	p, _, err := a.manager.Start(r.Context(), req)
+	p, _, err := a.Manager.Start(r.Context(), req)
 	if err != nil {
 		return err
 	}
@@ -99,9 +99,9 @@ func (a *api) waitProcess(w http.ResponseWriter, r *http.Request) error {
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, min(time.Duration(d), maxWait))
 	defer cancel()
-	p, err := a.manager.Wait(ctx, ref)
+	p, err := a.Manager.Wait(ctx, ref)
 	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		p, err = a.manager.Process(r.Context(), ref)
+		p, err = a.Manager.Process(r.Context(), ref)
 	}
 	if err != nil {
 		return proxy.Explained(ctx, err)

@@ -8,7 +8,6 @@ import (
 	"net/url"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -38,21 +37,17 @@ func noContent(w http.ResponseWriter, err error) error {
 }
 
 // put is get-or-create.
-func (a *api) put(w http.ResponseWriter, r *http.Request) error {
+func (a *api) put(w http.ResponseWriter, r *http.Request, body apitype.SandboxRequest) error {
 	_, key := target(r)
-	var body apitype.SandboxRequest
-	if err := proxy.DecodeBody(w, r, proxy.MaxBody, true, &body); err != nil {
-		return err
-	}
 	req, err := createRequest(r, key, body)
 	if err != nil {
 		return err
 	}
-	res, err := a.manager.Create(r.Context(), req)
+	res, err := a.Manager.Create(r.Context(), req)
 	var pulling *lifecycle.PullingError
 	if errors.As(err, &pulling) {
 		w.Header().Set("Location", location(key))
-		w.Header().Set("Retry-After", strconv.FormatInt(max(1, int64((pulling.RetryAfter+time.Second-1)/time.Second)), 10))
+		proxy.SetRetryAfter(w, max(pulling.RetryAfter, time.Second))
 		sb := pulling.Sandbox
 		sb.Pull = &pulling.Progress
 		return writeSandbox(w, r, http.StatusAccepted, sandbox(sb), nil)
@@ -72,14 +67,14 @@ func (a *api) put(w http.ResponseWriter, r *http.Request) error {
 
 func (a *api) get(w http.ResponseWriter, r *http.Request) error {
 	tenant, key := target(r)
-	sb, err := a.manager.Get(r.Context(), tenant, key)
+	sb, err := a.Manager.Get(r.Context(), tenant, key)
 	return writeSandbox(w, r, http.StatusOK, sandbox(sb), err)
 }
 
 // delete answers in the old service's shape, and never that there was nothing.
 func (a *api) delete(w http.ResponseWriter, r *http.Request) error {
 	tenant, key := target(r)
-	res, err := a.manager.Delete(r.Context(), tenant, key)
+	res, err := a.Manager.Delete(r.Context(), tenant, key)
 	if err != nil {
 		return err
 	}
@@ -90,43 +85,30 @@ func (a *api) delete(w http.ResponseWriter, r *http.Request) error {
 	}, nil)
 }
 
-func (a *api) renew(w http.ResponseWriter, r *http.Request) error {
+func (a *api) renew(w http.ResponseWriter, r *http.Request, body apitype.RenewRequest) error {
 	tenant, key := target(r)
-	if err := a.exists(r); err != nil {
-		return err
-	}
-	var body apitype.RenewRequest
-	if err := proxy.DecodeBody(w, r, proxy.MaxBody, true, &body); err != nil {
-		return err
-	}
 	var ttl time.Duration
 	if body.TTL != nil {
 		if ttl = time.Duration(*body.TTL); ttl <= 0 {
 			return &lifecycle.InvalidError{Field: "ttl", Message: "must be more than 0"}
 		}
 	}
-	sb, err := a.manager.Renew(r.Context(), tenant, key, ttl)
+	sb, err := a.Manager.Renew(r.Context(), tenant, key, ttl)
 	return writeSandbox(w, r, http.StatusOK, sandbox(sb), err)
 }
 
 // change serves calls that have no body and answer the sandbox.
 func (a *api) change(f func(manager, context.Context, string, string) (lifecycle.Sandbox, error)) proxy.Handler {
-	return func(w http.ResponseWriter, r *http.Request) error {
+	return a.existing(withBody(true, func(w http.ResponseWriter, r *http.Request, _ struct{}) error {
 		tenant, key := target(r)
-		if err := a.exists(r); err != nil {
-			return err
-		}
-		if err := proxy.DecodeBody(w, r, proxy.MaxBody, true, &struct{}{}); err != nil {
-			return err
-		}
-		sb, err := f(a.manager, r.Context(), tenant, key)
+		sb, err := f(a.Manager, r.Context(), tenant, key)
 		return writeSandbox(w, r, http.StatusOK, sandbox(sb), err)
-	}
+	}))
 }
 
 func (a *api) stats(w http.ResponseWriter, r *http.Request) error {
 	tenant, key := target(r)
-	s, err := a.manager.Stats(r.Context(), tenant, key)
+	s, err := a.Manager.Stats(r.Context(), tenant, key)
 	return reply(w, http.StatusOK, apitype.Stats{
 		Time: s.Time.UTC(), CPUSeconds: s.CPUUsage.Seconds(), MemoryBytes: s.MemoryBytes, MemoryLimitBytes: s.MemoryLimitBytes,
 		Pids: s.Pids, RxBytes: s.RxBytes, TxBytes: s.TxBytes,
@@ -209,11 +191,7 @@ func spec(s policy.Spec) apitype.Spec {
 }
 
 func overrides(in []policy.Override) []apitype.Override {
-	out := make([]apitype.Override, len(in))
-	for i, o := range in {
-		out[i] = apitype.Override(o)
-	}
-	return out
+	return each(in, func(o policy.Override) apitype.Override { return apitype.Override(o) })
 }
 
 func endpoint(e lifecycle.Endpoint) *apitype.Endpoint {

@@ -12,13 +12,13 @@ import (
 // status tells how the service is, as far as the tenant is concerned.
 func (a *api) status(w http.ResponseWriter, r *http.Request) error {
 	c := proxy.ExchangeOf(r.Context()).Caller
-	return reply(w, http.StatusOK, a.statusOf(c, a.manager.Status(r.Context(), c.Tenant), a.policy()), nil)
+	return reply(w, http.StatusOK, a.statusOf(c, a.Manager.Status(r.Context(), c.Tenant), a.Policy()), nil)
 }
 
 func (a *api) statusOf(c proxy.Caller, s lifecycle.ServiceStatus, pol *policy.Policy) apitype.Status {
 	pr, _ := pol.Profile("")
 	return apitype.Status{
-		Version: a.version, Tenant: c.Tenant,
+		Version: a.Version, Tenant: c.Tenant,
 		Backend:         apitype.Backend{Name: s.Backend.Backend, Available: s.Available, Reason: s.Reason, Version: s.Backend.Version},
 		ActiveSandboxes: s.ActiveSandboxes, MaxSandboxes: c.MaxSandboxes, RunningProcesses: s.RunningCommands + s.RunningProcesses,
 		Profile: pr.Name, Profiles: pol.Profiles(), RecentErrors: len(a.gate.RecentErrors(c.Tenant)),
@@ -34,18 +34,16 @@ func (a *api) statusOf(c proxy.Caller, s lifecycle.ServiceStatus, pol *policy.Po
 // errors answers the tenant's recent errors.
 func (a *api) errors(w http.ResponseWriter, r *http.Request) error {
 	recent := a.gate.RecentErrors(proxy.ExchangeOf(r.Context()).Caller.Tenant)
-	out := apitype.ErrorList{Errors: make([]apitype.ErrorEntry, len(recent))}
-	for i, e := range recent {
-		out.Errors[i] = apitype.ErrorEntry{
+	return reply(w, http.StatusOK, apitype.ErrorList{Errors: each(recent, func(e proxy.RecentError) apitype.ErrorEntry {
+		return apitype.ErrorEntry{
 			Time: e.Time, Type: e.Code, Status: e.Status, Message: e.Message, Route: e.Route, Key: e.Key, RequestID: e.RequestID,
 		}
-	}
-	return reply(w, http.StatusOK, out, nil)
+	})}, nil)
 }
 
 // health says that the process lives.
 func (a *api) health(w http.ResponseWriter, _ *http.Request) error {
-	return reply(w, http.StatusOK, apitype.Health{Status: "ok", Version: a.version}, nil)
+	return reply(w, http.StatusOK, apitype.Health{Status: "ok", Version: a.Version}, nil)
 }
 
 // ready says whether calls can succeed.
@@ -53,12 +51,12 @@ func (a *api) ready(w http.ResponseWriter, r *http.Request) error {
 	if proxy.Draining(r.Context()) {
 		return proxy.ErrGoingDown
 	}
-	if err := a.manager.Ready(r.Context()); err != nil {
+	if err := a.Manager.Ready(r.Context()); err != nil {
 		f := proxy.FaultOf(&lifecycle.UnavailableError{Err: err})
 		f.Detail = "the service isn't ready: the container engine or the store can't be used"
 		return &f
 	}
-	return reply(w, http.StatusOK, apitype.Health{Status: "ready", Version: a.version}, nil)
+	return reply(w, http.StatusOK, apitype.Health{Status: "ready", Version: a.Version}, nil)
 }
 
 func (a *api) openAPI(w http.ResponseWriter, _ *http.Request) error {

@@ -92,6 +92,12 @@ func (s signer) opened(r *http.Request, purpose string, claim any) error {
 	return nil
 }
 
+// expiredURL refuses a signed URL whose time is over, or whose sandbox or chat is gone.
+func expiredURL(what string, cause error) error {
+	return &proxy.Fault{Status: http.StatusGone, Code: "url_expired", Title: "Address expired",
+		Detail: "the time of this address is over, or the " + what + " that it was for is gone", Cause: cause}
+}
+
 // expiry is when what is signed now ends: in whole seconds, rounded up.
 func expiry(wanted *apitype.Duration) (time.Time, error) {
 	ttl := defaultURLTTL
@@ -113,15 +119,8 @@ func absolute(r *http.Request, path string) string {
 }
 
 // signURL makes a URL for a port that needs no token.
-func (a *api) signURL(w http.ResponseWriter, r *http.Request) error {
+func (a *api) signURL(w http.ResponseWriter, r *http.Request, body apitype.PortURLRequest) error {
 	tenant, key := target(r)
-	if err := a.exists(r); err != nil {
-		return err
-	}
-	var body apitype.PortURLRequest
-	if err := proxy.DecodeBody(w, r, proxy.MaxBody, false, &body); err != nil {
-		return err
-	}
 	if body.Port < 1 || body.Port > 65535 {
 		return &lifecycle.InvalidError{Field: "port", Message: "must be from 1 to 65535"}
 	}
@@ -129,7 +128,7 @@ func (a *api) signURL(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	access, err := a.manager.Ports(r.Context(), tenant, key)
+	access, err := a.Manager.Ports(r.Context(), tenant, key)
 	if err != nil {
 		return err
 	}
@@ -150,8 +149,7 @@ func (a *api) signedPort(w http.ResponseWriter, r *http.Request) error {
 	}
 	ex := proxy.ExchangeOf(r.Context())
 	ex.Caller.Tenant, ex.Key, ex.SessionID = c.Tenant, c.Key, c.Session
-	expired := &proxy.Fault{Status: http.StatusGone, Code: "url_expired", Title: "Address expired",
-		Detail: "the time of this address is over, or the sandbox that it was for is gone"}
+	expired := expiredURL("sandbox", nil)
 	if time.Now().Unix() >= c.Expires {
 		return expired
 	}
@@ -159,7 +157,7 @@ func (a *api) signedPort(w http.ResponseWriter, r *http.Request) error {
 		preflight(w, r)
 		return nil
 	}
-	access, err := a.manager.Ports(r.Context(), c.Tenant, c.Key)
+	access, err := a.Manager.Ports(r.Context(), c.Tenant, c.Key)
 	var missing *lifecycle.NotFoundError
 	switch {
 	case errors.As(err, &missing), access != nil && access.SessionID() != c.Session:

@@ -25,12 +25,7 @@ type chats interface {
 	Get(ctx context.Context, tenant, chatID string) (chat.Chat, error)
 	List(ctx context.Context, tenant, workspaceID, after string, limit int) (list []chat.Chat, more bool, err error)
 	Delete(ctx context.Context, tenant, chatID string) error
-	chatFiles
-	histories
-	archives
-}
 
-type chatFiles interface {
 	Files(ctx context.Context, tenant, chatID, after string, limit int) (chat.FileList, error)
 	File(ctx context.Context, tenant, fileID string) (chat.File, error)
 	FileNamed(ctx context.Context, tenant, chatID, name string) (chat.File, error)
@@ -40,15 +35,11 @@ type chatFiles interface {
 	DeleteFile(ctx context.Context, tenant, chatID, name string) error
 	DeleteFileID(ctx context.Context, tenant, fileID string) error
 	DeleteFiles(ctx context.Context, tenant, chatID string) (int, error)
-}
 
-type histories interface {
 	History(ctx context.Context, tenant, chatID string) (*chat.Content, error)
 	PutHistory(ctx context.Context, tenant, chatID string, size int64, r io.Reader) (chat.File, error)
 	AppendHistory(ctx context.Context, tenant, chatID string, size int64, r io.Reader) (chat.File, error)
-}
 
-type archives interface {
 	ReadTar(ctx context.Context, tenant, chatID string, w io.Writer) error
 	WriteTar(ctx context.Context, tenant, chatID string, r io.Reader) error
 }
@@ -62,7 +53,7 @@ const (
 // routeStorage has the handlers of workspaces, chats and their files.
 func (a *api) routeStorage(handle routing) {
 	on := handle
-	if a.workspaces == nil || a.chats == nil {
+	if a.Workspaces == nil || a.Chats == nil {
 		on = func(method, path string, scope proxy.Scope, _ proxy.Handler, _ ...string) {
 			handle(method, path, scope, noStorage, anyQuery)
 		}
@@ -72,7 +63,7 @@ func (a *api) routeStorage(handle routing) {
 	on("GET", oneWorkspace, proxy.ScopeStorageRead, a.getWorkspace)
 	on("GET", oneWorkspace+"/usage", proxy.ScopeStorageRead, a.workspaceUsage)
 	on("GET", oneWorkspace+"/chats", proxy.ScopeStorageRead, a.listChats, "limit", "cursor")
-	on("PUT", oneChat, proxy.ScopeStorageWrite, a.ensureChat)
+	on("PUT", oneChat, proxy.ScopeStorageWrite, withBody(false, a.ensureChat))
 	on("GET", oneChat, proxy.ScopeStorageRead, a.getChat)
 	on("DELETE", oneChat, proxy.ScopeStorageWrite, a.deleteChat)
 	on("GET", history, proxy.ScopeStorageRead, a.readHistory)

@@ -298,7 +298,7 @@ func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
 	defer quiet()
 	err = files.File(ctx, op, runtime.FileIO{Event: func(e runtime.FileEvent) error {
 		if e.Type == runtime.FileReady {
-			beat.Go(func() { s.BeatUntil(beatCtx, a.heartbeat) })
+			beat.Go(func() { s.BeatUntil(beatCtx, a.Heartbeat) })
 		}
 		out := apitype.FileEvent{Type: e.Type, Dir: e.Dir}
 		out.Path, out.PathBase64 = textOf(e.Path)

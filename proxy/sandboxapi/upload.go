@@ -17,8 +17,7 @@ const maxUnused = 4 << 10
 // doesn't look at the connection, and a call that takes long can't see its caller leave.
 func skipBody(w http.ResponseWriter, r *http.Request) error {
 	if _, err := io.Copy(io.Discard, http.MaxBytesReader(w, r.Body, maxUnused)); err != nil {
-		return &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request",
-			Detail: "this call has no body; one of up to 4 KiB is ignored", Cause: err}
+		return proxy.Unreadable("this call has no body; one of up to 4 KiB is ignored", err)
 	}
 	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // an in-process writer has none
 	return nil
@@ -116,12 +115,10 @@ func (u *upload) fault(over bool, cause error) error {
 	if u.late && over {
 		return expiredFileURL(cause)
 	}
-	f := &proxy.Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request",
-		Detail: "the body could not be read to its end", Cause: cause}
 	if u.late {
-		f.Detail = "the body stopped, or came too slowly"
+		return proxy.Unreadable("the body stopped, or came too slowly", cause)
 	}
-	return f
+	return proxy.Unreadable("the body could not be read to its end", cause)
 }
 
 // done gives the sender a moment to send the rest, unless it was late already.

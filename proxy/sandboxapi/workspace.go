@@ -14,7 +14,7 @@ func (a *api) ensureWorkspace(w http.ResponseWriter, r *http.Request) error {
 	if err := skipBody(w, r); err != nil {
 		return err
 	}
-	ws, made, err := a.workspaces.Ensure(r.Context(), proxy.ExchangeOf(r.Context()).Caller.Tenant, param(r, "user_id"))
+	ws, made, err := a.Workspaces.Ensure(r.Context(), proxy.ExchangeOf(r.Context()).Caller.Tenant, param(r, "user_id"))
 	return reply(w, okOrCreated(made), workspaceOf(ws), err)
 }
 
@@ -26,12 +26,12 @@ func okOrCreated(made bool) int {
 }
 
 func (a *api) getWorkspace(w http.ResponseWriter, r *http.Request) error {
-	ws, err := a.workspaces.Get(r.Context(), proxy.ExchangeOf(r.Context()).Caller.Tenant, param(r, "workspace_id"))
+	ws, err := a.Workspaces.Get(r.Context(), proxy.ExchangeOf(r.Context()).Caller.Tenant, param(r, "workspace_id"))
 	return reply(w, http.StatusOK, workspaceOf(ws), err)
 }
 
 func (a *api) workspaceUsage(w http.ResponseWriter, r *http.Request) error {
-	u, err := a.workspaces.Usage(r.Context(), proxy.ExchangeOf(r.Context()).Caller.Tenant, param(r, "workspace_id"))
+	u, err := a.Workspaces.Usage(r.Context(), proxy.ExchangeOf(r.Context()).Caller.Tenant, param(r, "workspace_id"))
 	if err != nil {
 		return err
 	}
@@ -49,7 +49,7 @@ func (a *api) listChats(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	page, more, err := a.chats.List(r.Context(), tenant, param(r, "workspace_id"), after, limit)
+	page, more, err := a.Chats.List(r.Context(), tenant, param(r, "workspace_id"), after, limit)
 	if err != nil {
 		return err
 	}

@@ -3,7 +3,6 @@ package containerd
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 
@@ -12,6 +11,7 @@ import (
 	"github.com/containerd/typeurl/v2"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/containerd/network"
 )
 
 // runtimeClass is one of the engine's OCI runtimes.
@@ -122,13 +122,6 @@ func (c runtimeClass) explain(err error) error {
 
 // installed looks where the engine does, which is on this host.
 func installed(program string) bool {
-	if _, err := exec.LookPath(program); err == nil {
-		return true
-	}
-	for dir := range strings.SplitSeq("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/containerd/bin", ":") {
-		if _, err := os.Stat(filepath.Join(dir, program)); err == nil {
-			return true
-		}
-	}
-	return false
+	_, err := network.FindProgram(program)
+	return err == nil
 }

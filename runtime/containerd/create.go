@@ -246,23 +246,23 @@ func (c *creation) snapshot(ctx context.Context) ([]mount.Mount, error) {
 		ids := fmt.Sprintf("0:%d:%d", c.ids, rangeSize)
 		opts = append(opts, snapshots.WithLabels(map[string]string{snapshots.LabelSnapshotUIDMapping: ids, snapshots.LabelSnapshotGIDMapping: ids}))
 	}
-	mounts, err := snapshotter.Prepare(leaseCtx, snapshotKey(c.spec.Name), c.image.ChainID, opts...)
-	if !errdefs.IsAlreadyExists(err) {
-		return mounts, err
-	}
-	// A Create that was cut short may have left it.
-	if recs, err := c.r.client.ContainerService().List(ctx, labelFilter(map[string]string{labelName: c.spec.Name})); err != nil {
-		return nil, err
-	} else if len(recs) == 0 {
-		if err := c.r.Sweep(ctx); err != nil {
-			return nil, err
-		}
+	for swept := false; ; swept = true {
 		mounts, err := snapshotter.Prepare(leaseCtx, snapshotKey(c.spec.Name), c.image.ChainID, opts...)
 		if !errdefs.IsAlreadyExists(err) {
 			return mounts, err
 		}
+		recs, err := c.r.client.ContainerService().List(ctx, labelFilter(map[string]string{labelName: c.spec.Name}))
+		switch {
+		case err != nil:
+			return nil, err
+		case swept || len(recs) > 0:
+			return nil, runtime.WithClass(errdefs.ErrAlreadyExists, fmt.Errorf("the name %q is taken", c.spec.Name))
+		}
+		// A Create that was cut short may have left it.
+		if err := c.r.Sweep(ctx); err != nil {
+			return nil, err
+		}
 	}
-	return nil, runtime.WithClass(errdefs.ErrAlreadyExists, fmt.Errorf("the name %q is taken", c.spec.Name))
 }
 
 func snapshotKey(name string) string { return "berm-" + name }

@@ -84,35 +84,6 @@ func (p process) ends() bool {
 // same reports whether p and q are one process.
 func (p process) same(q process) bool { return p.pid == q.pid && p.start == q.start }
 
-// processes reads the states of all processes of this host.
-func processes() (map[int]process, error) {
-	dir, err := os.Open("/proc")
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = dir.Close() }()
-	names, err := dir.Readdirnames(-1)
-	if err != nil {
-		return nil, err
-	}
-	out := make(map[int]process, len(names))
-	for _, name := range names {
-		pid, err := strconv.Atoi(name)
-		if err != nil {
-			continue
-		}
-		p, err := readProcess(pid)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		out[pid] = p
-	}
-	return out, nil
-}
-
 // readLimited reads the beginning of a file.
 func readLimited(name string, limit int64) ([]byte, error) {
 	f, err := os.Open(name)

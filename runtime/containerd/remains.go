@@ -43,18 +43,29 @@ type remains struct {
 
 // shims finds those of this engine and namespace by their arguments.
 func (h remains) shims() ([]shim, error) {
-	all, err := processes()
+	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, err
 	}
 	var out []shim
-	for _, p := range all {
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		p, err := readProcess(pid)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
 		id := h.shimOf(p)
 		if id == "" {
 			continue
 		}
 		// A shim runs in its bundle. One that has just ended isn't of interest.
-		bundle, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", p.pid))
+		bundle, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", pid))
 		if err == nil {
 			out = append(out, shim{process: p, id: id, bundle: bundle})
 		}

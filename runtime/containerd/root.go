@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/containerd/network"
 )
 
 // maxRoot keeps the paths below the root within what pipes and sockets can have.
@@ -25,11 +25,11 @@ type root string
 // path is below the root:
 //
 //	bin/berm-agent-…     the agent's program
-//	containers/ID/       files of one container: owner (locked by who makes or removes
-//	                     it), started (how it was begun), hosts, hostname,
-//	                     resolv.conf, log/, exec/ (pipes, a directory with an
-//	                     owner for each command), range and userns (its IDs of the
-//	                     host, its user namespace, mounted)
+//	containers/ID/       files of one container, locked by who makes or removes it:
+//	                     started (when it was begun), hosts, hostname, resolv.conf,
+//	                     log/, exec/ (pipes, a directory for each program, locked by
+//	                     who runs it), range and userns (its IDs of the host, its user
+//	                     namespace, mounted)
 //	netns/ID             network namespaces, mounted
 //	networks/…           networks, and who is on them
 func (r root) path(elem ...string) string {
@@ -45,7 +45,7 @@ var idPattern = regexp.MustCompile(`^[0-9a-f]{64}$`)
 // owns it, and so does a sweep that finds it without an owner.
 type place struct {
 	dir   string
-	owner *os.File
+	owner *os.File // of the directory, locked
 }
 
 // makePlace makes the directory of a container that nobody knows yet.
@@ -89,57 +89,23 @@ func awaitPlace(ctx context.Context, dir string) (p *place, err error) {
 
 // lockPlace returns nil if another process, or goroutine, owns the directory.
 func lockPlace(dir string) (*place, error) {
-	owner, err := os.OpenFile(filepath.Join(dir, "owner"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
+	owner, err := network.TryLockDir(dir)
+	if owner == nil || err != nil {
 		return nil, err
-	}
-	if ours, err := runtime.TryFlock(owner, unix.LOCK_EX); !ours {
-		_ = owner.Close()
-		return nil, err
-	}
-	// The one before may have removed it.
-	var opened, named unix.Stat_t
-	if err := unix.Fstat(int(owner.Fd()), &opened); err != nil {
-		return nil, errors.Join(err, owner.Close())
-	}
-	if err := unix.Lstat(owner.Name(), &named); err != nil || named.Ino != opened.Ino || named.Dev != opened.Dev {
-		_ = owner.Close()
-		return nil, fmt.Errorf("lock %s: %w", dir, fs.ErrNotExist)
 	}
 	return &place{dir: dir, owner: owner}, nil
 }
 
-// release returns the directory up, if p isn't nil.
+// release gives the directory up, if p isn't nil.
 func (p *place) release() {
 	if p != nil {
 		_ = p.owner.Close()
 	}
 }
 
-// remove removes the directory with all that is in it. The lock is removed last,
-// so that a removal that is cut short is found.
-func (p *place) remove() error {
-	entries, err := os.ReadDir(p.dir)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if e.Name() == "owner" {
-			continue
-		}
-		if err := os.RemoveAll(filepath.Join(p.dir, e.Name())); err != nil {
-			return err
-		}
-	}
-	// Who finds the directory without a lock makes a new one, and removes both.
-	for _, name := range []string{p.owner.Name(), p.dir} {
-		err := os.Remove(name)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
-			return err
-		}
-	}
-	return nil
-}
+// remove removes the directory with all that is in it. The directory itself goes last, so
+// that a removal that is cut short is found.
+func (p *place) remove() error { return os.RemoveAll(p.dir) }
 
 // file is the path of one of the container's files.
 func (p *place) file(name string) string { return filepath.Join(p.dir, name) }

@@ -19,7 +19,6 @@ import (
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/pkg/oci"
-	"github.com/containerd/typeurl/v2"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
@@ -353,9 +352,4 @@ func bind(source, target string, readOnly bool) specs.Mount {
 func tmpfs(target string, size int64, mode string, more ...string) specs.Mount {
 	options := append([]string{"nosuid", "nodev", "mode=" + mode, fmt.Sprintf("size=%d", size)}, more...)
 	return specs.Mount{Destination: target, Type: "tmpfs", Source: "tmpfs", Options: options}
-}
-
-// emptySpec is what a record needs.
-func emptySpec() (typeurl.Any, error) {
-	return typeurl.MarshalAny(&specs.Spec{Version: ociVersion})
 }

@@ -14,6 +14,8 @@ import (
 	"github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/typeurl/v2"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
 // Sweep removes what is left of creates and removals that were cut short: directories,
@@ -131,7 +133,7 @@ func (x sweep) removeStray(ctx context.Context, id string) error {
 		if t.ID != id {
 			continue
 		}
-		s, err := emptySpec()
+		s, err := typeurl.MarshalAny(&specs.Spec{Version: ociVersion})
 		if err != nil {
 			return err
 		}
@@ -159,9 +161,7 @@ func (x sweep) programs(ctx context.Context, ids []string) error {
 		}
 		for _, p := range lost {
 			if (program{x.r, id, filepath.Base(p.dir), p}).end(ctx, sweepPatience) {
-				if err := p.remove(); err != nil && !errors.Is(err, fs.ErrNotExist) {
-					errs = append(errs, err)
-				}
+				errs = append(errs, p.remove())
 			}
 			p.release()
 		}

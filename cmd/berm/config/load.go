@@ -104,8 +104,6 @@ func (l *loader) file(data []byte) {
 		switch todo := removed[p.Path]; {
 		case todo != "":
 			l.errorf("line %d: %s: no longer a key: %s", p.Line, p.Path, todo)
-		case p.Path == "" && strings.Contains(p.Message, "anchor"): // the parser's message quotes the value
-			l.errorf("configuration file: aliases are not supported, and one names no anchor")
 		case p.Path == "":
 			l.errorf("configuration file: %s", p.Message)
 		default:
@@ -113,10 +111,8 @@ func (l *loader) file(data []byte) {
 		}
 	}
 	for _, path := range doc.Nulls {
-		if path != "" && !l.sections[path] { // whose keys may all be commented out
-			l.errorf("line %d: %s: has no value", doc.Lines[path], path)
-			bad[fieldOf(path)] = true
-		}
+		l.errorf("line %d: %s: has no value", doc.Lines[path], path)
+		bad[fieldOf(path)] = true
 	}
 	defaults := fields(Default())
 	for i, f := range fields(l.config) {

@@ -69,25 +69,6 @@ func closeAll(files ...*os.File) {
 	}
 }
 
-// printLog prints what a log has at this moment.
-func printLog(ctx context.Context, dir string, p *logPrinter) error {
-	files, err := openLog(dir)
-	if err != nil {
-		return err
-	}
-	defer closeAll(files...)
-	parts, err := sections(files)
-	if err != nil {
-		return err
-	}
-	if p.opts.Tail > 0 {
-		if err := p.skipTo(ctx, parts); err != nil {
-			return err
-		}
-	}
-	return p.printAll(ctx, parts)
-}
-
 // sections are what files hold at this moment.
 func sections(files []*os.File) ([]*io.SectionReader, error) {
 	var out []*io.SectionReader
@@ -116,18 +97,15 @@ func followLog(dir string, p *logPrinter) (*logFollower, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &logFollower{dir: dir, files: files, printer: p, buf: make([]byte, logChunk)}
-	if p.opts.Tail > 0 {
-		parts, err := sections(files)
-		if err == nil {
-			err = p.skipTo(context.Background(), parts)
-		}
-		if err != nil {
-			f.close()
-			return nil, err
-		}
+	parts, err := sections(files)
+	if err == nil {
+		err = p.skipTo(context.Background(), parts)
 	}
-	return f, nil
+	if err != nil {
+		closeAll(files...)
+		return nil, err
+	}
+	return &logFollower{dir: dir, files: files, printer: p, buf: make([]byte, logChunk)}, nil
 }
 
 func (f *logFollower) close() { closeAll(f.files...) }

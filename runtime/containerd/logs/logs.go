@@ -35,6 +35,26 @@ func Print(ctx context.Context, dir string, opts runtime.LogOptions, stdout, std
 	return printLog(ctx, dir, newPrinter(opts, stdout, stderr))
 }
 
+// printLog prints what a log has at this moment, and nothing of a line to come.
+func printLog(ctx context.Context, dir string, p *logPrinter) error {
+	files, err := openLog(dir)
+	if err != nil {
+		return err
+	}
+	defer closeAll(files...)
+	parts, err := sections(files)
+	if err != nil {
+		return err
+	}
+	if err := p.skipTo(ctx, parts); err != nil {
+		return err
+	}
+	if err := scanAll(ctx, parts, p.print); err != nil {
+		return err
+	}
+	return p.flush()
+}
+
 func newPrinter(opts runtime.LogOptions, stdout, stderr io.Writer) *logPrinter {
 	p := &logPrinter{opts: opts}
 	p.streams[0].w, p.streams[1].w = stdout, stderr

@@ -145,16 +145,11 @@ func (p *logPrinter) flush() error {
 	return err
 }
 
-// printAll prints all of what was read from a log's files, and nothing of a line to come.
-func (p *logPrinter) printAll(ctx context.Context, parts []*io.SectionReader) error {
-	if err := scanAll(ctx, parts, p.print); err != nil {
-		return err
-	}
-	return p.flush()
-}
-
 // skipTo has the printer skip all but the last lines, as many as the options ask for.
 func (p *logPrinter) skipTo(ctx context.Context, parts []*io.SectionReader) error {
+	if p.opts.Tail <= 0 {
+		return nil
+	}
 	counter := &logPrinter{opts: p.opts}
 	if err := scanAll(ctx, parts, counter.print); err != nil {
 		return err

@@ -259,7 +259,7 @@ func (b *netBed) route(t testing.TB, netns, prefix, via string) {
 func (b *netBed) ipt(t testing.TB, args string) {
 	t.Helper()
 	b.in(t, b.host, func() error {
-		path, err := findProgram("iptables")
+		path, err := FindProgram("iptables")
 		if err != nil {
 			return err
 		}

@@ -184,9 +184,9 @@ func setRules(ctx context.Context, chain string, wanted map[string]tableRules) e
 
 // iptables runs a program of that package in this thread's network namespace.
 func iptables(ctx context.Context, stdin []byte, program string, args ...string) ([]byte, error) {
-	path, err := findProgram(program)
+	path, err := FindProgram(program)
 	if err != nil {
-		return nil, err
+		return nil, runtime.Precondition("the program %s, of the package iptables, isn't installed: networks need it", program)
 	}
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, path, args...)
@@ -199,17 +199,14 @@ func iptables(ctx context.Context, stdin []byte, program string, args ...string)
 	return stdout.Bytes(), nil
 }
 
-// findProgram looks in PATH, and where it may lack the administrator's programs.
-func findProgram(name string) (string, error) {
+// FindProgram looks in PATH, and where it may lack programs of the administrator or the engine.
+func FindProgram(name string) (string, error) {
 	path, err := exec.LookPath(name)
-	for _, dir := range []string{"/usr/local/sbin", "/usr/sbin", "/sbin"} {
+	for _, dir := range []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/opt/containerd/bin"} {
 		if err == nil {
 			break
 		}
 		path, err = exec.LookPath(filepath.Join(dir, name))
 	}
-	if err != nil {
-		return "", runtime.Precondition("the program %s, of the package iptables, isn't installed: networks need it", name)
-	}
-	return path, nil
+	return path, err
 }

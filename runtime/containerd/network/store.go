@@ -130,37 +130,44 @@ func (m *Manager) lockNetwork(ctx context.Context, dir string, make bool) (unloc
 			}
 		}
 		unlock, err := LockDir(ctx, dir)
-		if errors.Is(err, errMoved) || make && errors.Is(err, fs.ErrNotExist) {
+		if make && errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		return unlock, err
 	}
 }
 
-// errMoved says that the locked directory was removed.
-var errMoved = errors.New("the directory was removed")
-
 // LockDir takes a directory's flock. It polls, as a wait in the kernel can't be cancelled.
 func LockDir(ctx context.Context, dir string) (unlock func(), err error) {
+	var f *os.File
+	err = runtime.Poll(ctx, lockPoll, func() (bool, error) {
+		f, err = TryLockDir(dir)
+		return f != nil, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("lock %s: %w", dir, err)
+	}
+	return func() { _ = f.Close() }, nil
+}
+
+// TryLockDir takes a directory's flock, which ends when the file is closed. It returns nil if
+// another open file has it.
+func TryLockDir(dir string) (*os.File, error) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, err
 	}
-	err = runtime.Poll(ctx, lockPoll, func() (bool, error) { return runtime.TryFlock(f, unix.LOCK_EX) })
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), f.Close())
-	}
-	mine, err := f.Stat()
-	if err == nil {
-		var now os.FileInfo
-		now, err = os.Stat(dir)
-		if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(mine, now) {
-			err = errMoved
+	locked, err := runtime.TryFlock(f, unix.LOCK_EX)
+	if locked { // the one before may have removed the directory
+		var opened, named os.FileInfo
+		if opened, err = f.Stat(); err == nil {
+			named, err = os.Lstat(dir)
 		}
+		locked = err == nil && os.SameFile(opened, named)
 	}
-	if err != nil {
+	if !locked {
 		_ = f.Close()
 		return nil, err
 	}
-	return func() { _ = f.Close() }, nil
+	return f, nil
 }
