@@ -351,9 +351,7 @@ func (a *attack) begin(args ...string) (end func() string) {
 	_, err := a.c.StartExec(ctx, a.key, apitype.ExecRequest{
 		Command: append(apitype.Command{attackerPath}, args...), Timeout: apitype.SecondsOf(120), ExecID: id,
 	})
-	if err != nil {
-		a.Fatal(err)
-	}
+	a.answered("the attacker", err) // which may be in the way of the answer
 	until(a, "the attack to begin", func() bool {
 		_, err := a.c.StatFile(ctx, a.key, "/tmp/on")
 		return err == nil
