@@ -2,7 +2,10 @@ package lifecycle
 
 import "time"
 
-// What the fuzzers of package lifecycle_test need to see.
+// What package lifecycle_test needs to see.
+
+// NoQuotas is what Options without Quotas get.
+var NoQuotas Quotas = noQuotas{}
 
 // Split is split.
 var Split = split
