@@ -242,12 +242,18 @@ func TestEventsBeforeNext(t *testing.T) {
 func TestFollowAtAPace(t *testing.T) {
 	b := newBed(t)
 	id := b.create(t, "a")
+	const times = 5
 	var asked atomic.Int32
+	enough := make(chan struct{})
 	b.serve(t, "a", func(p *program, req *wire.Request) {
-		if asked.Add(1); p.ready() {
+		if asked.Add(1) == times {
+			close(enough)
+		}
+		if p.ready() {
 			p.begun(req.Process.ID)
 		}
 	})
+	begun := time.Now()
 	f, err := b.Follow(t.Context(), id, "p", runtime.Follow{})
 	if err != nil {
 		t.Fatal(err)
@@ -257,12 +263,12 @@ func TestFollowAtAPace(t *testing.T) {
 		_, _ = f.Next()
 		close(ended)
 	}()
-	time.Sleep(200 * time.Millisecond)
+	<-enough
+	if took := time.Since(begun); took < (times-1)*20*time.Millisecond {
+		t.Errorf("it was asked %d times in %v", times, took)
+	}
 	if err := f.Close(); err != nil {
 		t.Error(err)
 	}
 	<-ended
-	if n := asked.Load(); n < 2 || n > 11 {
-		t.Errorf("it was asked %d times in 200 ms", n)
-	}
 }
