@@ -51,6 +51,10 @@ func readCases(file string) ([]one, error) {
 	if err != nil {
 		return nil, err
 	}
+	functions, err := os.ReadFile("testdata/functions.sh")
+	if err != nil {
+		return nil, err
+	}
 	parts := strings.Split("\n"+string(b), "\n### ")
 	var cases []one
 	seen := map[string]bool{}
@@ -61,7 +65,7 @@ func readCases(file string) ([]one, error) {
 			return nil, fmt.Errorf("%s: two cases are called %q", file, name)
 		}
 		seen[name] = true
-		cases = append(cases, one{name, tag, parts[0] + "\n" + script})
+		cases = append(cases, one{name, tag, string(functions) + parts[0] + "\n" + script})
 	}
 	return cases, nil
 }

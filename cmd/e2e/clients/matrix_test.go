@@ -6,7 +6,7 @@
 // installs what it needs into $CACHE, and runs first, with the host's network.
 //
 // Otherwise each file NAME.sh holds cases: a line "### name", and the lines up to the next
-// one, run by sh -eu. Lines before the first case begin every case.
+// one, run by sh -eu. Lines before the first case begin every case, after those of functions.sh.
 //
 // A name may end with a tag. "[policy]" means that Berm has to refuse the case with
 // "denied by policy", "[buildkit]" that it needs BuildKit; both are counted by themselves. A
