@@ -32,7 +32,7 @@ test('runtime info', async () => {
 	const client = await getContainerRuntimeClient();
 	assert.ok(client.info.containerRuntime.serverVersion);
 	assert.ok(client.info.containerRuntime.memory > 0);
-	assert.equal(client.info.containerRuntime.host, 'localhost');
+	assert.ok(client.info.containerRuntime.host);
 });
 
 test('wait for listening ports', async (t) => {
