@@ -107,10 +107,10 @@ func TestCompletion(t *testing.T) {
 func TestNear(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
-		"sandbox creat":        "did you mean create?",
-		"sandbox proces list":  "did you mean process?",
-		"serv":                 "serve",
-		"sandbox nothing-near": "unknown command",
+		"sandbox creat":         "did you mean create?",
+		"sandbox procress list": "did you mean process?",
+		"serv":                  "serve",
+		"sandbox nothing-near":  "unknown command",
 	} {
 		if _, stderr, code := berm(t, "", strings.Fields(args)...); code != config.ExitUsage || !strings.Contains(stderr, want) {
 			t.Errorf("%s: exit code %d: %s", args, code, stderr)

@@ -46,7 +46,8 @@ func (c *Client) ReadFile(ctx context.Context, key, name string, offset, length 
 	return c.open(ctx, at("sandboxes", key, "files"), fileQuery(name), offset, length)
 }
 
-// open opens an answer from an offset on; a length of 0 is to its end.
+// open opens an answer from an offset on; a length of 0 is to its end. The reader has a method
+// Size() int64, which returns the bytes that come, and 0 if the server doesn't say.
 func (c *Client) open(ctx context.Context, path string, q url.Values, offset, length int64) (io.ReadCloser, error) {
 	h := http.Header{}
 	switch {
@@ -63,13 +64,13 @@ func (c *Client) open(ctx context.Context, path string, q url.Values, offset, le
 	return sized{rep.body, size}, nil
 }
 
-// sized is a body of which the server may have told the size.
+// sized is a body with its size.
 type sized struct {
 	io.ReadCloser
 	size int64
 }
 
-// Size returns the bytes of the whole body; 0 if they aren't known.
+// Size returns the bytes of the body, or 0 if they aren't known.
 func (s sized) Size() int64 { return s.size }
 
 func tarHeader() http.Header { return http.Header{"Content-Type": {"application/x-tar"}} }

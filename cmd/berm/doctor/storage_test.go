@@ -398,6 +398,9 @@ func TestListenable(t *testing.T) {
 	if err := listenable(t.Context(), "unix://"+socket); err != nil {
 		t.Errorf("one that was left: %v", err)
 	}
+	if err := listenable(t.Context(), "unix://"+filepath.Join(dir, "run", "s")); err != nil {
+		t.Errorf("one in a directory that the server makes: %v", err)
+	}
 	write(t, filepath.Join(dir, "file"), "")
 	for _, address := range []string{"unix://" + filepath.Join(dir, "file"), "unix:///nonexistent/deep/s", "127.0.0.1", "127.0.0.1:nonsense"} {
 		if err := listenable(t.Context(), address); err == nil || errors.Is(err, unix.EADDRINUSE) {
