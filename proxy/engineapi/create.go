@@ -105,6 +105,11 @@ func makePlanned(c *call, p *plan, query url.Values, undo *undo) (made, error) {
 	if v < 40 && len(p.Spec.Binds) > 0 {
 		return out, denied("mounts.engine", "HostConfig.Mounts", "the engine is too old for binds that leave out what is mounted below them", "volumes")
 	}
+	for _, b := range p.Spec.Binds {
+		if err := makeMissing(c, p, b); err != nil {
+			return out, err
+		}
+	}
 	release, err := holdPlanned(c, p)
 	if err != nil {
 		return out, err
@@ -145,6 +150,18 @@ func makePlanned(c *call, p *plan, query url.Values, undo *undo) (made, error) {
 		return out, c.restarts.Set(c.ctx, answer.ID, restartOf(p), false)
 	}
 	return out, nil
+}
+
+// makeMissing makes what is missing of a bind's source. It stays if the create fails, as with
+// the engine.
+func makeMissing(c *call, p *plan, b policy.Mount) error {
+	if b.Missing == "" || p.audited {
+		return nil
+	}
+	if err := c.rules.MakeMount(b); err != nil {
+		return c.judged(denied("mounts.missing", "HostConfig.Mounts", fmt.Sprintf("host path %q can't be made: there is a link or a file on the way, or no room", body.Shorten(b.HostPath)), "an existing directory"))
+	}
+	return nil
 }
 
 // holdPlanned holds the binds of a container that is to be made. In mode audit a

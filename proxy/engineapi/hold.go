@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"path"
 	"slices"
@@ -77,8 +78,10 @@ func holdBinds(c *call, e *effective, ct *container.InspectResponse) (release fu
 	case errors.As(err, &d):
 		d.Reasons[0].Field = "HostConfig.Mounts"
 		return refuseHold(c, e, named, err)
+	case errors.Is(err, mountpin.ErrLinked):
+		return refuseHold(c, e, named, denied("mounts.hard_link", "HostConfig.Mounts", "a file to be mounted has hard links, and so other names that may lie anywhere", "a file with one name, or its directory"))
 	case errors.Is(err, mountpin.ErrExchanged), errors.Is(err, fs.ErrNotExist):
-		return refuseHold(c, e, named, denied("verify.start", "HostConfig.Mounts", "a host path is not the directory any more that was allowed", "the directory as it was when the container was made"))
+		return refuseHold(c, e, named, denied("verify.start", "HostConfig.Mounts", "a host path is not the directory or file any more that was allowed", "what was there when the container was made"))
 	case errors.Is(err, fs.ErrExist):
 		return nil, conflict("the container is still being made, or its last start is being cleaned up")
 	case err != nil:
@@ -93,10 +96,19 @@ func holdBinds(c *call, e *effective, ct *container.InspectResponse) (release fu
 		release()
 		return refuseHold(c, e, named, stale)
 	}
+	nested := e.Nested()
 	if holder.Mode() != mountpin.ModeHeld {
+		if slices.ContainsFunc(nested, func(n body.Nested) bool { return n.Rel != "" }) {
+			release()
+			return refuseHold(c, e, named, denied(ruleNested, "HostConfig.Mounts", "a mount path lies in that of a bind, which can't be held here", "mount paths outside those of binds"))
+		}
 		return release, nil
 	}
 	c.concealed = conceals(e.Binds, sources)
+	if err := mountPoints(c, e, nested); err != nil {
+		release()
+		return refuseHold(c, e, named, err)
+	}
 	for i, b := range e.Binds {
 		p, err := mountpin.NewPinned(sources[i], b.MountPath, b.Mode == "ro")
 		if err != nil {
@@ -105,7 +117,62 @@ func holdBinds(c *call, e *effective, ct *container.InspectResponse) (release fu
 		}
 		e.held = append(e.held, p)
 	}
+	for _, n := range nested {
+		if n.Rel != "" {
+			e.held = append(e.held, mountpin.Pinned{Target: n.Target})
+		}
+	}
 	return release, nil
+}
+
+// ruleNested is the rule of mounts whose target lies in that of a bind.
+const ruleNested = "mounts.nested"
+
+// mountPoints sees to it that the mounts in held binds have their mount points there, so that
+// the engine needn't make any: it would follow links on the way.
+func mountPoints(c *call, e *effective, nested []body.Nested) error {
+	for _, n := range nested {
+		if n.Rel == "" {
+			continue
+		}
+		outer, dir := e.Binds[n.Outer], e.Sources[n.Outer]
+		f, err := mountpin.OpenBelow(dir, n.Rel, n.File)
+		if errors.Is(err, fs.ErrNotExist) && outer.Mode != "ro" && !n.File {
+			if err = c.rules.MakeMount(policy.Mount{Local: dir + "/" + n.Rel, Missing: n.Rel}); err == nil {
+				f, err = mountpin.OpenBelow(dir, n.Rel, n.File)
+			}
+		}
+		if err != nil {
+			kind := "directory"
+			if n.File {
+				kind = "file"
+			}
+			return denied(ruleNested, "HostConfig.Mounts", fmt.Sprintf("mount path %s lies in the bind at %s, whose source has no %s there, or only by a link", n.Target, outer.MountPath, kind),
+				fmt.Sprintf("an existing %s at %s below the bind's source", kind, n.Rel))
+		}
+		_ = f.Close()
+	}
+	return nil
+}
+
+// refuseWriters refuses to start a container with mounts in a bind while another could write
+// to the bind: it could lead runc elsewhere by a link, which only its newer releases notice.
+// A process may have been passed a descriptor while the bind was shared, so each running
+// container of the tenant counts.
+func refuseWriters(c *call, e effective, ct *container.InspectResponse) error {
+	if len(e.Nested()) == 0 {
+		return nil
+	}
+	version, err := c.engine.Runc(c.ctx)
+	if err != nil || safeRunc(version) && (e.Runtime == "" || e.Runtime == "runc") {
+		return err
+	}
+	sharer, err := findSharer(c, useOf(ct.ID, ct.Config.Labels, ct.Mounts), true)
+	if err != nil || sharer == "" {
+		return err
+	}
+	return denied(ruleNested, "HostConfig.Mounts", fmt.Sprintf("a mount path lies in that of a bind, which processes of other containers could lead elsewhere while runc %q mounts", body.Shorten(version)),
+		"a start while no other container of the tenant's runs, nor one that can write to the mounts, or runc 1.2.8, 1.3.3 or 1.4")
 }
 
 // refuseHold refuses to hold, which in mode audit leaves the binds as they are.
