@@ -50,8 +50,12 @@ newer: compiler agent engines ## build the newest engines (10 minutes), and run 
 	newer=$$(runtime/runtimetest/engine/newer.sh) && PATH=$$newer:$$PATH && $(TEST) --format testname -- -count=1 -timeout 60m \
 		-run '^Test(Docker|Containerd|UserNS)Contract$$|^Test(UserNS|Attack|Build|Archive|Held|Hold|Swapped|Led|Exchanged|Restart|Forged)' ./proxy/engineapi ./runtime/agent ./runtime/docker ./runtime/containerd
 
-clients: compiler compose agent engines ## run real clients against the Docker Engine API
+clients: compiler compose build engines ## run the clients that people have, straight and through Berm (an hour; builds newer ones)
+	@dpkg-query -W libseccomp-dev pkg-config >/dev/null 2>&1 || { \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends libseccomp-dev pkg-config; }
+	runtime/runtimetest/engine/newer.sh dockerd-28 dockerd-29 containerd-2 runc docker-cli compose-2 compose buildx
 	$(TEST) --format testname -- -race -count=1 -timeout 30m -run '^TestClients' ./...
+	$(E2E) $(TEST) --format testname -- -count=1 -timeout 180m -run '^TestClients' ./clients $(UPDATE)
 
 attack: build engines ## attack servers on private engines from inside their sandboxes
 	$(E2E) $(TEST) --format testname -- -count=1 -timeout 30m -run '^Test(Soak)?Attack' .

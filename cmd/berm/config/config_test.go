@@ -126,7 +126,7 @@ func TestErrors(t *testing.T) {
 			file: "htp: {}\nhttp:\n  listne: x\n  drain_timeout: 30\nsandbox: {ttl: 30}\n",
 			env:  []string{"BERM_SANDBOX_IDLE_TTL=soon", "BERM_HTTP_LISTNE=x"},
 			want: []string{
-				"line 1: htp: is not a known key", "line 3: http.listne: is not a known key", "line 4: http.drain_timeout: must be a duration",
+				"line 1: htp: is not a known key", `line 3: http.listne: is not a known key (did you mean "listen"?`, "line 4: http.drain_timeout: must be a duration",
 				"line 5: sandbox.ttl: must be a duration", "sandbox.idle_ttl (from BERM_SANDBOX_IDLE_TTL): must be a duration",
 				"BERM_HTTP_LISTNE: unknown key",
 			},
