@@ -45,7 +45,7 @@ func commit(c *call) error {
 	if err != nil {
 		return err
 	}
-	if err := refuseUnconfined(c); err != nil {
+	if err := refuseBarred(c); err != nil {
 		return err
 	}
 	var target url.Values

@@ -145,7 +145,9 @@ func makePlanned(c *call, p *plan, query url.Values, undo *undo) (made, error) {
 	if p.audited {
 		return out, nil
 	}
-	c.known.put(answer.ID, c.caller.Tenant)
+	if e := p.effective(); !e.hasSocket() {
+		c.known.put(answer.ID, c.caller.Tenant)
+	}
 	if len(p.Spec.Binds) > 0 && !restartOf(p).None() {
 		return out, c.restarts.Set(c.ctx, answer.ID, restartOf(p), false)
 	}
@@ -415,18 +417,27 @@ func askedMounts(c *call, p *plan) ([]mount.Mount, error) {
 	return list, nil
 }
 
-// auditMade reports whether labels are those of a container that was denied, and made in
-// mode audit, or don't say.
-func auditMade(labels map[string]string) bool {
+// bars returns why the caller may not work in a container of its tenant with these labels. Open
+// says that every caller of the tenant may.
+func bars(c *call, labels map[string]string) (why string, open bool) {
 	e, ok := effectiveOf(labels)
-	return !ok || e.Audit
+	switch {
+	case !ok || e.Audit:
+		return "the container was denied, and made in mode audit", false
+	case !e.hasSocket():
+		return "", true
+	case socketOwner(labels) != profileNamed(Caller{Name: c.caller.Name, Tenant: c.caller.Tenant, Profile: c.caller.Profile}):
+		return "the container has a socket that serves as another caller", false
+	}
+	return "", false
 }
 
-// refuseUnconfined refuses to work in a container that was denied, and made in mode audit, to
-// those whom the policy binds. It goes by the container that was looked up last.
-func refuseUnconfined(c *call) error {
-	if !c.unconfined {
+// refuseBarred refuses to work in a container that was denied, and made in mode audit, to
+// those whom the policy binds, and in one with a socket to all but the caller that the socket
+// serves as. It goes by the container that was looked up last.
+func refuseBarred(c *call) error {
+	if c.barred == "" {
 		return nil
 	}
-	return c.allow([]policy.Reason{{Rule: "verify.start", Message: "the container was denied, and made in mode audit", Allowed: "a new container"}})
+	return c.allow([]policy.Reason{{Rule: "verify.start", Message: c.barred, Allowed: "a new container"}})
 }

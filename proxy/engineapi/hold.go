@@ -2,6 +2,7 @@ package engineapi
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -46,6 +47,44 @@ func allowed(ct *container.InspectResponse) (effective, error) {
 	return e, nil
 }
 
+// hasSocket reports whether the container has a socket of Berm's in the engine's stead.
+func (e *effective) hasSocket() bool {
+	return slices.ContainsFunc(e.Binds, func(b policy.Mount) bool { return b.Socket })
+}
+
+// profileNamed returns c with the name of its profile.
+func profileNamed(c Caller) Caller {
+	c.Profile = cmp.Or(c.Profile, "default")
+	return c
+}
+
+// socketOwner returns the caller as whom the socket of a container serves: the one that made it.
+func socketOwner(labels map[string]string) Caller {
+	return Caller{Name: labels[lifecycle.LabelCaller], Tenant: labels[lifecycle.LabelTenant], Profile: labels[lifecycle.LabelProfile]}
+}
+
+// toHold returns the binds as they are to be held, with the paths of Berm's sockets.
+func toHold(c *call, e *effective, ct *container.InspectResponse, holder lifecycle.Holder) ([]policy.Mount, error) {
+	if !e.hasSocket() {
+		return e.Binds, nil
+	}
+	of := profileNamed(c.caller)
+	if ct != nil {
+		of = socketOwner(ct.Config.Labels)
+	}
+	path := c.opts.Sockets(of.Name, of.Tenant, of.Profile)
+	if path == "" || holder.Mode() != mountpin.ModeHeld {
+		return nil, denied("mounts.docker_socket", "HostConfig.Mounts", "there is no socket for the engine's: the container's caller isn't configured, or Berm can't hold mounts here", "a container without the engine's socket")
+	}
+	binds := slices.Clone(e.Binds)
+	for i := range binds {
+		if binds[i].Socket {
+			binds[i].Source, binds[i].Local, binds[i].Operator = path, path, true
+		}
+	}
+	return binds, nil
+}
+
 // holdBinds holds the sources of the container's binds until release, at the paths that the
 // engine's configuration names. It sets e.sources to these paths. A nil ct is a container
 // that is being made. The caller has the container's turn, so that no name is held twice.
@@ -70,7 +109,11 @@ func holdBinds(c *call, e *effective, ct *container.InspectResponse) (release fu
 	case holder == nil:
 		return refuseHold(c, e, nil, denied("mounts.unheld", "HostConfig.Mounts", "host paths can't be held here", "volumes"))
 	}
-	sources, free, err := holder.Hold(c.ctx, name, e.Binds)
+	binds, err := toHold(c, e, ct, holder)
+	if err != nil {
+		return refuseHold(c, e, named, err)
+	}
+	sources, free, err := holder.Hold(c.ctx, name, binds)
 	var d *policy.DeniedError
 	switch {
 	case errors.As(err, &d) && ct != nil && holder == c.opts.Unheld && c.opts.Pins != nil && c.opts.Pins.Mode() == mountpin.ModeHeld:

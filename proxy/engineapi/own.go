@@ -162,7 +162,7 @@ func (c *call) containerID(ref string) (string, error) {
 			return "", noContainer(ref)
 		}
 		c.about(ref)
-		c.unconfined = false
+		c.barred = ""
 		return ref, nil
 	}
 	ct, _, err := c.container(ref)
@@ -220,9 +220,11 @@ func (c *call) container(ref string) (*seen, json.RawMessage, error) {
 	} else if !own {
 		return shadowed(c, ref)
 	}
-	_, confined := c.known.get(ct.ID)
-	if c.unconfined = !confined && auditMade(ct.Config.Labels); !c.unconfined {
-		c.known.put(ct.ID, c.caller.Tenant) // of the others every call has to know
+	c.barred = ""
+	if _, open := c.known.get(ct.ID); !open {
+		if c.barred, open = bars(c, ct.Config.Labels); open {
+			c.known.put(ct.ID, c.caller.Tenant) // of the others every call has to know
+		}
 	}
 	c.ends.put(ct.ID, ct.Config.Labels[lifecycle.LabelExpiresAt])
 	c.about(ct.ID)

@@ -72,7 +72,11 @@ func useOf(id string, labels map[string]string, mounts []container.MountPoint) *
 		}
 	}
 	if e, ok := effectiveOf(labels); ok {
-		u.Binds = append(u.Binds, e.Binds...)
+		for _, b := range e.Binds {
+			if !b.Socket { // in which nobody can write
+				u.Binds = append(u.Binds, b)
+			}
+		}
 	}
 	return u
 }
