@@ -41,7 +41,7 @@ type call struct {
 
 	concealed *strings.Replacer // of the paths at which binds are held; nil is none
 
-	barred string // why the caller may not work in the container that was looked up last; empty if it may
+	unconfined bool // the caller may not work in the container that was looked up last; see bars
 }
 
 // untilDrain has a call that its caller can make again end as soon as the server takes no

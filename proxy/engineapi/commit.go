@@ -45,7 +45,7 @@ func commit(c *call) error {
 	if err != nil {
 		return err
 	}
-	if err := refuseBarred(c); err != nil {
+	if err := refuseUnconfined(c); err != nil {
 		return err
 	}
 	var target url.Values

@@ -417,27 +417,22 @@ func askedMounts(c *call, p *plan) ([]mount.Mount, error) {
 	return list, nil
 }
 
-// bars returns why the caller may not work in a container of its tenant with these labels. Open
+// bars reports whether the caller may not work in a container of its tenant with these labels:
+// one that was denied, and made in mode audit, or whose socket serves as another caller. Open
 // says that every caller of the tenant may.
-func bars(c *call, labels map[string]string) (why string, open bool) {
+func bars(c *call, labels map[string]string) (barred, open bool) {
 	e, ok := effectiveOf(labels)
-	switch {
-	case !ok || e.Audit:
-		return "the container was denied, and made in mode audit", false
-	case !e.hasSocket():
-		return "", true
-	case socketOwner(labels) != profileNamed(Caller{Name: c.caller.Name, Tenant: c.caller.Tenant, Profile: c.caller.Profile}):
-		return "the container has a socket that serves as another caller", false
+	if !ok || e.Audit {
+		return true, false
 	}
-	return "", false
+	return e.hasSocket() && socketOwner(labels) != socketCaller(c.caller), !e.hasSocket()
 }
 
-// refuseBarred refuses to work in a container that was denied, and made in mode audit, to
-// those whom the policy binds, and in one with a socket to all but the caller that the socket
-// serves as. It goes by the container that was looked up last.
-func refuseBarred(c *call) error {
-	if c.barred == "" {
+// refuseUnconfined refuses to work in a container to those whom bars is about and the policy
+// binds. It goes by the container that was looked up last.
+func refuseUnconfined(c *call) error {
+	if !c.unconfined {
 		return nil
 	}
-	return c.allow([]policy.Reason{{Rule: "verify.start", Message: c.barred, Allowed: "a new container"}})
+	return c.allow([]policy.Reason{{Rule: "verify.start", Message: "the container was denied, and made in mode audit, or has a socket that serves as another caller", Allowed: "a new container"}})
 }

@@ -55,7 +55,7 @@ func createExec(c *call, body *execBody) error {
 	}
 	defer leave()
 	id := ct.ID
-	if err := refuseBarred(c); err != nil {
+	if err := refuseUnconfined(c); err != nil {
 		return err
 	}
 	if body.Env, err = execEnv(c, body); err != nil {
@@ -106,7 +106,7 @@ func startExec(c *call, body *container.ExecStartOptions) error {
 	if err := ownExec(c, c.name); err != nil {
 		return err
 	}
-	if err := refuseBarred(c); err != nil {
+	if err := refuseUnconfined(c); err != nil {
 		return err
 	}
 	a := c.askFor(c.name)

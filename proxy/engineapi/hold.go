@@ -52,10 +52,9 @@ func (e *effective) hasSocket() bool {
 	return slices.ContainsFunc(e.Binds, func(b policy.Mount) bool { return b.Socket })
 }
 
-// profileNamed returns c with the name of its profile.
-func profileNamed(c Caller) Caller {
-	c.Profile = cmp.Or(c.Profile, "default")
-	return c
+// socketCaller returns the caller as whom the sockets of c's containers serve.
+func socketCaller(c Caller) Caller {
+	return Caller{Name: c.Name, Tenant: c.Tenant, Profile: cmp.Or(c.Profile, "default")}
 }
 
 // socketOwner returns the caller as whom the socket of a container serves: the one that made it.
@@ -68,7 +67,7 @@ func toHold(c *call, e *effective, ct *container.InspectResponse, holder lifecyc
 	if !e.hasSocket() {
 		return e.Binds, nil
 	}
-	of := profileNamed(c.caller)
+	of := socketCaller(c.caller)
 	if ct != nil {
 		of = socketOwner(ct.Config.Labels)
 	}

@@ -133,7 +133,7 @@ func resolveNetwork(c *call, ref string, mode bool) (policy.ContainerNetwork, er
 			return n, err
 		}
 		n.Mode, n.ID = policy.NetContainer, ct.ID
-		n.Own = (c.caller.Audit || c.barred == "") && !ct.HostConfig.NetworkMode.IsHost() && !ct.HostConfig.NetworkMode.IsContainer()
+		n.Own = (c.caller.Audit || !c.unconfined) && !ct.HostConfig.NetworkMode.IsHost() && !ct.HostConfig.NetworkMode.IsContainer()
 		return n, nil
 	}
 	switch {

@@ -162,7 +162,7 @@ func (c *call) containerID(ref string) (string, error) {
 			return "", noContainer(ref)
 		}
 		c.about(ref)
-		c.barred = ""
+		c.unconfined = false
 		return ref, nil
 	}
 	ct, _, err := c.container(ref)
@@ -220,9 +220,9 @@ func (c *call) container(ref string) (*seen, json.RawMessage, error) {
 	} else if !own {
 		return shadowed(c, ref)
 	}
-	c.barred = ""
+	c.unconfined = false
 	if _, open := c.known.get(ct.ID); !open {
-		if c.barred, open = bars(c, ct.Config.Labels); open {
+		if c.unconfined, open = bars(c, ct.Config.Labels); open {
 			c.known.put(ct.ID, c.caller.Tenant) // of the others every call has to know
 		}
 	}

@@ -174,7 +174,7 @@ func onContainer(serve func(c *call, a upstream.Ask, id string) error) func(*cal
 // whom the policy binds if it was denied, and made in mode audit.
 func inContainer(serve func(c *call, a upstream.Ask, id string) error) func(*call) error {
 	return onContainer(func(c *call, a upstream.Ask, id string) error {
-		if err := refuseBarred(c); err != nil {
+		if err := refuseUnconfined(c); err != nil {
 			return err
 		}
 		return serve(c, a, id)

@@ -112,9 +112,8 @@ func startOne(c *call, a upstream.Ask, id string) (*http.Response, error) {
 	if row, ok := c.restarts.Row(id); ok {
 		e.Restart = row.Name
 	}
-	if e.Audit {
-		c.barred, _ = bars(c, ct.Config.Labels)
-		if err := refuseBarred(c); err != nil {
+	if c.unconfined = e.Audit; e.Audit {
+		if err := refuseUnconfined(c); err != nil {
 			return nil, err
 		}
 		return askForStart(c, a)
