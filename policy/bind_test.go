@@ -13,7 +13,8 @@ import (
 func bindPolicy(t *testing.T, more string) (p *Policy, root string) {
 	t.Helper()
 	root, err := filepath.EvalSymlinks(t.TempDir())
-	must(t, err, os.Mkdir(root+"/dir", 0o755), os.WriteFile(root+"/file", nil, 0o600), os.Symlink("file", root+"/link"),
+	outside := t.TempDir()
+	must(t, err, os.WriteFile(outside+"/file", nil, 0o600), os.Symlink(outside, root+"/outside"), os.Mkdir(root+"/dir", 0o755), os.WriteFile(root+"/file", nil, 0o600), os.Symlink("file", root+"/link"),
 		os.Symlink("/etc/passwd", root+"/out"), os.Symlink("gone", root+"/dangling"), os.Symlink("/etc", root+"/etc"), syscall.Mkfifo(root+"/fifo", 0o600))
 	return mustParse(t, "mounts: {allowed_roots: ["+root+"]"+more+"}\nprofiles: {sock: {host_path_mode: none, engine_api: {docker_socket: on}}}\n",
 		Options{Resolve: ResolveDir, Refuse: []string{root + "/state"}}), root
@@ -37,6 +38,8 @@ func TestBindSources(t *testing.T) {
 		"missing, not to be made":     {source: "/dir/a/b", keep: true, rule: ruleNotADirectory},
 		"missing, refused":            {source: "/dir/a/b", refusing: true, rule: ruleNotADirectory},
 		"missing by a link out":       {source: "/etc/a", rule: ruleAlwaysRefused},
+		"file outside":                {source: "/outside/file", rule: ruleAllowedRoots},
+		"missing outside by a link":   {source: "/outside/a", rule: ruleAllowedRoots},
 		"missing outside":             {source: "/../elsewhere/a", rule: ruleAllowedRoots},
 		"missing in what is refused":  {source: "/state/hold/x", rule: ruleAlwaysRefused},
 		"missing and what is refused": {source: "/state", rule: ruleAlwaysRefused},
