@@ -30,7 +30,7 @@ func resolve(path string, suits func(fs.FileMode) bool, why error) (string, erro
 	if err != nil {
 		return "", err
 	}
-	fi, err := os.Lstat(resolved)
+	fi, err := os.Stat(resolved)
 	if err != nil {
 		return "", err
 	}
