@@ -64,6 +64,8 @@ type ContainerMount struct {
 	Own       bool   // of a volume: it is the caller's, or isn't there yet
 	Target    string // in the container
 	ReadOnly  bool
+	Create    bool  `json:"-"` // of a bind: a source that is missing is to be made
+	OnlyDir   bool  `json:"-"` // of a bind: no file will do
 	SizeBytes int64 // of tmpfs; 0 is not given
 	// Options that no policy allows, as "propagation=rshared", by their names in the API.
 	Options []string
@@ -189,6 +191,7 @@ type EngineAPI struct {
 	Tags         []string `yaml:"tags" json:"tags"`                   // patterns of images.allow: names that the caller may give to images
 	Archive      string   `yaml:"archive" json:"archive"`             // "on", "off": files in and out of containers, and export
 	Exec         string   `yaml:"exec" json:"exec"`                   // "on", "off"
+	DockerSocket string   `yaml:"docker_socket" json:"docker_socket"` // "on": a bind of the engine's socket is Berm's own; "off"
 	RedactEnv    []string `yaml:"redact_env" json:"redact_env"`       // globs: variables whose values aren't shown; injected ones never are
 	// ReadOnlyRootfs has the profile's read_only_rootfs count where a caller asks for none.
 	ReadOnlyRootfs bool  `yaml:"read_only_rootfs" json:"read_only_rootfs"`

@@ -66,24 +66,48 @@ func (j *containerJudge) containerTarget(field, asked string) string {
 	return clean
 }
 
-// nested refuses a target that is there twice, or lies below that of a bind or a named
-// volume. The engine would make its directory there, and another container with the same
-// source could exchange it while the engine mounts. A tmpfs and an anonymous volume are
-// the container's own.
+// nested refuses a target that is there twice, or lies below that of a named volume. The
+// engine would make its directory there, and another container with the same volume could
+// exchange it while the engine mounts. A tmpfs and an anonymous volume are the container's
+// own. What lies below a bind's target is made in the held directory; see Nested.
 func (j *containerJudge) nested(m ContainerMount, others []ContainerMount) {
-	shared := func(m ContainerMount) bool { return m.Type != mountTmpfs && m.Source != "" }
+	shared := func(m ContainerMount) bool { return m.Type == mountVolume && m.Source != "" }
 	for _, o := range others {
 		outer, why := cleanInner(o.Target)
 		if why != "" || m.Target == "" {
 			continue
 		}
 		if m.Target == outer || shared(o) && under(m.Target, outer) || shared(m) && under(outer, m.Target) {
-			j.invalid(ruleTargetOverlap, m.Field, m.Target, "mount paths outside those of binds and named volumes, to which other containers can write", fmt.Sprintf("mount paths %s and %s are the same, or one lies in the other, which is a bind or a named volume", outer, m.Target))
+			j.invalid(ruleTargetOverlap, m.Field, m.Target, "mount paths outside those of named volumes, to which other containers can write", fmt.Sprintf("mount paths %s and %s are the same, or one lies in the other, which is a named volume", outer, m.Target))
 		}
 	}
 }
 
+// engineSockets are the paths at which clients look for the engine.
+var engineSockets = []string{"/var/run/docker.sock", "/run/docker.sock"}
+
+// NetworkFiles are what the engine mounts into each container. Those of a container are also
+// mounted, writable, into the containers that join its network.
+var NetworkFiles = []string{"/etc/hostname", "/etc/hosts", "/etc/resolv.conf"}
+
 func (j *containerJudge) bind(m ContainerMount) {
+	if slices.Contains(NetworkFiles, m.Target) {
+		j.deny(ruleTarget, m.Field, m.Target, "mount paths other than "+orList(NetworkFiles),
+			fmt.Sprintf("mount path %q is refused for a bind: the engine gives its file to containers that join the network", m.Target))
+	}
+	mode := modeRW
+	if m.ReadOnly {
+		mode = modeRO
+	}
+	if slices.Contains(engineSockets, m.Source) {
+		if j.api.DockerSocket != wordOn {
+			j.deny(ruleAlwaysRefused, m.Field, m.Source, "a socket of Berm's own in its stead, where the profile's engine_api.docker_socket is on",
+				fmt.Sprintf("host path %q is the engine's socket, and refused whatever the allowed roots", m.Source))
+			return
+		}
+		j.spec.Binds = append(j.spec.Binds, Mount{HostPath: m.Source, Source: m.Source, Local: m.Source, MountPath: m.Target, Mode: mode, Socket: true})
+		return
+	}
 	switch {
 	case j.profile.HostPathMode == modeNone:
 		j.deny(ruleModeNone, m.Field, m.Source, "no binds, as long as the profile's host_path_mode is none", fmt.Sprintf("bind %q is refused: profile %s has host_path_mode none", shorten(m.Source), j.profile.Name))
@@ -92,11 +116,8 @@ func (j *containerJudge) bind(m ContainerMount) {
 		j.deny(lockedRule(j.profile.Name), m.Field, m.Source, "no binds, as long as the profile locks extra_mounts", fmt.Sprintf("bind %q is refused: profile %s locks extra_mounts", shorten(m.Source), j.profile.Name))
 		return
 	}
-	judged, ok := j.mount(m.Field, m.Source)
-	judged.MountPath, judged.Mode = m.Target, modeRW
-	if m.ReadOnly {
-		judged.Mode = modeRO
-	}
+	judged, ok := j.mount(m.Field, m.Source, sources{files: !m.OnlyDir, missing: m.Create && j.policy.mounts.createMissing})
+	judged.MountPath, judged.Mode = m.Target, mode
 	if judged.Mode == modeRW && j.profile.HostPathMode == modeRO && j.profile.locked("host_path_mode") {
 		j.override(lockedRule(j.profile.Name), m.Field, modeRW, modeRO)
 		judged.Mode = modeRO

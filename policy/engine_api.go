@@ -42,7 +42,7 @@ func builtinEngineAPI() EngineAPI {
 		Volumes: wordOwn, Networks: wordInternal, Ports: wordOff, PortRange: "1024-65535",
 		LogDrivers: slices.Clone(logDrivers), LogMaxMB: 30, Restart: slices.Clone(restartPolicies),
 		Runtimes: []string{}, Sysctls: []string{}, Users: wordAny, DNS: wordOff, TmpfsMB: tmpfsMB, MaxUlimit: 1 << 20,
-		Pull: wordOn, Build: wordOff, BuildAddURL: []string{}, Commit: wordOff, Tags: []string{}, Archive: wordOn, Exec: wordOn,
+		Pull: wordOn, Build: wordOff, BuildAddURL: []string{}, Commit: wordOff, Tags: []string{}, Archive: wordOn, Exec: wordOn, DockerSocket: wordOff,
 		RedactEnv: []string{}, MaxObjects: 64, MaxExecs: 1024,
 	}
 }
@@ -72,6 +72,7 @@ func (l *loader) checkEngineAPI(at string, e *EngineAPI) {
 		{"commit", e.Commit, []string{wordOn, wordOff}},
 		{"archive", e.Archive, []string{wordOn, wordOff}},
 		{"exec", e.Exec, []string{wordOn, wordOff}},
+		{"docker_socket", e.DockerSocket, []string{wordOff, wordOn}},
 	} {
 		l.word(at+"."+w.key, w.v, w.allowed...)
 	}

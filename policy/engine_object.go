@@ -14,6 +14,8 @@ const (
 	OpCommit  = "commit"
 	OpArchive = "archive"
 	OpExec    = "exec"
+
+	OpDockerSocket = "docker_socket"
 )
 
 // NetworkCreateRequest is a network as a client of the engine's own API asks for it.

@@ -32,6 +32,7 @@ type mountsFile struct {
 	Hold             string        `yaml:"hold"`
 	TrustedRoots     []string      `yaml:"trusted_roots"`
 	Owner            string        `yaml:"owner"`
+	Missing          string        `yaml:"missing"`
 }
 
 type pathMapping struct {

@@ -10,11 +10,22 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // ResolveDir gives a path with every symbolic link resolved. What it leads to
 // must exist and be a directory.
 func ResolveDir(path string) (string, error) {
+	return resolve(path, fs.FileMode.IsDir, syscall.ENOTDIR)
+}
+
+// ResolveFile is ResolveDir for a regular file.
+func ResolveFile(path string) (string, error) {
+	return resolve(path, fs.FileMode.IsRegular, syscall.EINVAL)
+}
+
+func resolve(path string, suits func(fs.FileMode) bool, why error) (string, error) {
 	resolved, err := filepath.EvalSymlinks(path)
 	if err != nil {
 		return "", err
@@ -23,37 +34,59 @@ func ResolveDir(path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if !fi.IsDir() {
-		return "", &os.PathError{Op: "resolve", Path: path, Err: syscall.ENOTDIR}
+	if !suits(fi.Mode()) {
+		return "", &os.PathError{Op: "resolve", Path: path, Err: why}
 	}
 	return resolved, nil
 }
 
 // MakeDir makes the directories of rel that are missing below dir, mode 0755, and gives them
-// to the owner. It doesn't leave dir.
+// to the owner. It follows no link, neither in dir nor below, and fails where there is one.
 func MakeDir(dir, rel string, owner *Owner) error {
-	root, err := os.OpenRoot(dir)
+	fd, err := unix.Openat2(unix.AT_FDCWD, dir, &unix.OpenHow{
+		Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	if err != nil {
+		return &os.PathError{Op: "open", Path: dir, Err: err}
+	}
+	root, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", fd))
+	_ = unix.Close(fd)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = root.Close() }()
-	made := ""
 	for name := range strings.SplitSeq(rel, "/") {
-		made = filepath.Join(made, name)
-		err := root.Mkdir(made, 0o755)
-		if errors.Is(err, fs.ErrExist) {
-			continue
-		}
-		if err == nil && owner != nil {
-			if err = giveEmpty(root, made, owner); err != nil {
-				_ = root.Remove(made) // or the next call takes it as it is
-			}
-		}
+		next, err := makeIn(root, name, owner)
 		if err != nil {
 			return err
 		}
+		_ = root.Close()
+		root = next
 	}
 	return nil
+}
+
+// makeIn makes a directory unless it is there, and opens it.
+func makeIn(root *os.Root, name string, owner *Owner) (*os.Root, error) {
+	err := root.Mkdir(name, 0o755)
+	if err == nil && owner != nil {
+		if err = giveEmpty(root, name, owner); err != nil {
+			_ = root.Remove(name) // or the next call takes it as it is
+		}
+	}
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
+	made, err := root.OpenRoot(name)
+	if err != nil {
+		return nil, err
+	}
+	opened, err := made.Stat(".")
+	if there, lerr := root.Lstat(name); err != nil || lerr != nil || !os.SameFile(opened, there) { // it was opened through a link
+		_ = made.Close()
+		return nil, cmp.Or(err, lerr, error(&os.PathError{Op: "make", Path: name, Err: syscall.ELOOP}))
+	}
+	return made, nil
 }
 
 // giveEmpty gives away a new directory. A sandbox that can write to the parent may have put

@@ -177,12 +177,13 @@ func mountTests() []bad {
 		{"too many mounts", "", many(65, "tmpfs"), ruleTooMany, "HostConfig.Mounts"},
 		{"tmpfs too large", "", oneMount(tmpfs("/x", 64<<20+1)), ruleOverMax, "M0"},
 		{"same target", "", oneMount(tmpfs("/x", 0), tmpfs("/x/", 0)), ruleTargetOverlap, "M1"},
-		{"below a bind", "", oneMount(bind("/srv/a", "/x"), tmpfs("/x/y", 0)), ruleTargetOverlap, "M1"},
-		{"bind above", "", oneMount(tmpfs("/x/y", 0), bind("/srv/a", "/x")), ruleTargetOverlap, "M1"},
 		{"below a named volume", "", oneMount(named("/x"), tmpfs("/x/y", 0)), ruleTargetOverlap, "M1"},
 		{"named volume above", "", oneMount(ContainerMount{Type: "volume", Own: true, Target: "/x/y/z"}, named("/x/y")), ruleTargetOverlap, "M1"},
 		{"bind in a named volume", "", oneMount(named("/x"), bind("/srv/a", "/x/./y")), ruleTargetOverlap, "M1"},
-		{"bind in a bind", "", oneMount(bind("/srv/a", "/x"), bind("/srv/a", "/x/z/../y")), ruleTargetOverlap, "M1"},
+		{"the same target of two binds", "", oneMount(bind("/srv/a", "/x"), bind("/srv/a", "/x/z/..")), ruleTargetOverlap, "M1"},
+		{"hosts file", "", oneMount(bind("/srv/a", "/etc/./hosts")), ruleTarget, "M0"},
+		{"resolv.conf", "", oneMount(bind("/srv/a", "/etc/resolv.conf")), ruleTarget, "M0"},
+		{"socket on a tight profile", "tight", oneMount(bind("/run/docker.sock", "/x")), ruleAlwaysRefused, "M0"},
 		{"negative tmpfs", "", oneMount(tmpfs("/x", -1)), ruleRange, "M0"},
 	}
 	for _, target := range []string{"", "/", "x", "/..", "/proc", "/proc/sys", "/sys/fs/cgroup", "/dev", "/dev/shm", "/x/../proc/1", "/a\x00", "//proc", "/./sys"} {

@@ -17,8 +17,10 @@ type Options struct {
 	// that isn't an existing directory. It is called for every judged mount, from
 	// many goroutines. Nil is ResolveDir.
 	Resolve func(path string) (string, error)
-	// MakeDir makes the default workspace, when it is missing and under an allowed
-	// root. Nil is the function MakeDir.
+	// ResolveFile is Resolve for a regular file. Nil is the function ResolveFile.
+	ResolveFile func(path string) (string, error)
+	// MakeDir makes the default workspace, and sources of binds with mounts.missing, when
+	// they are missing and under an allowed root. Nil is the function MakeDir.
 	MakeDir func(dir, rel string, owner *Owner) error
 	// Secret reads a secret at load. Nil is ReadSecret.
 	Secret func(SecretSource) (string, error)
@@ -113,6 +115,9 @@ const maxFileBytes = 1 << 20
 func Parse(data []byte, opts Options) (*Policy, error) {
 	if opts.Resolve == nil {
 		opts.Resolve = ResolveDir
+	}
+	if opts.ResolveFile == nil {
+		opts.ResolveFile = ResolveFile
 	}
 	if opts.MakeDir == nil {
 		opts.MakeDir = MakeDir

@@ -111,7 +111,7 @@ profiles:
         cap_add: [net_bind_service, CAP_CHOWN, CHOWN], runtime_class: runsc, agent: exec, userns: auto, locked: [user_x],
         engine_api: {capabilities: [net_raw, CAP_NET_RAW, kill], volumes: off, networks: off, ports: loopback, port_range: 1-2, log_drivers: [local], log_max_mb: 3,
           restart: [], runtimes: [kata], sysctls: [net.core.somaxconn], users: non_root, dns: off, tmpfs_mb: 5, max_ulimit: 6, pull: off, build: on, build_add_url: ["https://x.local:1/a/"], commit: on,
-          tags: [acme/*], archive: off, exec: off, redact_env: ["*KEY*"], max_objects: 0, max_execs: 7, read_only_rootfs: true}}
+          tags: [acme/*], archive: off, exec: off, docker_socket: on, redact_env: ["*KEY*"], max_objects: 0, max_execs: 7, read_only_rootfs: true}}
 mounts: {allowed_roots: [/srv/data/, /srv/more], trusted_roots: [/srv/more], owner: 1000:1000, shared_root: /srv/more, path_map: [{engine: /srv/data, local: /data}], hold: required}
 networks: {team: {engine_network: team-net, internal: true, isolated: false}, on: {}}
 env:
@@ -148,7 +148,9 @@ func TestYAMLRoundTrip(t *testing.T) {
 		second, err := again.YAML()
 		must(t, err)
 		same(t, string(first), string(second))
-		p.mounts.resolve, again.mounts.resolve = nil, nil
+		for _, m := range []*mountRules{&p.mounts, &again.mounts} {
+			m.resolve, m.resolveFile, m.makeDir = nil, nil, nil
+		}
 		opts := cmp.AllowUnexported(Policy{}, mountRules{}, root{}, mapping{}, envRules{}, imageRules{}, imagePattern{}, ttlFile{}, file{})
 		same(t, *p, *again, opts, cmpopts.EquateEmpty(), cmp.FilterPath(func(x cmp.Path) bool { return x.String() == "file.Profiles" }, cmp.Ignore()))
 	}
@@ -189,7 +191,7 @@ func TestParseProblems(t *testing.T) {
 		{"two documents", "version: 1\n---\nversion: 1", []string{"there is more than one YAML document"}},
 		{"unknown", "version: 1\nmount: {}\nmounts:\n  root: /x", []string{
 			"line 2: mount: is not a known key (did you mean \"mounts\"? known here: env, images, mounts, networks, profiles, resources, ttl, version)",
-			"line 4: mounts.root: is not a known key (known here: allowed_roots, default_workspace, hold, owner, path_map, shared_root, trusted_roots)"}},
+			"line 4: mounts.root: is not a known key (known here: allowed_roots, default_workspace, hold, missing, owner, path_map, shared_root, trusted_roots)"}},
 		{"duplicates", "version: 1\nenv: {allow: [A]}\nprofiles:\n  a: {}\n  a: {}\nenv: {}", []string{
 			"line 5: profiles.a: is there twice, first on line 4", "line 6: env: is there twice, first on line 2"}},
 		{"types", "version: 1\nprofiles:\n  a:\n    cpus: x\n    memory_mb: 1.5\n    read_only_rootfs: on\n    timeout: 30\n    locked: a\n    user: [1]\n    image: !x y", []string{
@@ -294,10 +296,10 @@ func TestParseOtherProblems(t *testing.T) {
 		{"can't be made", "version: 1\nmounts: {shared_root: /srv}", Options{Resolve: fakeHost{"/srv": "/srv"}.resolve, MakeDir: func(string, string, *Owner) error { return errors.New("read-only") }},
 			"policy: line 2: mounts.shared_root: the default workspace can't be made: read-only"},
 		{"not made", "version: 1\nmounts: {shared_root: /srv}", Options{Resolve: fakeHost{"/srv": "/srv"}.resolve, MakeDir: func(string, string, *Owner) error { return nil }},
-			`policy: line 2: mounts.shared_root: the default workspace can't be used: host path "/srv/default" is not an existing directory; allowed are directories: /srv and below`},
+			`policy: line 2: mounts.shared_root: the default workspace can't be used: host path "/srv/default" is not an existing directory; allowed is one in /srv and below`},
 		{"link on the way", "version: 1\nmounts: {allowed_roots: [/srv], default_workspace: /srv/link/x}",
 			Options{Resolve: fakeHost{"/srv": "/srv", "/srv/link": "/home"}.resolve, MakeDir: func(string, string, *Owner) error { panic("made") }},
-			`policy: line 2: mounts.default_workspace: the default workspace can't be made: host path "/home" is not under an allowed root; allowed is /srv and below`},
+			`policy: line 2: mounts.default_workspace: the default workspace can't be used: host path "/srv/link/x" is not under an allowed root, or leads out of it; allowed is /srv and below`},
 		{"relative answer", "version: 1\nmounts: {shared_root: /srv}", Options{Resolve: func(string) (string, error) { return "srv", nil }},
 			"policy: line 2: mounts.shared_root: /srv is not a directory that Berm can see: make it; if Berm runs in a container, mount it into Berm's container at the same path, or map it in mounts.path_map"},
 	}

@@ -46,7 +46,7 @@ func (j *sandboxJudge) mounts(req Request) {
 		return
 	}
 	if asked != "" {
-		if m, ok := j.mount("host_path", asked); ok {
+		if m, ok := j.mount("host_path", asked, sources{}); ok {
 			m.MountPath, m.Mode = s.MountPath, s.HostPathMode
 			s.HostPath, s.Mounts = m.HostPath, append(s.Mounts, m)
 		}
@@ -82,7 +82,7 @@ func (j *sandboxJudge) extraMounts(reqs []MountRequest) {
 	}
 	for i, r := range reqs {
 		field := fmt.Sprintf("extra_mounts[%d].", i)
-		m, ok := j.mount(field+"host_path", r.HostPath)
+		m, ok := j.mount(field+"host_path", r.HostPath, sources{})
 		m.MountPath = j.target(field+"mount_path", r.MountPath)
 		switch m.Mode = r.Mode; {
 		case m.Mode == "":
@@ -136,8 +136,8 @@ func (j *sandboxJudge) overlaps() {
 }
 
 // mount judges one directory of the host; only HostPath, Source and Local are set.
-func (j *judge) mount(field, asked string) (Mount, bool) {
-	m, reason := j.policy.mounts.judge(asked)
+func (j *judge) mount(field, asked string, also sources) (Mount, bool) {
+	m, reason := j.policy.mounts.judge(asked, also)
 	if reason != nil {
 		reason.Field, reason.Value = field, shorten(asked)
 		j.refuse(*reason)
@@ -146,7 +146,11 @@ func (j *judge) mount(field, asked string) (Mount, bool) {
 	return m, true
 }
 
-func (r *mountRules) judge(asked string) (Mount, *Reason) {
+// sources are what may be mounted beside directories: regular files, and directories that
+// are missing and have to be made.
+type sources struct{ files, missing bool }
+
+func (r *mountRules) judge(asked string, also sources) (Mount, *Reason) {
 	refuse := func(rule, allowed, format string, args ...any) (Mount, *Reason) {
 		return Mount{}, &Reason{Rule: rule, Allowed: allowed, Message: fmt.Sprintf("host path %q ", shorten(asked)) + fmt.Sprintf(format, args...)}
 	}
@@ -163,25 +167,42 @@ func (r *mountRules) judge(asked string) (Mount, *Reason) {
 	if len(r.roots) == 0 {
 		return refuse(ruleDisabled, roots, "is refused: host mounts are disabled, as the policy has neither allowed roots nor a shared root")
 	}
+	m := Mount{HostPath: clean}
 	local, err := r.resolve(r.toLocal(clean))
+	if err != nil && also.files {
+		local, err = r.resolveFile(r.toLocal(clean))
+		m.File = err == nil
+	}
+	known := local // is there
+	named := slices.ContainsFunc(r.roots, func(x root) bool { return under(clean, x.engine) || under(clean, x.source) })
+	if err != nil && named && also.missing {
+		if dir, missing, ok := r.nearest(r.toLocal(clean)); ok {
+			known, local, m.Missing, err = dir, path.Join(dir, missing), missing, nil
+		}
+	}
 	if err != nil {
-		if !slices.ContainsFunc(r.roots, func(x root) bool { return under(clean, x.engine) || under(clean, x.source) }) {
+		if !named {
 			return refuse(ruleAllowedRoots, roots, "is not under an allowed root; allowed is %s", roots)
 		}
-		return refuse(ruleNotADirectory, roots, "is not an existing directory; allowed are directories: %s", roots)
+		kinds := "directory"
+		if also.files {
+			kinds = "directory or regular file"
+		}
+		return refuse(ruleNotADirectory, roots, "is not an existing %s; allowed is one in %s", kinds, roots)
 	}
-	source := r.toEngine(local)
+	source, knownSource := r.toEngine(local), r.toEngine(known)
 	// What a link leads to is not told: it is none of the caller's business.
 	if entry, ok := r.refused(source); ok {
 		return refuse(ruleAlwaysRefused, roots, "leads to what is refused whatever the allowed roots, because of %s; allowed is %s", entry, roots)
 	}
-	if !slices.ContainsFunc(r.roots, func(x root) bool { return under(source, x.source) && under(local, x.local) }) {
+	if !slices.ContainsFunc(r.roots, func(x root) bool { return under(knownSource, x.source) && under(known, x.local) }) {
 		return refuse(ruleAllowedRoots, roots, "is not under an allowed root, or leads out of it; allowed is %s", roots)
 	}
 	if dir, ok := r.unnamed(source); ok {
 		return refuse(ruleAllowedRoots, roots, "needs an allowed root in %s, as it is, lies in or contains that; allowed is %s", dir, roots)
 	}
-	return Mount{HostPath: clean, Source: source, Local: local}, nil
+	m.Source, m.Local = source, local
+	return m, nil
 }
 
 // cleanPath checks an absolute path's form, and cleans it. Why says what is wrong.

@@ -365,7 +365,7 @@ func FuzzPath(f *testing.F) {
 		if below {
 			s = data + s
 		}
-		m, reason := p.mounts.judge(s)
+		m, reason := p.mounts.judge(s, sources{})
 		if reason != nil {
 			if reason.Rule == "" || reason.Message == "" || m != (Mount{}) {
 				t.Errorf("%q: %+v %+v", s, reason, m)

@@ -76,6 +76,12 @@ type Mount struct {
 	Local     string `json:"local"`
 	MountPath string `json:"mount_path"`
 	Mode      string `json:"mode"` // "ro" or "rw"
+	// File says that it is a regular file, and Socket that Berm mounts a socket of its own for
+	// the engine's. Else it is a directory.
+	File   bool `json:"file,omitempty"`
+	Socket bool `json:"socket,omitempty"`
+	// Missing is the end of the path that isn't there; see Policy.MakeMount.
+	Missing string `json:"-"`
 	// Operator says that the operator's settings give the mount to every sandbox. No
 	// request can ask for it.
 	Operator bool `json:"-"`

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"errors"
 	"fmt"
 	"path"
 	"slices"
@@ -42,7 +41,10 @@ type mountRules struct {
 	defaultWorkspace string    // empty if there is none
 	holdRequired     bool
 	owner            *Owner // nil: Berm's own user
+	createMissing    bool
 	resolve          func(string) (string, error)
+	resolveFile      func(string) (string, error)
+	makeDir          func(dir, rel string, owner *Owner) error
 }
 
 // HoldRequired reports whether Berm must be able to hold mounts. It needn't if the
@@ -139,13 +141,17 @@ func (r *mountRules) rootsInWords() string {
 func (l *loader) loadMounts() {
 	f := &l.file.Mounts
 	r := &l.policy.mounts
-	r.resolve = func(p string) (string, error) {
-		resolved, err := l.opts.Resolve(p)
-		if clean, why := cleanPath(resolved); err != nil || why != "" || clean != resolved {
-			return "", fmt.Errorf("%s is not an existing directory", p)
+	cleanly := func(resolve func(string) (string, error)) func(string) (string, error) {
+		return func(p string) (string, error) {
+			resolved, err := resolve(p)
+			if clean, why := cleanPath(resolved); err != nil || why != "" || clean != resolved {
+				return "", fmt.Errorf("%s is not an existing directory", p)
+			}
+			return resolved, nil
 		}
-		return resolved, nil
 	}
+	r.resolve, r.resolveFile, r.makeDir = cleanly(l.opts.Resolve), cleanly(l.opts.ResolveFile), l.opts.MakeDir
+	r.createMissing = l.choice("mounts.missing", &f.Missing, "refuse", "create") == "create"
 	r.maps = []mapping{{engine: "/", local: "/", resolved: "/"}}
 	for _, m := range l.opts.PathMap {
 		l.given(m)
@@ -298,13 +304,13 @@ func (l *loader) defaultWorkspace(f *mountsFile) {
 		l.problem(at, "%q %s", f.DefaultWorkspace, why)
 		return
 	}
-	m, reason := r.judge(clean)
-	if reason != nil && reason.Rule == ruleNotADirectory {
-		if err := l.makeWorkspace(clean); err != nil {
+	m, reason := r.judge(clean, sources{missing: true})
+	if reason == nil && m.Missing != "" {
+		if err := r.make(m); err != nil {
 			l.problem(at, "the default workspace can't be made: %v", err)
 			return
 		}
-		m, reason = r.judge(clean)
+		m, reason = r.judge(clean, sources{})
 	}
 	if reason != nil {
 		l.problem(at, "the default workspace can't be used: %s", reason.Message)
@@ -313,21 +319,31 @@ func (l *loader) defaultWorkspace(f *mountsFile) {
 	r.defaultWorkspace, f.DefaultWorkspace = m.HostPath, m.HostPath
 }
 
-// makeWorkspace makes what is missing below the nearest directory that is there,
-// at the place where that one really is.
-func (l *loader) makeWorkspace(clean string) error {
-	r := &l.policy.mounts
-	local, missing := r.toLocal(clean), ""
-	for local != "/" {
+// maxMissing bounds the directories that are made for one mount.
+const maxMissing = 16
+
+// nearest returns the nearest directory on the way to a local path that is there, where it
+// really is, and the rest of the path.
+func (r *mountRules) nearest(local string) (resolved, missing string, ok bool) {
+	for range maxMissing {
 		missing, local = path.Join(path.Base(local), missing), path.Dir(local)
-		resolved, err := r.resolve(local)
-		if err != nil {
-			continue
+		if resolved, err := r.resolve(local); err == nil {
+			return resolved, missing, true
 		}
-		if _, reason := r.judge(r.toEngine(resolved)); reason != nil {
-			return errors.New(reason.Message)
-		}
-		return l.opts.MakeDir(resolved, missing, r.owner)
 	}
-	return fmt.Errorf("%s has no parent", clean)
+	return "", "", false
+}
+
+// make makes what is missing of a mount's directory, without following a link.
+func (r *mountRules) make(m Mount) error {
+	return r.makeDir(strings.TrimSuffix(m.Local, "/"+m.Missing), m.Missing, r.owner)
+}
+
+// MakeMount makes what was missing of an allowed mount's directory, below an allowed root and
+// without following a link, and gives it to mounts.owner.
+func (p *Policy) MakeMount(m Mount) error {
+	if m.Missing == "" {
+		return nil
+	}
+	return p.mounts.make(m)
 }

@@ -53,7 +53,7 @@ func TestGivenVolume(t *testing.T) {
 		base + "/data/sp ace": "", store + "work/_data/sp ace": "", store + "work/_data": ruleAlwaysRefused,
 		base + "/data/a/b": ruleAlwaysRefused, base + "/outside": ruleAllowedRoots, store + "other/_data": ruleAlwaysRefused, store + "work": ruleAlwaysRefused,
 	} {
-		m, reason := p.mounts.judge(path)
+		m, reason := p.mounts.judge(path, sources{})
 		switch {
 		case rule == "" && (reason != nil || m.Source != store+"work/_data/sp ace"):
 			t.Errorf("%s: %+v, %+v", path, m, reason)

@@ -95,6 +95,9 @@ type unixListener struct {
 	once sync.Once
 }
 
+// Addr has the path at which the socket is, not the one where it was made.
+func (l *unixListener) Addr() net.Addr { return &net.UnixAddr{Name: l.path, Net: "unix"} }
+
 func (l *unixListener) Close() error {
 	l.once.Do(func() { _ = os.Remove(l.path) })
 	return l.Listener.Close()
@@ -112,6 +115,7 @@ type ServeOptions struct {
 	DrainTimeout time.Duration // for requests in flight once ctx has ended; 0 is 30 s
 	Logger       *slog.Logger  // nil discards
 	MaxConns     int           // of one client at a time: a user on a unix socket, else an address; 0 is 2,048
+	OneClient    bool          // whoever connects counts as one client
 	// ConnContext adds to the context of a connection's requests. Nil adds nothing.
 	ConnContext func(ctx context.Context, c net.Conn) context.Context
 }
@@ -127,7 +131,7 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, opts ServeOption
 	if opts.DrainTimeout == 0 {
 		opts.DrainTimeout = 30 * time.Second
 	}
-	clients := &clients{most: cmp.Or(opts.MaxConns, maxConns), log: opts.Logger, conns: map[string]int{}}
+	clients := &clients{most: cmp.Or(opts.MaxConns, maxConns), one: opts.OneClient, log: opts.Logger, conns: map[string]int{}}
 	base, stop := context.WithCancelCause(context.WithValue(context.WithoutCancel(ctx), drainKey{}, ctx))
 	defer stop(nil)
 	var handlers sync.WaitGroup
@@ -179,6 +183,7 @@ const maxConns = 2048
 // clients counts the connections of each client, also those that handlers have taken over.
 type clients struct {
 	most int
+	one  bool // all are one client
 	log  *slog.Logger
 
 	mu    sync.Mutex
@@ -197,7 +202,10 @@ type slotKey struct{}
 // enter counts a connection, and closes it if its client has too many.
 func (c *clients) enter(next func(context.Context, net.Conn) context.Context) func(context.Context, net.Conn) context.Context {
 	return func(ctx context.Context, conn net.Conn) context.Context {
-		s := &connSlot{client: clientOf(conn)}
+		s := &connSlot{client: "all"}
+		if !c.one {
+			s.client = clientOf(conn)
+		}
 		c.mu.Lock()
 		c.conns[s.client]++
 		n := c.conns[s.client]

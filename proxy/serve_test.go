@@ -20,13 +20,41 @@ import (
 
 // TestServeBoundsConnections counts a client's connections, also those that are taken over.
 func TestServeBoundsConnections(t *testing.T) {
+	t.Run("of a client", func(t *testing.T) { boundsConnections(t, false) })
+	t.Run("of all", func(t *testing.T) { boundsConnections(t, true) })
+}
+
+// strangers has each connection come from another address.
+type strangers struct {
+	net.Listener
+	n byte
+}
+
+type stranger struct {
+	net.Conn
+	n byte
+}
+
+func (l *strangers) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	l.n++
+	return stranger{conn, l.n}, err
+}
+
+func (c stranger) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(10, 0, 0, c.n)} }
+
+func boundsConnections(t *testing.T, one bool) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &pipes{conns: make(chan net.Conn), quit: make(chan struct{})}
+		var from net.Listener = l
+		if one {
+			from = &strangers{Listener: l}
+		}
 		ctx, cancel := context.WithCancel(context.Background())
 		served := make(chan struct{})
 		go func() {
 			defer close(served)
-			_ = proxy.Serve(ctx, l, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_ = proxy.Serve(ctx, from, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if r.URL.Path != "/take" {
 					return
 				}
@@ -38,7 +66,7 @@ func TestServeBoundsConnections(t *testing.T) {
 				_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\n\r\n")
 				_, _ = io.Copy(io.Discard, conn)
 				_ = conn.Close()
-			}), proxy.ServeOptions{MaxConns: 2, DrainTimeout: time.Second})
+			}), proxy.ServeOptions{MaxConns: 2, OneClient: one, DrainTimeout: time.Second})
 		}()
 		open := func(path string) (net.Conn, error) {
 			conn := l.dial()
@@ -72,6 +100,9 @@ func TestListenUnix(t *testing.T) {
 	fi, err := os.Lstat(path)
 	if err != nil || fi.Mode().Perm() != 0o640 || fi.Mode().Type() != fs.ModeSocket {
 		t.Errorf("got %v, %v", fi.Mode(), err)
+	}
+	if got := l.Addr().String(); got != path { // where others find it
+		t.Errorf("its address is %s", got)
 	}
 	if _, err := proxy.Listen(t.Context(), "unix://"+path, 0o600); err == nil {
 		t.Error("a socket in use was taken over")

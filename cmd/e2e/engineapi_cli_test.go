@@ -49,7 +49,7 @@ images: {allow: ["berm.local/*"]}
 mounts: {allowed_roots: [`+work+`], hold: auto}
 profiles:
   default:
-    engine_api: {networks: own, volumes: own}
+    engine_api: {networks: own, volumes: own, docker_socket: "on"}
 `)
 	write(t, filepath.Join(b.dir, "berm.yaml"), `
 engine_api:
@@ -287,6 +287,44 @@ func TestCompose(t *testing.T) {
 	compose("restart", "-t", "0", "app")
 	compose("down", "-v", "-t", "0")
 	if left := b.made(t); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// A container's socket in the engine's stead serves as its caller, and is mounted anew when
+// the container restarts after the server did.
+func TestDockerSocket(t *testing.T) {
+	t.Parallel()
+	b := newClientFixture(t)
+	docker := func(args ...string) string { t.Helper(); return b.must(t, clis(t)[0], args...) }
+	direct := dockerClient(t, client.WithHost(b.engine.config.Address))
+	id := docker("run", "-d", "-v", "/var/run/docker.sock:/var/run/docker.sock", testImage, "sleep", "1000")
+	docker("-H", "unix://"+b.dir+"/other.sock", "create", testImage)
+	inside := func() (string, error) {
+		ct, err := direct.ContainerInspect(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		socket := "unix:///proc/" + strconv.Itoa(ct.State.Pid) + "/root/var/run/docker.sock"
+		return b.run(t, clis(t)[0], "-H", socket, "ps", "-aq", "--no-trunc")
+	}
+	if got, err := inside(); got != id || err != nil {
+		t.Errorf("inside: %q, %v", got, err)
+	}
+	b.signal(t, os.Kill)
+	_ = b.cmd.Wait()
+	b.start(t)
+	if got, err := inside(); err == nil { // as docs/engine-proxy.md has it
+		t.Errorf("of a server that was killed: %q", got)
+	}
+	docker("restart", "-t", "0", id)
+	if got, err := inside(); got != id || err != nil {
+		t.Errorf("after a restart: %q, %v", got, err)
+	}
+	docker("rm", "-f", id)
+	b.removeAll(t)
+	b.end(t, os.Interrupt)
+	if left, err := os.ReadDir(filepath.Join(b.dir, "state", "sockets")); err == nil && len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
 }

@@ -61,9 +61,14 @@ func OfSpace(name string, err error) error {
 }
 
 // OpenDir opens a directory with O_PATH, by a path without symbolic links.
-func OpenDir(path string) (*os.File, error) {
+func OpenDir(path string) (*os.File, error) { return openPath(path, unix.O_DIRECTORY) }
+
+// OpenAny is OpenDir for whatever is there.
+func OpenAny(path string) (*os.File, error) { return openPath(path, 0) }
+
+func openPath(path string, flags uint64) (*os.File, error) {
 	fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{
-		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Flags:   flags | unix.O_PATH | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
 	})
 	if err != nil {

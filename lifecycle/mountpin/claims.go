@@ -55,6 +55,7 @@ func (c *Claims) Enter(ctx context.Context, name string, mounts []policy.Mount) 
 type Use struct {
 	ID      string // the container's, or a sandbox's session
 	Archive bool
+	Alone   bool            // a start that no other may meet in a mount either
 	Volumes map[string]bool // by name; true if writable
 	Binds   []policy.Mount
 
@@ -76,14 +77,14 @@ func (u *Use) Writes(o *Use) bool {
 }
 
 // Use keeps starts and archive calls apart that could meet in a mount. It waits until all
-// earlier uses in its way are over, or until ctx ends. Starts don't wait for starts, nor
-// archive calls for archive calls.
+// earlier uses in its way are over, or until ctx ends. Starts don't wait for starts, unless
+// one has to be alone, nor archive calls for archive calls.
 func (c *Claims) Use(ctx context.Context, u *Use) (leave func(), err error) {
 	u.over = make(chan struct{})
 	var before []*Use
 	c.mu.Lock()
 	for _, o := range c.uses {
-		if o.Archive != u.Archive && (o.ID == u.ID || o.Writes(u) || u.Writes(o)) {
+		if (o.Archive != u.Archive || o.Alone || u.Alone) && (o.ID == u.ID || o.Writes(u) || u.Writes(o)) {
 			before = append(before, o)
 		}
 	}

@@ -22,10 +22,14 @@ func TestClaimsUse(t *testing.T) {
 		}
 		return u
 	}
+	alone := func(u *Use) *Use { u.Alone = true; return u }
 	for name, tt := range map[string]struct {
 		first, second *Use
 		waits         bool
 	}{
+		"a start that is alone":    {use("a", false, "v", true), alone(use("b", false, "v", false)), true},
+		"beside one that is alone": {alone(use("a", false, "", false, "/x:rw")), use("b", false, "", false, "/x/y:ro"), true},
+		"alone with its mounts":    {use("a", false, "v", true), alone(use("b", false, "w", true)), false},
 		"start of the same":        {use("a", true, "", false), use("a", false, "", false), true},
 		"archive of what starts":   {use("a", false, "", false), use("a", true, "", false), true},
 		"two archives of one":      {use("a", true, "v", true), use("a", true, "v", true), false},

@@ -1,4 +1,4 @@
-// Package mountpin makes sure that the engine mounts the directory that was judged.
+// Package mountpin makes sure that the engine mounts the directory or file that was judged.
 //
 // A path that was resolved and judged can lead elsewhere when the engine looks at it: anybody
 // who can write to one of its parents can exchange a directory on it. A Pinner clones the
@@ -8,6 +8,7 @@
 package mountpin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,14 +36,40 @@ const (
 // ErrExchanged says that a directory isn't the one that was judged.
 var ErrExchanged = errors.New("the directory was exchanged")
 
-// open is hostdir.OpenDir for a path that was resolved. It returns ErrExchanged if there is a
-// symbolic link by now.
-func open(path string) (*os.File, error) {
-	dir, err := hostdir.OpenDir(path)
+// ErrLinked says that a file has several names, of which one may lie elsewhere.
+var ErrLinked = errors.New("the file has hard links")
+
+// open opens what m was judged to be, with O_PATH. It returns ErrExchanged if there is a
+// symbolic link by now, or something of another kind.
+func open(m policy.Mount) (*os.File, error) {
+	f, err := hostdir.OpenAny(m.Local)
 	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) {
-		return nil, fmt.Errorf("%s: %w", path, ErrExchanged)
+		return nil, fmt.Errorf("%s: %w", m.Local, ErrExchanged)
 	}
-	return dir, err
+	if err != nil {
+		return nil, err
+	}
+	kind := uint32(unix.S_IFDIR)
+	switch {
+	case m.File:
+		kind = unix.S_IFREG
+	case m.Socket:
+		kind = unix.S_IFSOCK
+	}
+	var st unix.Stat_t
+	err = unix.Fstat(int(f.Fd()), &st)
+	switch {
+	case err != nil:
+	case st.Mode&unix.S_IFMT != kind:
+		err = ErrExchanged
+	case m.File && st.Nlink > 1:
+		err = ErrLinked
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("%s: %w", m.Local, err)
+	}
+	return f, nil
 }
 
 // Pinner pins directories by cloning their mounts below a directory of its own.
@@ -84,7 +111,7 @@ func NewPinner(dir string) (*Pinner, error) {
 // Mode is ModeHeld.
 func (*Pinner) Mode() string { return ModeHeld }
 
-// Hold clones each mount's directory, without what is mounted below it, onto the path
+// Hold clones the mount of each directory or file, without what is mounted below it, onto the path
 // <dir>/<name>/<index>, which is the same each time. Two holds of one name can't
 // overlap. Each hold tries again to release what couldn't be released before. A mount that the engine sees elsewhere than this process is an error.
 func (p *Pinner) Hold(_ context.Context, name string, mounts []policy.Mount) ([]string, func() error, error) {
@@ -120,22 +147,27 @@ func (p *Pinner) Hold(_ context.Context, name string, mounts []policy.Mount) ([]
 	return sources, release, nil
 }
 
-// pin makes target a mount of the directory that m's path leads to now.
+// pin makes target a mount of the directory or file that m's path leads to now.
 func pin(m policy.Mount, target string) error {
 	if m.Local != m.Source {
 		return fmt.Errorf("%s is %s here: a mapped path can't be pinned", m.Source, m.Local)
 	}
-	dir, err := open(m.Local)
+	f, err := open(m)
 	if err != nil {
 		return err
 	}
-	defer dir.Close()
-	tree, err := cloneTree(dir)
+	defer f.Close()
+	tree, err := cloneTree(f)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(tree)
-	if err := os.Mkdir(target, 0o700); err != nil {
+	if m.File || m.Socket {
+		err = os.WriteFile(target, nil, 0o600)
+	} else {
+		err = os.Mkdir(target, 0o700)
+	}
+	if err != nil {
 		return err
 	}
 	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
@@ -144,7 +176,35 @@ func pin(m policy.Mount, target string) error {
 	return nil
 }
 
-// cloneTree clones the mount of an open directory. The clone goes with its descriptor.
+// OpenBelow opens the directory at rel below dir, or the regular file, with O_PATH. It
+// follows no link below dir and enters no other mount. It returns an error of fs.ErrNotExist if
+// nothing is there.
+func OpenBelow(dir, rel string, file bool) (*os.File, error) {
+	base, err := hostdir.OpenDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer base.Close()
+	flags := uint64(unix.O_PATH | unix.O_CLOEXEC)
+	if !file {
+		flags |= unix.O_DIRECTORY
+	}
+	fd, err := unix.Openat2(int(base.Fd()), rel, &unix.OpenHow{
+		Flags: flags, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,
+	})
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: rel, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), rel)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || file && st.Mode&unix.S_IFMT != unix.S_IFREG {
+		_ = f.Close()
+		return nil, cmp.Or(err, error(&fs.PathError{Op: "open", Path: rel, Err: ErrExchanged}))
+	}
+	return f, nil
+}
+
+// cloneTree clones the mount of an open directory or file. The clone goes with its descriptor.
 func cloneTree(dir *os.File) (int, error) {
 	tree, err := unix.OpenTree(int(dir.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err != nil {
@@ -169,7 +229,7 @@ func Try(dir string) error {
 }
 
 // clearPins takes away the pins below base, and base. A pin that is no mount any
-// more, or never became one, is an empty directory.
+// more, or never became one, is an empty directory or file.
 func clearPins(base string) error {
 	entries, err := os.ReadDir(base)
 	if errors.Is(err, fs.ErrNotExist) {

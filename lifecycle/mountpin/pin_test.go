@@ -110,6 +110,65 @@ func TestSwappedBeforeHold(t *testing.T) {
 	nothingLeft(t, p)
 }
 
+// A file is held like a directory, if it is one and has no other name.
+func TestPinFiles(t *testing.T) {
+	p, dir := pinner(t), t.TempDir()
+	makeDir(t, dir, "file")
+	file := mount(filepath.Join(dir, "file"))
+	file.File = true
+	must(t, os.WriteFile(file.Local, []byte("mine"), 0o600))
+	sources, release, err := p.Hold(t.Context(), "s", []policy.Mount{file, mount(dir)})
+	must(t, err)
+	swap(t, file.Local, "/etc/passwd")
+	if b, err := os.ReadFile(sources[0]); string(b) != "mine" {
+		t.Errorf("held: %q, %v", b, err)
+	}
+	must(t, release())
+	nothingLeft(t, p)
+	for name, tt := range map[string]struct {
+		put  func() error
+		want error
+	}{
+		"link":      {func() error { return os.Symlink("file.was", file.Local) }, ErrExchanged},
+		"hard link": {func() error { return os.Link(file.Local+".was", file.Local) }, ErrLinked},
+		"directory": {func() error { return os.Mkdir(file.Local, 0o700) }, ErrExchanged},
+		"fifo":      {func() error { return unix.Mkfifo(file.Local, 0o600) }, ErrExchanged},
+		"socket":    {func() error { return unix.Mknod(file.Local, unix.S_IFSOCK|0o600, 0) }, ErrExchanged},
+		"nothing":   {func() error { return nil }, os.ErrNotExist},
+	} {
+		must(t, os.RemoveAll(file.Local), tt.put())
+		if _, _, err := p.Hold(t.Context(), "s", []policy.Mount{file}); !errors.Is(err, tt.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, _, err := p.Hold(t.Context(), "s", []policy.Mount{mount(file.Local + ".was")}); !errors.Is(err, ErrExchanged) {
+		t.Errorf("a file in the place of a directory: %v", err)
+	}
+	nothingLeft(t, p)
+}
+
+func TestOpenBelow(t *testing.T) {
+	dir := t.TempDir()
+	makeDir(t, filepath.Join(dir, "a/b"), "file")
+	must(t, os.Symlink("a", filepath.Join(dir, "link")), os.Symlink("file", filepath.Join(dir, "a/b/link")), os.Mkdir(filepath.Join(dir, "m"), 0o700),
+		unix.Mkfifo(filepath.Join(dir, "fifo"), 0o600))
+	must(t, unix.Mount("tmpfs", filepath.Join(dir, "m"), "tmpfs", 0, ""))
+	defer func() { _ = unix.Unmount(filepath.Join(dir, "m"), unix.MNT_DETACH) }()
+	for rel, want := range map[string][2]bool{ // as a directory, as a file
+		"a": {true, false}, "a/b": {true, false}, "a/b/file": {false, true}, "link": {}, "link/b": {}, "a/b/link": {}, "..": {}, "a/../..": {}, "m": {}, "fifo": {}, "none": {},
+	} {
+		for i, file := range []bool{false, true} {
+			f, err := OpenBelow(dir, rel, file)
+			if (err == nil) != want[i] {
+				t.Errorf("%s, file %v: %v", rel, file, err)
+			}
+			if err == nil {
+				must(t, f.Close())
+			}
+		}
+	}
+}
+
 func TestPinRefusesMappedPath(t *testing.T) {
 	p := pinner(t)
 	dir := t.TempDir()

@@ -99,11 +99,11 @@ func (t *Trusted) allow(m policy.Mount, others []policy.Mount) error {
 	if err := t.judge(m, append(written, others...)); err != nil {
 		return err
 	}
-	dir, err := open(m.Local)
+	f, err := open(m)
 	if err != nil {
 		return err
 	}
-	return dir.Close()
+	return f.Close()
 }
 
 // writtenAround returns the directories on the way to source that were ever mounted writable.

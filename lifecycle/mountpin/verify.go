@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/lifecycle/hostdir"
 )
 
 // ErrGone says that the process to be verified has ended.
@@ -20,18 +22,18 @@ var ErrGone = errors.New("the process has ended")
 type Pinned struct {
 	Target   string // in the container: absolute and clean
 	ReadOnly bool
-	Dev, Ino uint64 // of the directory
+	Dev, Ino uint64 // of the directory or file; 0: of none in particular, but no link may lead to it
 }
 
-// NewPinned describes the mount of a held directory. Source is what Hold returned, and
+// NewPinned describes the mount of a held directory or file. Source is what Hold returned, and
 // must still be held.
 func NewPinned(source, target string, readOnly bool) (Pinned, error) {
-	dir, err := open(source)
+	f, err := hostdir.OpenAny(source)
 	if err != nil {
 		return Pinned{}, err
 	}
-	defer dir.Close()
-	st, err := statx(int(dir.Fd()), source)
+	defer f.Close()
+	st, err := statx(int(f.Fd()), source)
 	if err != nil {
 		return Pinned{}, err
 	}
@@ -93,6 +95,12 @@ func verify(pid int, mounts []Pinned) error {
 		return err
 	}
 	for _, m := range mounts {
+		if m.Ino == 0 {
+			if !slices.ContainsFunc(points, func(p point) bool { return p.path == m.Target }) {
+				return fmt.Errorf("mount at %s: %w", m.Target, ErrExchanged)
+			}
+			continue
+		}
 		i := slices.IndexFunc(points, func(p point) bool { return p.path == m.Target && p.has(root, m) })
 		if i < 0 && !slices.ContainsFunc(points, func(p point) bool { return p.path == m.Target }) {
 			i = slices.IndexFunc(points, func(p point) bool { return p.has(root, m) })
@@ -118,7 +126,7 @@ func (p point) has(root int, m Pinned) bool {
 		return false
 	}
 	fd, err := unix.Openat2(root, p.path, &unix.OpenHow{
-		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Flags:   unix.O_PATH | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
 	})
 	if err != nil {

@@ -177,7 +177,10 @@ func (b bounds) allowed(path string) bool {
 	}
 	real, err := filepath.EvalSymlinks(path)
 	info, statErr := os.Stat(path)
-	return err == nil && statErr == nil && info.IsDir() && strings.HasPrefix(real+"/", b.dir+"/")
+	if err != nil || statErr != nil || !info.IsDir() && (!info.Mode().IsRegular() || info.Sys().(*syscall.Stat_t).Nlink > 1) {
+		return false
+	}
+	return strings.HasPrefix(real+"/", b.dir+"/")
 }
 
 // inspected judges a container that is there.

@@ -98,7 +98,8 @@ func startSiege(t *testing.T) *siege {
 		noError(t, os.WriteFile(path, []byte(text), 0o644))
 	}
 	write(s.outside+"/secret", secret)
-	write(s.dir+"/file", "x")
+	write(s.outside+"/linked", "x")
+	s.must(os.Link(s.outside+"/linked", s.dir+"/file"))
 	for link, to := range map[string]string{"/link": s.outside, "/root": "/", "/share/up": "../../outside", "/loop": "loop"} {
 		noError(t, os.Symlink(to, s.dir+link))
 	}

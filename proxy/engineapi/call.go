@@ -41,7 +41,7 @@ type call struct {
 
 	concealed *strings.Replacer // of the paths at which binds are held; nil is none
 
-	unconfined bool // the container that was looked up last was denied, and made in mode audit
+	unconfined bool // the caller may not work in the container that was looked up last; see bars
 }
 
 // untilDrain has a call that its caller can make again end as soon as the server takes no

@@ -105,6 +105,11 @@ func makePlanned(c *call, p *plan, query url.Values, undo *undo) (made, error) {
 	if v < 40 && len(p.Spec.Binds) > 0 {
 		return out, denied("mounts.engine", "HostConfig.Mounts", "the engine is too old for binds that leave out what is mounted below them", "volumes")
 	}
+	for _, b := range p.Spec.Binds {
+		if err := makeMissing(c, p, b); err != nil {
+			return out, err
+		}
+	}
 	release, err := holdPlanned(c, p)
 	if err != nil {
 		return out, err
@@ -140,11 +145,25 @@ func makePlanned(c *call, p *plan, query url.Values, undo *undo) (made, error) {
 	if p.audited {
 		return out, nil
 	}
-	c.known.put(answer.ID, c.caller.Tenant)
+	if e := p.effective(); !e.hasSocket() {
+		c.known.put(answer.ID, c.caller.Tenant)
+	}
 	if len(p.Spec.Binds) > 0 && !restartOf(p).None() {
 		return out, c.restarts.Set(c.ctx, answer.ID, restartOf(p), false)
 	}
 	return out, nil
+}
+
+// makeMissing makes what is missing of a bind's source. It stays if the create fails, as with
+// the engine.
+func makeMissing(c *call, p *plan, b policy.Mount) error {
+	if b.Missing == "" || p.audited {
+		return nil
+	}
+	if err := c.rules.MakeMount(b); err != nil {
+		return c.judged(denied("mounts.missing", "HostConfig.Mounts", fmt.Sprintf("host path %q can't be made: there is a link or a file on the way, or no room", body.Shorten(b.HostPath)), "an existing directory"))
+	}
+	return nil
 }
 
 // holdPlanned holds the binds of a container that is to be made. In mode audit a
@@ -398,18 +417,22 @@ func askedMounts(c *call, p *plan) ([]mount.Mount, error) {
 	return list, nil
 }
 
-// auditMade reports whether labels are those of a container that was denied, and made in
-// mode audit, or don't say.
-func auditMade(labels map[string]string) bool {
+// bars reports whether the caller may not work in a container of its tenant with these labels:
+// one that was denied, and made in mode audit, or whose socket serves as another caller. Open
+// says that every caller of the tenant may.
+func bars(c *call, labels map[string]string) (barred, open bool) {
 	e, ok := effectiveOf(labels)
-	return !ok || e.Audit
+	if !ok || e.Audit {
+		return true, false
+	}
+	return e.hasSocket() && socketOwner(labels) != socketCaller(c.caller), !e.hasSocket()
 }
 
-// refuseUnconfined refuses to work in a container that was denied, and made in mode audit, to
-// those whom the policy binds. It goes by the container that was looked up last.
+// refuseUnconfined refuses to work in a container to those whom bars is about and the policy
+// binds. It goes by the container that was looked up last.
 func refuseUnconfined(c *call) error {
 	if !c.unconfined {
 		return nil
 	}
-	return c.allow([]policy.Reason{{Rule: "verify.start", Message: "the container was denied, and made in mode audit", Allowed: "a new container"}})
+	return c.allow([]policy.Reason{{Rule: "verify.start", Message: "the container was denied, and made in mode audit, or has a socket that serves as another caller", Allowed: "a new container"}})
 }

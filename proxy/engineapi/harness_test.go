@@ -87,6 +87,8 @@ type testDoor struct {
 	audit string // the audit log's path
 	host  string // the engine's address
 	left  func() []string
+
+	mounted map[Caller]string // sockets that containers may have mounted
 }
 
 // engineDoor makes a door before the shared engine. What is made through it is removed at the
@@ -151,7 +153,10 @@ func doorTo(t testing.TB, host, rules string) *testDoor {
 		Dial: func(ctx context.Context) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", strings.TrimPrefix(host, "unix://"))
 		},
-		Pins:   d.pins(),
+		Pins: d.pins(),
+		Sockets: func(name, tenant, profile string) string {
+			return d.mounted[Caller{Name: name, Tenant: tenant, Profile: profile, Socket: true}]
+		},
 		Policy: func() *policy.Policy { return p }, Owner: "test-" + filepath.Base(d.dir) + fmt.Sprint(time.Now().UnixNano()), Audit: audit,
 		ArchiveFixed: true, // or no running container could be copied from
 	}))(t)
@@ -175,9 +180,12 @@ func (d *testDoor) pins() lifecycle.Holder {
 }
 
 // listen serves a caller on a unix socket of its own, and gives its address.
-func (d *testDoor) listen(c Caller) string {
+func (d *testDoor) listen(c Caller) string { return d.listenAs(c.Name, c) }
+
+// listenAs is listen on a socket of a name.
+func (d *testDoor) listenAs(name string, c Caller) string {
 	d.t.Helper()
-	address := "unix://" + filepath.Join(d.dir, c.Name+".sock")
+	address := "unix://" + filepath.Join(d.dir, name+".sock")
 	l := must(proxy.Listen(context.Background(), address, 0o600))(d.t)
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
@@ -191,6 +199,16 @@ func (d *testDoor) listen(c Caller) string {
 		}
 	})
 	return address
+}
+
+// socketFor serves a caller on a socket that its containers may have mounted.
+func (d *testDoor) socketFor(name, tenant, profile string) {
+	d.t.Helper()
+	c := Caller{Name: name, Tenant: tenant, Profile: profile, Socket: true}
+	if d.mounted == nil {
+		d.mounted = map[Caller]string{}
+	}
+	d.mounted[c] = strings.TrimPrefix(d.listenAs(fmt.Sprintf("mounted-%d", len(d.mounted)), c), "unix://")
 }
 
 // client is the Docker client of a caller of the tenant's.

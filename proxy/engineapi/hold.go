@@ -2,9 +2,11 @@ package engineapi
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"path"
 	"slices"
@@ -45,6 +47,43 @@ func allowed(ct *container.InspectResponse) (effective, error) {
 	return e, nil
 }
 
+// hasSocket reports whether the container has a socket of Berm's in the engine's stead.
+func (e *effective) hasSocket() bool {
+	return slices.ContainsFunc(e.Binds, func(b policy.Mount) bool { return b.Socket })
+}
+
+// socketCaller returns the caller as whom the sockets of c's containers serve.
+func socketCaller(c Caller) Caller {
+	return Caller{Name: c.Name, Tenant: c.Tenant, Profile: cmp.Or(c.Profile, "default")}
+}
+
+// socketOwner returns the caller as whom the socket of a container serves: the one that made it.
+func socketOwner(labels map[string]string) Caller {
+	return Caller{Name: labels[lifecycle.LabelCaller], Tenant: labels[lifecycle.LabelTenant], Profile: labels[lifecycle.LabelProfile]}
+}
+
+// toHold returns the binds as they are to be held, with the paths of Berm's sockets.
+func toHold(c *call, e *effective, ct *container.InspectResponse, holder lifecycle.Holder) ([]policy.Mount, error) {
+	if !e.hasSocket() {
+		return e.Binds, nil
+	}
+	of := socketCaller(c.caller)
+	if ct != nil {
+		of = socketOwner(ct.Config.Labels)
+	}
+	path := c.opts.Sockets(of.Name, of.Tenant, of.Profile)
+	if path == "" || holder.Mode() != mountpin.ModeHeld {
+		return nil, denied("mounts.docker_socket", "HostConfig.Mounts", "there is no socket for the engine's: the container's caller isn't configured, or Berm can't hold mounts here", "a container without the engine's socket")
+	}
+	binds := slices.Clone(e.Binds)
+	for i := range binds {
+		if binds[i].Socket {
+			binds[i].Source, binds[i].Local, binds[i].Operator = path, path, true
+		}
+	}
+	return binds, nil
+}
+
 // holdBinds holds the sources of the container's binds until release, at the paths that the
 // engine's configuration names. It sets e.sources to these paths. A nil ct is a container
 // that is being made. The caller has the container's turn, so that no name is held twice.
@@ -69,7 +108,11 @@ func holdBinds(c *call, e *effective, ct *container.InspectResponse) (release fu
 	case holder == nil:
 		return refuseHold(c, e, nil, denied("mounts.unheld", "HostConfig.Mounts", "host paths can't be held here", "volumes"))
 	}
-	sources, free, err := holder.Hold(c.ctx, name, e.Binds)
+	binds, err := toHold(c, e, ct, holder)
+	if err != nil {
+		return refuseHold(c, e, named, err)
+	}
+	sources, free, err := holder.Hold(c.ctx, name, binds)
 	var d *policy.DeniedError
 	switch {
 	case errors.As(err, &d) && ct != nil && holder == c.opts.Unheld && c.opts.Pins != nil && c.opts.Pins.Mode() == mountpin.ModeHeld:
@@ -77,8 +120,10 @@ func holdBinds(c *call, e *effective, ct *container.InspectResponse) (release fu
 	case errors.As(err, &d):
 		d.Reasons[0].Field = "HostConfig.Mounts"
 		return refuseHold(c, e, named, err)
+	case errors.Is(err, mountpin.ErrLinked):
+		return refuseHold(c, e, named, denied("mounts.hard_link", "HostConfig.Mounts", "a file to be mounted has hard links, and so other names that may lie anywhere", "a file with one name, or its directory"))
 	case errors.Is(err, mountpin.ErrExchanged), errors.Is(err, fs.ErrNotExist):
-		return refuseHold(c, e, named, denied("verify.start", "HostConfig.Mounts", "a host path is not the directory any more that was allowed", "the directory as it was when the container was made"))
+		return refuseHold(c, e, named, denied("verify.start", "HostConfig.Mounts", "a host path is not the directory or file any more that was allowed", "what was there when the container was made"))
 	case errors.Is(err, fs.ErrExist):
 		return nil, conflict("the container is still being made, or its last start is being cleaned up")
 	case err != nil:
@@ -93,10 +138,19 @@ func holdBinds(c *call, e *effective, ct *container.InspectResponse) (release fu
 		release()
 		return refuseHold(c, e, named, stale)
 	}
+	nested := e.Nested()
 	if holder.Mode() != mountpin.ModeHeld {
+		if slices.ContainsFunc(nested, func(n body.Nested) bool { return n.Rel != "" }) {
+			release()
+			return refuseHold(c, e, named, denied(ruleNested, "HostConfig.Mounts", "a mount path lies in that of a bind, which can't be held here", "mount paths outside those of binds"))
+		}
 		return release, nil
 	}
 	c.concealed = conceals(e.Binds, sources)
+	if err := mountPoints(c, e, nested); err != nil {
+		release()
+		return refuseHold(c, e, named, err)
+	}
 	for i, b := range e.Binds {
 		p, err := mountpin.NewPinned(sources[i], b.MountPath, b.Mode == "ro")
 		if err != nil {
@@ -105,7 +159,62 @@ func holdBinds(c *call, e *effective, ct *container.InspectResponse) (release fu
 		}
 		e.held = append(e.held, p)
 	}
+	for _, n := range nested {
+		if n.Rel != "" {
+			e.held = append(e.held, mountpin.Pinned{Target: n.Target})
+		}
+	}
 	return release, nil
+}
+
+// ruleNested is the rule of mounts whose target lies in that of a bind.
+const ruleNested = "mounts.nested"
+
+// mountPoints sees to it that the mounts in held binds have their mount points there, so that
+// the engine needn't make any: it would follow links on the way.
+func mountPoints(c *call, e *effective, nested []body.Nested) error {
+	for _, n := range nested {
+		if n.Rel == "" {
+			continue
+		}
+		outer, dir := e.Binds[n.Outer], e.Sources[n.Outer]
+		f, err := mountpin.OpenBelow(dir, n.Rel, n.File)
+		if errors.Is(err, fs.ErrNotExist) && outer.Mode != "ro" && !n.File {
+			if err = c.rules.MakeMount(policy.Mount{Local: dir + "/" + n.Rel, Missing: n.Rel}); err == nil {
+				f, err = mountpin.OpenBelow(dir, n.Rel, n.File)
+			}
+		}
+		if err != nil {
+			kind := "directory"
+			if n.File {
+				kind = "file"
+			}
+			return denied(ruleNested, "HostConfig.Mounts", fmt.Sprintf("mount path %s lies in the bind at %s, whose source has no %s there, or only by a link", n.Target, outer.MountPath, kind),
+				fmt.Sprintf("an existing %s at %s below the bind's source", kind, n.Rel))
+		}
+		_ = f.Close()
+	}
+	return nil
+}
+
+// refuseWriters refuses to start a container with mounts in a bind while another could write
+// to the bind: it could lead runc elsewhere by a link, which only its newer releases notice.
+// A process may have been passed a descriptor while the bind was shared, so each running
+// container of the tenant counts.
+func refuseWriters(c *call, e effective, ct *container.InspectResponse) error {
+	if len(e.Nested()) == 0 {
+		return nil
+	}
+	version, err := c.engine.Runc(c.ctx)
+	if err != nil || safeRunc(version) && (e.Runtime == "" || e.Runtime == "runc") {
+		return err
+	}
+	sharer, err := findSharer(c, useOf(ct.ID, ct.Config.Labels, ct.Mounts), true)
+	if err != nil || sharer == "" {
+		return err
+	}
+	return denied(ruleNested, "HostConfig.Mounts", fmt.Sprintf("a mount path lies in that of a bind, which processes of other containers could lead elsewhere while runc %q mounts", body.Shorten(version)),
+		"a start while no other container of the tenant's runs, nor one that can write to the mounts, or runc 1.2.8, 1.3.3 or 1.4")
 }
 
 // refuseHold refuses to hold, which in mode audit leaves the binds as they are.

@@ -220,9 +220,11 @@ func (c *call) container(ref string) (*seen, json.RawMessage, error) {
 	} else if !own {
 		return shadowed(c, ref)
 	}
-	_, confined := c.known.get(ct.ID)
-	if c.unconfined = !confined && auditMade(ct.Config.Labels); !c.unconfined {
-		c.known.put(ct.ID, c.caller.Tenant) // of the others every call has to know
+	c.unconfined = false
+	if _, open := c.known.get(ct.ID); !open {
+		if c.unconfined, open = bars(c, ct.Config.Labels); open {
+			c.known.put(ct.ID, c.caller.Tenant) // of the others every call has to know
+		}
 	}
 	c.ends.put(ct.ID, ct.Config.Labels[lifecycle.LabelExpiresAt])
 	c.about(ct.ID)

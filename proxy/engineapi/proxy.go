@@ -43,6 +43,9 @@ type Options struct {
 	// Unheld judges the binds of containers that were made where none could be held, which
 	// the engine mounts from where they are. Nil: these containers don't start.
 	Unheld lifecycle.Holder
+	// Sockets returns the path of the socket that serves as a caller, which containers of the
+	// caller's may have mounted; empty if there is none. The profile's name isn't empty. Nil: none.
+	Sockets func(name, tenant, profile string) (path string)
 	// Claims keeps starts and archive calls apart, those of sandboxes too. Nil: its own.
 	Claims *mountpin.Claims
 	// Mounts returns the mounts of all sandboxes, those that are being created included. A
@@ -119,6 +122,9 @@ func New(opts Options) (*Proxy, error) {
 	if opts.Mounts == nil {
 		opts.Mounts = func() []policy.Mount { return nil }
 	}
+	if opts.Sockets == nil {
+		opts.Sockets = func(_, _, _ string) string { return "" }
+	}
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -181,6 +187,11 @@ func (c *call) admit(callers Callers) (*route, error) {
 	c.caller = caller
 	ex := proxy.ExchangeOf(c.ctx)
 	ex.Caller = proxy.Caller{Name: caller.Name, Tenant: caller.Tenant}
+	if caller.Socket { // the policy may have changed since it was mounted
+		if err := c.rules.Operation(caller.Profile, policy.OpDockerSocket); err != nil {
+			return unmatched, err
+		}
+	}
 	rt, err := c.match()
 	if err != nil {
 		return unmatched, err
@@ -202,6 +213,7 @@ type Caller struct {
 	Tenant  string // whose everything is that it makes
 	Profile string // of the policy; empty is "default"
 	Audit   bool   // what the policy denies is let through, and written down
+	Socket  bool   // it calls from a container, by the socket of Options.Sockets
 }
 
 // Callers tell one listener's connections apart. A connection that is none of theirs is
@@ -254,7 +266,11 @@ func (c Callers) of(r *http.Request) (Caller, bool) {
 }
 
 // peerName is the other end of the connection, for the audit log.
-func peerName(r *http.Request) string {
+func (c *call) peerName() string {
+	r := c.r
+	if p, ok := r.Context().Value(peerKey{}).(peer); ok && p.unix && c.caller.Socket {
+		return "socket uid=" + strconv.FormatUint(uint64(p.uid), 10) + " pid=" + strconv.Itoa(int(p.pid))
+	}
 	if p, ok := r.Context().Value(peerKey{}).(peer); ok && p.unix {
 		return "uid=" + strconv.FormatUint(uint64(p.uid), 10) + " pid=" + strconv.Itoa(int(p.pid))
 	}

@@ -33,8 +33,19 @@ var releaseNumber = regexp.MustCompile(`^v?([0-9]{1,6})\.([0-9]{1,6})\.([0-9]{1,
 
 // SafeArchives tells whether an engine of this release has the fixes of ArchiveFixed. What
 // isn't the number of a release has none.
-func SafeArchives(release string) bool {
-	have, want := releaseNumber.FindStringSubmatch(release), releaseNumber.FindStringSubmatch(ArchiveFixed)
+func SafeArchives(release string) bool { return atLeast(release, ArchiveFixed) }
+
+// safeRunc tells whether a version of runc makes and finds mount points that no process can
+// lead elsewhere meanwhile: it has the fixes of CVE-2024-45310, CVE-2025-31133,
+// CVE-2025-52565 and CVE-2025-52881.
+func safeRunc(version string) bool {
+	return atLeast(version, "1.4.0") ||
+		strings.HasPrefix(version, "1.3.") && atLeast(version, "1.3.3") || strings.HasPrefix(version, "1.2.") && atLeast(version, "1.2.8")
+}
+
+// atLeast compares the numbers of releases. What isn't one is none.
+func atLeast(release, least string) bool {
+	have, want := releaseNumber.FindStringSubmatch(release), releaseNumber.FindStringSubmatch(least)
 	if have == nil {
 		return false
 	}
@@ -61,15 +72,23 @@ func useOf(id string, labels map[string]string, mounts []container.MountPoint) *
 		}
 	}
 	if e, ok := effectiveOf(labels); ok {
-		u.Binds = append(u.Binds, e.Binds...)
+		for _, b := range e.Binds {
+			if !b.Socket { // in which nobody can write
+				u.Binds = append(u.Binds, b)
+			}
+		}
 	}
 	return u
 }
 
-// claimMounts keeps archive calls away from a container's mounts until leave is called. It waits
-// for those that go on, until ctx ends.
+// claimMounts keeps archive calls away from a container's mounts until leave is called, and other
+// starts if a mount lies in a bind. It waits for those that go on, until ctx ends.
 func claimMounts(ctx context.Context, c *call, ct *container.InspectResponse) (leave func(), err error) {
-	return c.opts.Claims.Use(ctx, useOf(ct.ID, ct.Config.Labels, ct.Mounts))
+	u := useOf(ct.ID, ct.Config.Labels, ct.Mounts)
+	if e, ok := effectiveOf(ct.Config.Labels); ok {
+		u.Alone = len(e.Nested()) > 0
+	}
+	return c.opts.Claims.Use(ctx, u)
 }
 
 // inspectSlow inspects a container for as long as the caller waits, as an archive call of
@@ -157,9 +176,6 @@ func findSharer(c *call, u *mountpin.Use, tenants bool) (id string, err error) {
 	return id, err
 }
 
-// networkFiles are what the engine mounts into every container beside its mounts.
-var networkFiles = []string{"/etc/hostname", "/etc/hosts", "/etc/resolv.conf"}
-
 // rootHolds tells whether nothing in a running container can exchange a directory on the
 // way to a mount: its root is read-only, each mount is where its target says, through no
 // link of the image, and none lies in another.
@@ -182,7 +198,7 @@ func rootHolds(ct *container.InspectResponse) bool {
 	if own := roots["/etc/hostname"]; !strings.HasSuffix(own, "/hostname") || !strings.HasSuffix(ct.HostnamePath, own) || len(own) < len(ct.ID) {
 		return false
 	}
-	targets := slices.Clone(networkFiles)
+	targets := slices.Clone(policy.NetworkFiles)
 	for _, m := range ct.Mounts {
 		targets = append(targets, path.Clean(m.Destination))
 	}

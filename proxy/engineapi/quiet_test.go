@@ -35,6 +35,17 @@ func TestSafeArchives(t *testing.T) {
 }
 
 // archives tries the three archive calls, and gives what they came to.
+func TestSafeRunc(t *testing.T) {
+	for version, want := range map[string]bool{
+		"1.1.5": false, "1.1.5+ds1": false, "1.1.14": false, "1.2.7": false, "1.2.8": true, "1.2.10": true, "1.3.0": false, "1.3.3": true, "1.3.3-rc.1": false,
+		"1.4.0-rc.3": false, "1.4.0": true, "1.5.2": true, "2.0.0": true, "": false, "unknown": false, "1.20.0": true, "1.0.0-rc95": false,
+	} {
+		if safeRunc(version) != want {
+			t.Errorf("%q: %v", version, !want)
+		}
+	}
+}
+
 func archives(t *testing.T, c *client.Client, id, path string, body []byte) (stat, get, put error) {
 	t.Helper()
 	_, stat = c.ContainerStatPath(t.Context(), id, path)

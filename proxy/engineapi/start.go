@@ -161,6 +161,9 @@ func startHeld(c *call, a upstream.Ask, e effective, ct *container.InspectRespon
 	if err := c.judged(stillAllowed(c, e, ct.HostConfig)); err != nil {
 		return nil, err
 	}
+	if err := c.judged(refuseWriters(c, e, ct)); err != nil {
+		return nil, err
+	}
 	release, err := holdBinds(c, &e, ct)
 	if err != nil {
 		return nil, err
@@ -332,7 +335,7 @@ func (e *effective) request() policy.ContainerRequest {
 	}
 	for _, m := range e.Binds {
 		req.Mounts = append(req.Mounts, policy.ContainerMount{
-			Field: "HostConfig.Mounts", Type: "bind", Source: m.HostPath, Target: m.MountPath, ReadOnly: m.Mode == "ro",
+			Field: "HostConfig.Mounts", Type: "bind", Source: m.HostPath, Target: m.MountPath, ReadOnly: m.Mode == "ro", OnlyDir: !m.File,
 		})
 	}
 	req.Mounts = append(append(req.Mounts, e.Volumes...), e.Tmpfs...)

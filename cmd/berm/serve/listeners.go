@@ -11,9 +11,12 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi"
 	"github.com/bermhq/berm/proxy/sandboxapi"
@@ -33,6 +36,9 @@ func (s *server) listen(ctx context.Context) (err error) {
 		return err
 	}
 	address, err := s.listenProxy(ctx)
+	if err == nil {
+		err = s.listenSockets(ctx)
+	}
 	if err == nil && address != "" {
 		err = s.state.put(stateEngineAddress, address)
 	}
@@ -123,6 +129,9 @@ func (s *server) newProxy() (*engineapi.Proxy, error) {
 			return dialer.Dial(ctx)
 		},
 		Policy: s.policies.Policy, Owner: s.owner, Sealer: s.sealer, Hosts: cfg.AllowedHosts,
+		Sockets: func(name, tenant, profile string) string {
+			return s.mounted[engineapi.Caller{Name: name, Tenant: tenant, Profile: profile, Socket: true}]
+		},
 		Pins: s.holder, Unheld: s.unheld, Claims: &s.unheld.Claims, Mounts: s.manager.MountsInUse, ArchiveFixed: cfg.ArchiveFixed,
 		EnsureNetwork: s.manager.EnsureNetwork, Labels: s.self.Labels(), Restarts: s.db,
 		SpoolDir: s.cfg.SpoolDir(), SpoolBytes: cfg.SpoolMB << 20,
@@ -173,6 +182,36 @@ func (s *server) listenProxy(ctx context.Context) (first string, err error) {
 		}
 	}
 	return first, nil
+}
+
+// listenSockets opens a socket for each caller, which containers of the caller's may have
+// mounted in the stead of the engine's. Only such a mount leads there.
+func (s *server) listenSockets(ctx context.Context) error {
+	if len(s.cfg.EngineAPI.Listeners) == 0 || s.holder.Mode() != mountpin.ModeHeld {
+		return nil
+	}
+	dir := filepath.Join(s.cfg.StateDir, "sockets")
+	if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700)); err != nil {
+		return fmt.Errorf("sockets for containers: %w", err)
+	}
+	s.mounted = map[engineapi.Caller]string{}
+	for _, cfg := range s.cfg.EngineAPI.Listeners {
+		for _, c := range cfg.Callers {
+			// Mode audit isn't for those who can enter a container.
+			caller := engineapi.Caller{Name: c.Name, Tenant: c.Tenant, Profile: cmp.Or(c.Profile, "default"), Socket: true}
+			if s.mounted[caller] != "" {
+				continue
+			}
+			path := filepath.Join(dir, strconv.Itoa(len(s.mounted)))
+			listen := func() (net.Listener, error) { return proxy.Listen(ctx, "unix://"+path, 0o666) }
+			opts := proxy.ServeOptions{ConnContext: engineapi.ConnContext, OneClient: true}
+			if _, err := s.open("", listen, nil, s.proxy.Handler(engineapi.Callers{Any: &caller}), opts); err != nil {
+				return err
+			}
+			s.mounted[caller] = path
+		}
+	}
+	return nil
 }
 
 // listenerTLS is nil for a listener without TLS.

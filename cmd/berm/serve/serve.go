@@ -118,7 +118,8 @@ type server struct {
 	sealer     *lifecycle.Sealer
 	manager    *lifecycle.Service
 	sweeper    *reaper.Reaper
-	proxy      *engineapi.Proxy // nil for an engine that doesn't speak its API
+	mounted    map[engineapi.Caller]string // paths of the sockets that containers may have mounted
+	proxy      *engineapi.Proxy            // nil for an engine that doesn't speak its API
 	bodies     *proxy.Bodies
 	listeners  []listener
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime"
 )
 
 // Granted is what a container was allowed, as its label keeps it.
@@ -238,6 +239,48 @@ func CPUsOf(h *container.HostConfig) int64 {
 func RestartIs(h *container.HostConfig, s policy.ContainerSpec) bool {
 	want := engineRestart(s)
 	return string(h.RestartPolicy.Name) == want || h.RestartPolicy.IsNone() && (want == "" || want == "no")
+}
+
+// Nested is a mount whose target lies in that of a bind, in no other mount between.
+type Nested struct {
+	Outer  int    // index of the bind
+	Target string // absolute
+	Rel    string // from the bind's target; empty for a file that the engine itself mounts
+	File   bool
+}
+
+// Nested returns the mounts that the engine mounts by a path through a bind.
+func (g *Granted) Nested() (out []Nested) {
+	var targets []string
+	for _, b := range g.Binds {
+		targets = append(targets, b.MountPath)
+	}
+	for _, m := range slices.Concat(g.Volumes, g.Tmpfs) {
+		targets = append(targets, m.Target)
+	}
+	add := func(target string, file, engine bool) {
+		outer := -1
+		for i, t := range targets {
+			if t != target && runtime.Below(target, t) && (outer < 0 || len(t) > len(targets[outer])) {
+				outer = i
+			}
+		}
+		if outer < 0 || outer >= len(g.Binds) {
+			return
+		}
+		n := Nested{Outer: outer, Target: target, File: file}
+		if !engine {
+			n.Rel = strings.TrimPrefix(target, targets[outer]+"/")
+		}
+		out = append(out, n)
+	}
+	for i, t := range targets {
+		add(t, i < len(g.Binds) && (g.Binds[i].File || g.Binds[i].Socket), false)
+	}
+	for _, t := range policy.NetworkFiles {
+		add(t, true, true)
+	}
+	return out
 }
 
 // Named returns the source that the engine's configuration has for each bind, empty for

@@ -253,7 +253,7 @@ func TestParseBind(t *testing.T) {
 		return Mounted{ContainerMount: policy.ContainerMount{Type: "volume", Own: true, Source: source, Target: target}}
 	}
 	bind := func(source, target string) Mounted {
-		return Mounted{ContainerMount: policy.ContainerMount{Type: "bind", Own: true, Source: source, Target: target}}
+		return Mounted{ContainerMount: policy.ContainerMount{Type: "bind", Own: true, Create: true, Source: source, Target: target}}
 	}
 	readOnly := func(m Mounted) Mounted { m.ReadOnly = true; return m }
 	options := func(m Mounted, o ...string) Mounted { m.Options = o; return m }

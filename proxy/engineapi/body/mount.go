@@ -89,7 +89,7 @@ func parseBind(raw string) (Mounted, error) {
 	}
 	m.Source, m.Target = parts[0], path.Clean(parts[1])
 	if path.IsAbs(m.Source) {
-		m.Type, m.Source = "bind", path.Clean(m.Source)
+		m.Type, m.Source, m.Create = "bind", path.Clean(m.Source), true
 	}
 	if len(parts) == 2 {
 		return m, nil
@@ -141,8 +141,8 @@ func parseMount(b *mount.Mount) (Mounted, error) {
 	option(b.ImageOptions != nil, "ImageOptions", "…")
 	option(b.ClusterOptions != nil, "ClusterOptions", "…")
 	if o := b.BindOptions; o != nil {
-		// That a missing source be made isn't done, and mounts below it are left out anyway.
-		m.propagation(string(o.Propagation))
+		m.propagation(string(o.Propagation)) // mounts below the source are left out anyway
+		m.Create = o.CreateMountpoint
 		option(b.Type != "bind" && *o != mount.BindOptions{}, "BindOptions", "…")
 	}
 	if o := b.VolumeOptions; o != nil {

@@ -61,7 +61,7 @@ type Engine struct {
 
 	version fact[Version]
 	host    fact[*Host]
-	release fact[string]
+	release fact[release]
 	ended   atomic.Uint64 // connections that have ended
 }
 
@@ -484,9 +484,31 @@ func ownSeccomp(options []string) bool {
 
 // Release gives the engine's own version, "20.10.24".
 func (e *Engine) Release(ctx context.Context) (string, error) {
-	return e.release.of(e, func() (string, error) {
-		var told struct{ Version string }
-		err := e.Get(ctx, 0, "/version", nil, &told)
-		return cmp.Or(told.Version, "unknown"), err
+	r, err := e.releases(ctx)
+	return r.Version, err
+}
+
+// Runc gives the version of runc, "1.1.5", or "" if it isn't the engine's default runtime.
+func (e *Engine) Runc(ctx context.Context) (string, error) {
+	r, err := e.releases(ctx)
+	for _, c := range r.Components {
+		if c.Name == "runc" {
+			return c.Version, err
+		}
+	}
+	return "", err
+}
+
+// release is what the engine says of versions.
+type release struct {
+	Version    string
+	Components []struct{ Name, Version string }
+}
+
+func (e *Engine) releases(ctx context.Context) (release, error) {
+	return e.release.of(e, func() (told release, err error) {
+		err = e.Get(ctx, 0, "/version", nil, &told)
+		told.Version = cmp.Or(told.Version, "unknown")
+		return told, err
 	})
 }

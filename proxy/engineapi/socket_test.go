@@ -1,0 +1,160 @@
+package engineapi
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/docker/docker/api/types/container"
+	dockerfilters "github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/mount"
+	"github.com/docker/docker/client"
+)
+
+const socketRules = basePolicy + `
+profiles:
+  default: {host_path_mode: none, max_memory_mb: 256, memory_mb: 64, engine_api: {docker_socket: "on"}}
+  wide: {extends: default, memory_mb: 128, max_memory_mb: 512, engine_api: {docker_socket: "on"}}
+  without: {extends: default, engine_api: {docker_socket: "off"}}
+`
+
+// from is the Docker client of a process in a running container.
+func from(t *testing.T, direct *client.Client, id, path string) *client.Client {
+	t.Helper()
+	return newClient(t, fmt.Sprintf("unix:///proc/%d/root%s", inspect(t, direct, id).State.Pid, path))
+}
+
+// TestDockerSocket mounts a socket of Berm's for the engine's, in all forms that clients have.
+func TestDockerSocket(t *testing.T) {
+	d, direct := engineDoor(t, socketRules)
+	c, other := d.client("mine"), d.client("other")
+	d.socketFor("mine", "mine", "default")
+	d.socketFor("other", "other", "default")
+	foreign := makeOne(t, other, nil, "socket-foreign")
+	const at = "/var/run/docker.sock"
+	for name, h := range map[string]*container.HostConfig{
+		"short":     {Binds: []string{at + ":" + at}},
+		"read-only": {Binds: []string{"/run/docker.sock:" + at + ":ro,z"}},
+		"cleaned":   {Binds: []string{"/var/run/../run/docker.sock:" + at}},
+		"mount":     {Mounts: []mount.Mount{{Type: mount.TypeBind, Source: at, Target: at, BindOptions: &mount.BindOptions{CreateMountpoint: true}}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			id := makeOne(t, c, h, "")
+			for _, do := range []func(*testing.T, *client.Client, string) error{startIt, restartIt} {
+				noError(t, do(t, c, id))
+				in := from(t, direct, id, at)
+				list := must(in.ContainerList(t.Context(), container.ListOptions{All: true}))(t)
+				if !slices.ContainsFunc(list, func(ct container.Summary) bool { return ct.ID == id }) || slices.ContainsFunc(list, func(ct container.Summary) bool { return ct.ID == foreign }) {
+					t.Errorf("it lists %+v", list)
+				}
+				if _, err := in.ContainerInspect(t.Context(), foreign); err == nil {
+					t.Error("it sees another tenant's")
+				}
+				deniedBy(t, makeOneOr(t, in, &container.HostConfig{Privileged: true}), "containers.privileged")
+			}
+			if mine := must(c.ContainerInspect(t.Context(), id))(t); !strings.HasSuffix(mine.Mounts[0].Source, "run/docker.sock") {
+				t.Errorf("shown: %+v", mine.Mounts)
+			}
+			noError(t, c.ContainerRemove(t.Context(), id, container.RemoveOptions{Force: true}))
+		})
+	}
+	log := string(readFile(t, d.audit))
+	if !strings.Contains(log, `"caller":"mine","tenant":"mine","profile":"default","peer":"socket uid=0 pid=`) {
+		t.Error("the audit log doesn't tell of the socket")
+	}
+}
+
+// TestDockerSocketReaper does what Testcontainers' reaper does: it removes by label what its
+// client made.
+func TestDockerSocketReaper(t *testing.T) {
+	d, direct := engineDoor(t, socketRules)
+	c := d.client("tests")
+	d.socketFor("tests", "tests", "default")
+	reaper := makeOne(t, c, &container.HostConfig{Binds: []string{"/var/run/docker.sock:/var/run/docker.sock"}}, "")
+	noError(t, startIt(t, c, reaper))
+	in := from(t, direct, reaper, "/var/run/docker.sock")
+	label := map[string]string{"org.testcontainers.session-id": "x"}
+	made := must(c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Labels: label}, nil, nil, nil, ""))(t)
+	must(in.Ping(t.Context()))(t)
+	filter := dockerfilters.NewArgs(dockerfilters.Arg("label", "org.testcontainers.session-id=x"))
+	list := must(in.ContainerList(t.Context(), container.ListOptions{All: true, Filters: filter}))(t)
+	if len(list) != 1 || list[0].ID != made.ID {
+		t.Fatalf("it finds %+v", list)
+	}
+	noError(t, in.ContainerRemove(t.Context(), made.ID, container.RemoveOptions{Force: true, RemoveVolumes: true}))
+	must(in.NetworksPrune(t.Context(), filter))(t)
+	must(in.VolumesPrune(t.Context(), filter))(t)
+	// What it makes is its caller's, and may have a socket too.
+	sibling := makeOne(t, in, &container.HostConfig{Binds: []string{"/var/run/docker.sock:/s"}}, "")
+	noError(t, startIt(t, in, sibling))
+	if got := inspect(t, direct, sibling).Config.Labels["berm.caller"]; got != "tests" {
+		t.Errorf("its caller is %q", got)
+	}
+	must(from(t, direct, sibling, "/s").Ping(t.Context()))(t)
+}
+
+// TestDockerSocketAttacks tries to get more by a socket than its own caller has.
+func TestDockerSocketAttacks(t *testing.T) {
+	d, direct := engineDoor(t, socketRules)
+	wide := newClient(t, d.listen(Caller{Name: "wide", Tenant: "one", Profile: "wide"}))
+	narrow := newClient(t, d.listen(Caller{Name: "narrow", Tenant: "one"}))
+	without := newClient(t, d.listen(Caller{Name: "without", Tenant: "one", Profile: "without"}))
+	audit := newClient(t, d.listen(Caller{Name: "audit", Tenant: "one", Audit: true}))
+	for name, profile := range map[string]string{"wide": "wide", "narrow": "default", "audit": "default", "without": "without"} {
+		d.socketFor(name, "one", profile)
+	}
+	bind := func(source string) *container.HostConfig {
+		return &container.HostConfig{Binds: []string{source + ":/s"}}
+	}
+	for _, path := range d.mounted { // by their own paths
+		deniedBy(t, makeOneOr(t, wide, bind(path)), "mounts.mode_none")
+	}
+	for _, source := range []string{"/run", "/var/run", "/run/docker.sock/..", "/run/docker.sock/x"} {
+		if err := makeOneOr(t, wide, bind(source)); err == nil {
+			t.Errorf("%s is mounted", source)
+		}
+	}
+	deniedBy(t, makeOneOr(t, without, bind("/run/docker.sock")), "mounts.always_refused")
+
+	// Another caller of the tenant with another profile doesn't get into the container.
+	id := makeOne(t, wide, bind("/run/docker.sock"), "")
+	noError(t, startIt(t, narrow, id))
+	for range 2 { // also from what is remembered
+		_, execErr := narrow.ContainerExecCreate(t.Context(), id, container.ExecOptions{Cmd: []string{"true"}})
+		_, _, copyErr := narrow.CopyFromContainer(t.Context(), id, "/etc")
+		putErr := narrow.CopyToContainer(t.Context(), id, "/", strings.NewReader(strings.Repeat("\x00", 1024)), container.CopyToContainerOptions{})
+		_, attachErr := narrow.ContainerAttach(t.Context(), id, container.AttachOptions{Stream: true, Stdin: true})
+		for what, err := range map[string]error{"exec": execErr, "copy": copyErr, "put": putErr, "attach": attachErr} {
+			if err == nil || !strings.Contains(err.Error(), "socket that serves as another caller") && !strings.Contains(err.Error(), "received 403") {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		must(wide.ContainerExecCreate(t.Context(), id, container.ExecOptions{Cmd: []string{"true"}}))(t)
+	}
+	in := from(t, direct, id, "/s")
+	sibling := makeOne(t, in, &container.HostConfig{Resources: container.Resources{Memory: 400 << 20}}, "")
+	if got := inspect(t, direct, sibling).Config.Labels["berm.profile"]; got != "wide" {
+		t.Errorf("profile %q", got)
+	}
+
+	// Mode audit isn't passed on to those who can enter the container.
+	audited := makeOne(t, audit, bind("/var/run/docker.sock"), "")
+	noError(t, startIt(t, audit, audited))
+	deniedBy(t, makeOneOr(t, from(t, direct, audited, "/s"), &container.HostConfig{Privileged: true}), "containers.privileged")
+
+	// The policy turns it off: what is mounted already serves nobody.
+	d.under(strings.ReplaceAll(socketRules, `docker_socket: "on"`, `docker_socket: "off"`), "")
+	_, err := in.ContainerList(t.Context(), container.ListOptions{})
+	deniedBy(t, err, "operations.off")
+	deniedBy(t, restartIt(t, wide, id), "mounts.always_refused")
+	d.under(socketRules, "")
+
+	// The caller isn't configured any more.
+	mounted := d.mounted
+	d.mounted = nil
+	deniedBy(t, restartIt(t, wide, id), "mounts.docker_socket")
+	deniedBy(t, makeOneOr(t, wide, bind("/run/docker.sock")), "mounts.docker_socket")
+	d.opts.Pins, d.mounted = unheld{}, mounted
+	deniedBy(t, makeOneOr(t, wide, bind("/run/docker.sock")), "mounts.docker_socket")
+}
