@@ -232,6 +232,7 @@ func TestUp(t *testing.T) {
 		s := b.init(t, "minimal", nil, "--with-docker-api")
 		s.up(t)
 		s.job(t, "/run/secrets/token")
+		s.must(t, "exec", "-T", "berm", "/berm", "doctor") // finds nothing bad
 		file := filepath.Join(s.dir, "berm.db")
 		shell := func(line string) string {
 			t.Helper()
@@ -286,6 +287,7 @@ func TestUp(t *testing.T) {
 		s.up(t)
 		token := filepath.Join(s.dir, "secrets", "token")
 		s.job(t, token)
+		s.must(t, "exec", "-T", "berm", "/berm", "doctor", "--enter-engine") // likewise
 		s.sandbox(t, token, "create", "kept")
 		state := filepath.Join(b.engine.Dir(), "berm")
 		backup := b.docker(t, "run", "--rm", "--volume", state+":"+state, bermImage, "store", "backup", "-", "--state-dir", state)
