@@ -38,7 +38,7 @@ const (
 
 // never refuses a parameter that has a value, unless that says nothing.
 func never(name, value string) (string, error) {
-	if !slices.Contains([]string{"0", "false", "[]", "{}", "null"}, value) {
+	if !slices.Contains([]string{"0", "false", "[]", "{}", "null", "default"}, value) {
 		return "", denied("build.options", name, fmt.Sprintf("the parameter %q of a build is refused", name), "none")
 	}
 	return "", nil
