@@ -7,6 +7,7 @@ import "embed"
 // Engine API in those that have a place for it, and what they mount: policy/NAME.yaml,
 // app for agent-app, observability for the stack of that name. Host has the configurations of
 // servers outside of a container: machine and containerd, with the policies of these names.
+// The policies locked, team and ci are examples for the engine proxy.
 //
 //go:embed *.yaml app host observability policy
 var Files embed.FS

@@ -189,6 +189,9 @@ type EngineAPI struct {
 	BuildAddURL  []string `yaml:"build_add_url" json:"build_add_url"` // prefixes of addresses that the engine may fetch for ADD
 	Commit       string   `yaml:"commit" json:"commit"`               // "on", "off": images from containers
 	Tags         []string `yaml:"tags" json:"tags"`                   // patterns of images.allow: names that the caller may give to images
+	Load         []string `yaml:"load" json:"load"`                   // patterns of images.allow: those of tags that an archive may give to its images; none: no archives
+	Push         []string `yaml:"push" json:"push"`                   // patterns of images.allow: names by which images may be pushed
+	Login        []string `yaml:"login" json:"login"`                 // registries, "registry.example.com:5000", that credentials may be tried at
 	Archive      string   `yaml:"archive" json:"archive"`             // "on", "off": files in and out of containers, and export
 	Exec         string   `yaml:"exec" json:"exec"`                   // "on", "off"
 	DockerSocket string   `yaml:"docker_socket" json:"docker_socket"` // "on": a bind of the engine's socket is Berm's own; "off"

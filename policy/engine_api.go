@@ -30,6 +30,7 @@ const (
 var (
 	restartPolicies = []string{restartNo, "on-failure", "always", "unless-stopped"}
 	logDrivers      = []string{logJSONFile, logLocal, logNone}
+	registryHost    = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,253}[a-z0-9])?(:[1-9][0-9]{0,4})?$`)
 	addURL          = regexp.MustCompile(`^https?://[A-Za-z0-9.-]+(:[0-9]+)?/([A-Za-z0-9._~-]+/)*$`)
 )
 
@@ -42,14 +43,14 @@ func builtinEngineAPI() EngineAPI {
 		Volumes: wordOwn, Networks: wordInternal, Ports: wordOff, PortRange: "1024-65535",
 		LogDrivers: slices.Clone(logDrivers), LogMaxMB: 30, Restart: slices.Clone(restartPolicies),
 		Runtimes: []string{}, Sysctls: []string{}, Users: wordAny, DNS: wordOff, TmpfsMB: tmpfsMB, MaxUlimit: 1 << 20,
-		Pull: wordOn, Build: wordOff, BuildAddURL: []string{}, Commit: wordOff, Tags: []string{}, Archive: wordOn, Exec: wordOn, DockerSocket: wordOff,
+		Pull: wordOn, Build: wordOff, BuildAddURL: []string{}, Commit: wordOff, Tags: []string{}, Load: []string{}, Push: []string{}, Login: []string{}, Archive: wordOn, Exec: wordOn, DockerSocket: wordOff,
 		RedactEnv: []string{}, MaxObjects: 64, MaxExecs: 1024,
 	}
 }
 
 // clone returns a copy that shares nothing with the original.
 func (e EngineAPI) clone() EngineAPI {
-	for _, list := range []*[]string{&e.Capabilities, &e.LogDrivers, &e.Restart, &e.Runtimes, &e.Sysctls, &e.BuildAddURL, &e.Tags, &e.RedactEnv} {
+	for _, list := range []*[]string{&e.Capabilities, &e.LogDrivers, &e.Restart, &e.Runtimes, &e.Sysctls, &e.BuildAddURL, &e.Tags, &e.Load, &e.Push, &e.Login, &e.RedactEnv} {
 		*list = slices.Clone(*list)
 	}
 	return e
@@ -130,9 +131,12 @@ func (l *loader) checkEngineLists(at string, e *EngineAPI) {
 			}
 			return ""
 		}},
-		{"tags", e.Tags, func(s string) string {
-			if _, err := parsePattern(s); err != nil {
-				return fmt.Sprintf("is no pattern: %v", err)
+		{"tags", e.Tags, badPattern},
+		{"load", e.Load, badPattern},
+		{"push", e.Push, badPattern},
+		{"login", e.Login, func(s string) string {
+			if !registryHost.MatchString(s) {
+				return "must be a registry as images name it: a host, and a port if it isn't 443"
 			}
 			return ""
 		}},
@@ -160,6 +164,14 @@ func (l *loader) checkEngineLists(at string, e *EngineAPI) {
 	if l.sound[at+".redact_env"] {
 		l.globs(at+".redact_env", e.RedactEnv)
 	}
+}
+
+// badPattern says what is wrong with a pattern of images.
+func badPattern(s string) string {
+	if _, err := parsePattern(s); err != nil {
+		return fmt.Sprintf("is no pattern: %v", err)
+	}
+	return ""
 }
 
 // badSysctl says what is wrong with the name of a sysctl: only those that a

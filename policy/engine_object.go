@@ -14,6 +14,9 @@ const (
 	OpCommit  = "commit"
 	OpArchive = "archive"
 	OpExec    = "exec"
+	OpLoad    = "load"
+	OpPush    = "push"
+	OpLogin   = "login"
 
 	OpDockerSocket = "docker_socket"
 )
@@ -85,6 +88,57 @@ func (p *Policy) TagRef(profile, ref string) (string, error) {
 		j.deny(ruleTags, field, ref, allowed, fmt.Sprintf("image name %q is refused: it is not one of profile %s's engine_api.tags (allowed is %s), or everybody's image has it", shorten(ref), j.profile.Name, allowed))
 	}
 	return img.String(), j.err()
+}
+
+// LoadRef is TagRef for a name that an archive of images gives. It has to match the
+// profile's load too.
+func (p *Policy) LoadRef(profile, ref string) (string, error) {
+	name, err := p.TagRef(profile, ref)
+	if err != nil {
+		return name, err
+	}
+	return name, p.matches(profile, OpLoad, ruleLoad, name)
+}
+
+// PushRef judges a name with a tag by which a caller wants to push an image, and gives it
+// in its normal form. The error is a *DeniedError.
+func (p *Policy) PushRef(profile, ref string) (string, error) {
+	img, err := parseImage(ref)
+	if err != nil || img.digest != "" {
+		j := &judge{policy: p}
+		j.invalid(ruleImageSyntax, OpPush, ref, "a name with a tag, and no digest", fmt.Sprintf("%q is not a name that an image can be pushed by", shorten(ref)))
+		return "", j.err()
+	}
+	return img.String(), p.matches(profile, OpPush, rulePush, ref)
+}
+
+// matches judges a name by the patterns of one of the profile's lists.
+func (p *Policy) matches(profile, key, rule, ref string) error {
+	j, ok := p.containerJudge(profile)
+	if !ok {
+		return j.err()
+	}
+	list := map[string][]string{OpLoad: j.api.Load, OpPush: j.api.Push}[key]
+	img, err := parseImage(ref)
+	if err != nil || !slices.ContainsFunc(list, func(s string) bool {
+		pattern, err := parsePattern(s)
+		return err == nil && pattern.match(img)
+	}) {
+		allowed := inList(list, "none")
+		j.deny(rule, key, ref, allowed, fmt.Sprintf("image name %q is refused: it is not one of profile %s's engine_api.%s (allowed is %s)", shorten(ref), j.profile.Name, key, allowed))
+	}
+	return j.err()
+}
+
+// Login judges a registry at which a caller wants to try its credentials. The error is a
+// *DeniedError.
+func (p *Policy) Login(profile, registry string) error {
+	j, ok := p.containerJudge(profile)
+	if ok && !slices.Contains(j.api.Login, registry) {
+		allowed := inList(j.api.Login, "none")
+		j.deny(ruleLogin, "serveraddress", registry, allowed, fmt.Sprintf("registry %q is refused: it is not one of profile %s's engine_api.login (allowed is %s)", shorten(registry), j.profile.Name, allowed))
+	}
+	return j.err()
 }
 
 // ListsImage tells whether an image that isn't the caller's own, but has these names

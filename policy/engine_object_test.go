@@ -2,6 +2,7 @@ package policy
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -308,6 +309,53 @@ func TestObjectTTL(t *testing.T) {
 		ttl, most, err := p.ObjectTTL(tt.profile, tt.asked)
 		if d := cmp.Diff(tt.want, rulesOf(t, err)); d != "" || ttl != tt.ttl || most != 24*time.Hour {
 			t.Errorf("%q %v: %v %v %s", tt.profile, tt.asked, ttl, most, d)
+		}
+	}
+}
+
+func TestLoadPushLogin(t *testing.T) {
+	p := mustParse(t, `
+images: {allow: ["acme/listed", "reg.local/*"]}
+profiles: {default: {engine_api: {tags: ["acme/*"], load: ["acme/in/*", "acme/in"], push: ["reg.local:5000/ci/*"], login: ["reg.local:5000", docker.io]}}}
+`, Options{})
+	for _, op := range []string{OpLoad, OpPush, OpLogin} {
+		if rules := rulesOf(t, p.Operation("", op)); len(rules) != 0 {
+			t.Errorf("%s: %v", op, rules)
+		}
+		if rules := rulesOf(t, mustParse(t, "", Options{}).Operation("", op)); !slices.Equal(rules, []string{ruleOperation}) {
+			t.Errorf("%s by default: %v", op, rules)
+		}
+	}
+	load := func(s string) error { _, err := p.LoadRef("", s); return err }
+	push := func(s string) error { _, err := p.PushRef("", s); return err }
+	login := func(s string) error { return p.Login("", s) }
+	for _, tt := range []struct {
+		judge func(string) error
+		value string
+		rule  string // empty: allowed
+	}{
+		{load, "acme/in/a:1", ""},
+		{load, "acme/in", ""},
+		{load, "acme/other:1", ruleLoad},
+		{load, "other/in:1", ruleTags},
+		{load, "acme/in@" + sum, ruleImageSyntax},
+		{load, "python:3.11-slim", ruleTags}, // a profile's
+		{push, "reg.local:5000/ci/a:1", ""},
+		{push, "reg.local:5000/ci/a", ""},
+		{push, "reg.local/ci/a", rulePush},
+		{push, "reg.local:5000/cia", rulePush},
+		{push, "ci/a", rulePush},
+		{push, "reg.local:5000/ci/a@" + sum, ruleImageSyntax},
+		{push, sum, ruleImageSyntax},
+		{login, "reg.local:5000", ""},
+		{login, "docker.io", ""},
+		{login, "reg.local", ruleLogin},
+		{login, "", ruleLogin},
+		{login, "reg.local:5000@evil.local", ruleLogin},
+	} {
+		rules := rulesOf(t, tt.judge(tt.value))
+		if want := slices.DeleteFunc([]string{tt.rule}, func(s string) bool { return s == "" }); !slices.Equal(rules, want) {
+			t.Errorf("%q: %v, want %v", tt.value, rules, want)
 		}
 	}
 }

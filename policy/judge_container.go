@@ -146,6 +146,11 @@ func (j *judge) otherField(o OtherField) {
 // operation refuses what the profile switches off, or no profile knows.
 func (j *containerJudge) operation(op string) {
 	words := map[string]string{OpPull: j.api.Pull, OpBuild: j.api.Build, OpCommit: j.api.Commit, OpArchive: j.api.Archive, OpExec: j.api.Exec, OpDockerSocket: j.api.DockerSocket}
+	for op, list := range map[string][]string{OpLoad: j.api.Load, OpPush: j.api.Push, OpLogin: j.api.Login} {
+		if words[op] = wordOff; len(list) > 0 {
+			words[op] = wordOn
+		}
+	}
 	if words[op] != wordOn {
 		j.deny(ruleOperation, "operation", op, "nothing, as long as the profile's engine_api."+op+" is off",
 			fmt.Sprintf("%s is switched off by profile %s (engine_api.%s)", op, j.profile.Name, op))

@@ -185,6 +185,11 @@ func learnEngineAPI(api *EngineAPI, r Reason) bool {
 		return r.Value != "" && runtimeClass.MatchString(r.Value) && add(&api.Runtimes, r.Value)
 	case ruleSysctl:
 		return badSysctl(r.Value) == "" && add(&api.Sysctls, r.Value)
+	case ruleLoad, rulePush:
+		img, err := parseImage(r.Value)
+		return err == nil && add(map[string]*[]string{ruleLoad: &api.Load, rulePush: &api.Push}[r.Rule], img.String())
+	case ruleLogin:
+		return registryHost.MatchString(r.Value) && add(&api.Login, r.Value)
 	case ruleDNS:
 		api.DNS = wordOn
 	case ruleOperation:

@@ -84,6 +84,9 @@ const (
 	ruleDNS            = "dns.off"
 	ruleDNSSyntax      = "dns.syntax"
 	ruleTags           = "images.tags"
+	ruleLoad           = "images.load"
+	rulePush           = "images.push"
+	ruleLogin          = "registries.login"
 )
 
 func lockedRule(profile string) string { return strings.Replace(ruleLocked, "NAME", profile, 1) }

@@ -159,7 +159,7 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 }
 
 // DecodeNulls is DecodeBody for an API whose clients write null for what they leave out:
-// at every place but the whole body it stands for the zero value.
+// it stands for the zero value, as the whole body only if v is a pointer to a pointer.
 func DecodeNulls(w http.ResponseWriter, r *http.Request, limit int64, v any) error {
 	return decodeBody(w, r, limit, false, v, DecodeJSONNulls)
 }
@@ -184,8 +184,11 @@ func decodeJSON(data []byte, v any, nulls bool) error {
 	if err := checkSyntax(data); err != nil {
 		return err
 	}
-	d, whole := decoder{nulls}, bytes.TrimSpace(data)
-	return d.plain(reflect.ValueOf(v).Elem(), whole, "")
+	d, whole, into := decoder{nulls}, bytes.TrimSpace(data), reflect.ValueOf(v).Elem()
+	if into.Kind() == reflect.Pointer {
+		return d.value(into, whole, "")
+	}
+	return d.plain(into, whole, "")
 }
 
 // checkSyntax makes sure that it is one JSON value, not nested too deeply, nor of too many.

@@ -38,7 +38,7 @@ const (
 
 // never refuses a parameter that has a value, unless that says nothing.
 func never(name, value string) (string, error) {
-	if !slices.Contains([]string{"0", "false", "[]", "{}", "null"}, value) {
+	if !slices.Contains([]string{"0", "false", "[]", "{}", "null", "default"}, value) {
 		return "", denied("build.options", name, fmt.Sprintf("the parameter %q of a build is refused", name), "none")
 	}
 	return "", nil
@@ -157,6 +157,9 @@ func buildQuery(c *call, args map[string]string) (url.Values, []url.Values, erro
 		}
 		query.Set("buildargs", string(text))
 	}
+	if err := cacheFrom(c, query); err != nil {
+		return nil, nil, err
+	}
 	mode, err := buildNetwork(c, p)
 	if err != nil {
 		return nil, nil, err
@@ -201,6 +204,38 @@ func buildArgs(c *call) (map[string]string, error) {
 	}
 	maps.DeleteFunc(env, func(name, _ string) bool { _, ok := asked[name]; return !ok }) // what is pinned isn't a build's
 	return env, nil
+}
+
+// cacheFrom names the images whose layers a build may use by their IDs. Those that aren't
+// there are left out, as by the engine, if the caller may have images of these names.
+func cacheFrom(c *call, query url.Values) error {
+	var refs []string
+	if text := c.query.Get("cachefrom"); text != "" && proxy.DecodeJSON([]byte(text), &refs) != nil || len(refs) > maxBases {
+		return proxy.Malformed(fmt.Sprintf("the images to take layers from are not a JSON list of up to %d texts", maxBases))
+	}
+	ids := []string{}
+	for _, ref := range refs {
+		img, err := visibleImage(c, ref)
+		if err == nil {
+			ids = append(ids, img.ID)
+			continue
+		}
+		if !isMissing(err) {
+			return err
+		}
+		if _, err := c.rules.TagRef(c.caller.Profile, ref); err == nil {
+			continue
+		}
+		_, _, err = c.rules.ImageRef(c.caller.Profile, ref)
+		if err := c.judged(err); err != nil {
+			return err
+		}
+	}
+	text, err := json.Marshal(ids)
+	if len(ids) > 0 {
+		query.Set("cachefrom", string(text))
+	}
+	return err
 }
 
 // buildNetwork is the network that the build's commands have: the profile's, or none.

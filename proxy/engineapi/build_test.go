@@ -241,7 +241,7 @@ profiles: {default: {engine_api: {commit: "on", tags: ["commit.local/mine/*"], r
 	}
 	for name, options := range map[string]container.CommitOptions{
 		"tag":     {Reference: testImage},
-		"changes": {Changes: []string{"USER 0"}},
+		"changes": {Changes: []string{"ONBUILD USER 0"}},
 		"config":  {Config: &container.Config{User: "0"}},
 	} {
 		if _, err := c.ContainerCommit(ctx, id, options); !errdefs.IsPermissionDenied(err) {

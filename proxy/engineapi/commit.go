@@ -38,8 +38,9 @@ func commit(c *call) error {
 			return denied("commit.config", "", "an image can't be given another configuration than the container's", "none")
 		}
 	}
-	if slices.ContainsFunc(c.query["changes"], func(change string) bool { return change != "" }) {
-		return denied("commit.config", "changes", "an image can't be given another configuration than the container's", "none")
+	changes, err := readChanges(c.query["changes"])
+	if err != nil {
+		return denied("commit.config", "changes", "the changes are refused: "+err.Error(), strings.Join(commitInstructions, ", "))
 	}
 	ct, _, err := c.container(c.query.Get("container"))
 	if err != nil {
@@ -64,7 +65,8 @@ func commit(c *call) error {
 	if c.query.Get("pause") != "" && !c.flag("pause") {
 		query.Set("pause", "0")
 	}
-	for _, name := range slices.Sorted(maps.Keys(labels)) {
+	query["changes"] = changes
+	for _, name := range slices.Sorted(maps.Keys(labels)) { // last, or a change could replace them
 		query.Add("changes", "LABEL "+name+"="+dockerfileQuote(labels[name]))
 	}
 	for _, e := range ct.Config.Env {

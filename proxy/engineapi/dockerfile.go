@@ -124,6 +124,36 @@ func checkTrigger(text string, urls []string) error {
 	return checkLine(text)
 }
 
+// commitInstructions change no more than an image's configuration.
+var commitInstructions = []string{"CMD", "ENTRYPOINT", "ENV", "EXPOSE", "HEALTHCHECK", "LABEL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR"}
+
+// readChanges judges the changes of a commit, which the engine reads as a Dockerfile, and
+// writes them anew, one instruction each.
+func readChanges(changes []string) ([]string, error) {
+	text := strings.Join(changes, "\n")
+	if strings.TrimSpace(text) == "" {
+		return nil, nil
+	}
+	parsed, err := parseDockerfile([]byte(text))
+	if err != nil {
+		return nil, err
+	}
+	d := &dockerfile{escape: parsed.EscapeToken, nodes: parsed.AST.Children, stages: 1}
+	if len(d.nodes) > maxInstructions {
+		return nil, fmt.Errorf("more than %d instructions", maxInstructions)
+	}
+	for _, n := range d.nodes {
+		if !slices.Contains(commitInstructions, strings.ToUpper(n.Value)) {
+			return nil, fmt.Errorf("%q changes more than an image's configuration", body.Shorten(n.Value))
+		}
+		if err := d.instruction(n); err != nil {
+			return nil, err
+		}
+	}
+	out, err := d.encode(nil, nil)
+	return strings.Split(strings.TrimSuffix(string(out), "\n"), "\n"), err
+}
+
 // encode writes the Dockerfile with one instruction a line, image IDs instead of names,
 // and labels for each stage. Labels keep the engine's build cache apart for each tenant.
 // It fails unless the result parses to the same tree.

@@ -273,16 +273,23 @@ func tagImage(c *call) error {
 	return c.status(http.StatusCreated)
 }
 
+// lockName keeps an image's name as it is until unlock. A name that is being pushed isn't
+// waited for long.
+func lockName(c *call, name string) (unlock func(), err error) {
+	ctx, cancel := context.WithTimeoutCause(c.ctx, upstream.AskTimeout, conflict(fmt.Sprintf("the image name %q is in use", familiar(name))))
+	defer cancel()
+	return c.names.Lock(ctx, name)
+}
+
 // tagAs gives an image a name that was judged, unless somebody else's has it. It is done for
-// one caller at a time, or two could find it free.
+// one caller of the name at a time, or two could find it free.
 func tagAs(c *call, id string, target url.Values) error {
-	select {
-	case c.tagging <- struct{}{}:
-		defer func() { <-c.tagging }()
-	case <-c.ctx.Done():
-		return context.Cause(c.ctx)
-	}
 	name := target.Get("repo") + ":" + target.Get("tag")
+	unlock, err := lockName(c, name)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	there, err := lookUpImage(c, name)
 	if err != nil {
 		return err
@@ -304,6 +311,11 @@ func tagTarget(c *call, repo, tag string) (url.Values, error) {
 	if err := c.judged(err); err != nil {
 		return nil, err
 	}
+	return taggedName(name)
+}
+
+// taggedName is a judged name as the parameters of a call.
+func taggedName(name string) (url.Values, error) {
 	named, err := reference.ParseNormalizedNamed(name)
 	if err != nil {
 		return nil, proxy.Malformed("invalid reference format")

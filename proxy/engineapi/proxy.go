@@ -95,7 +95,7 @@ type Proxy struct {
 	transfers transfers
 	spooled   *proxy.Budget
 	usage     usage
-	tagging   chan struct{} // held by whoever gives an image a name
+	names     keylock.Map[string] // held while an image is given a name, or pushed by one
 
 	hangupGrace time.Duration // as the constant
 }
@@ -128,7 +128,7 @@ func New(opts Options) (*Proxy, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	d := &Proxy{opts: opts, log: opts.Logger, engine: upstream.New(opts.Dial), tagging: make(chan struct{}, 1), usage: usage{walking: make(chan struct{}, 1)}, hangupGrace: hangupGrace}
+	d := &Proxy{opts: opts, log: opts.Logger, engine: upstream.New(opts.Dial), usage: usage{walking: make(chan struct{}, 1)}, hangupGrace: hangupGrace}
 	d.transfers.stall, d.transfers.most = transferStall, transferTime
 	most := cmp.Or(opts.SpoolBytes, 2*maxContext)
 	d.spooled = proxy.NewBudget("disk for build files", most, most/2)

@@ -1,6 +1,7 @@
 package engineapi
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"net/http"
@@ -61,21 +62,137 @@ func pullQuery(c *call, ref string) (url.Values, error) {
 	return query, nil
 }
 
-const maxRegistryAuth = 32 << 10
+// distribution looks an image up at its registry, as a pull of it would.
+func distribution(c *call) error {
+	run, _, err := c.rules.ImageRef(c.caller.Profile, c.name)
+	if err := c.judged(err); err != nil {
+		return err
+	}
+	named, err := reference.ParseNormalizedNamed(cmp.Or(run, c.name))
+	if err != nil {
+		return proxy.Malformed("invalid reference format")
+	}
+	auth, err := registryAuth(c.r.Header)
+	if err != nil {
+		return err
+	}
+	return c.forward(upstream.Ask{Path: "/distribution/" + reference.TagNameOnly(named).String() + "/json", Header: auth}, false)
+}
+
+// pushImage has the engine send an image to its registry. The image keeps the name by which
+// the engine finds it until it is sent.
+func pushImage(c *call) error {
+	tag := c.query.Get("tag")
+	if named, err := reference.ParseNormalizedNamed(c.name); err != nil || tag == "" && !reference.IsNameOnly(named) || tag != "" && !reference.IsNameOnly(named) {
+		return proxy.Malformed("invalid reference format")
+	}
+	if tag == "" {
+		return denied("images.push", "tag", "a push of all tags of a repository is refused", "one tag")
+	}
+	name, err := c.rules.PushRef(c.caller.Profile, c.name+":"+tag)
+	if err := c.judged(err); err != nil {
+		return err
+	}
+	target, err := taggedName(cmp.Or(name, c.name+":"+tag))
+	if err != nil {
+		return err
+	}
+	auth, err := pushAuth(c.r.Header, target.Get("repo"))
+	if err != nil {
+		return err
+	}
+	full := target.Get("repo") + ":" + target.Get("tag")
+	unlock, err := lockName(c, full)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	img, err := visibleImage(c, full)
+	if err != nil {
+		return err
+	}
+	if _, _, ok := listedImage(c, []string{full}, nil, img.Config.Labels); !ok { // it may be seen by another name
+		return noImage(full)
+	}
+	c.closeMessage = &closeMessage{form: jsonLines}
+	return c.forward(upstream.Ask{Path: "/images/" + target.Get("repo") + "/push", Query: url.Values{"tag": {target.Get("tag")}}, Header: auth}, true)
+}
+
+// pushAuth is registryAuth for a push, in which engines want the header, and whose
+// credentials have to be those of the image's registry.
+func pushAuth(h http.Header, repo string) (http.Header, error) {
+	var auth credentials
+	if err := registryHeader(h, authHeader, &auth); err != nil {
+		return nil, err
+	}
+	if domain, _, _ := strings.Cut(repo, "/"); auth.ServerAddress != "" && registryName(auth.ServerAddress) != domain {
+		return nil, denied("images.push", authHeader, "the credentials are those of another registry than the image's", domain)
+	}
+	text, err := json.Marshal(auth)
+	return http.Header{authHeader: {base64.URLEncoding.EncodeToString(text)}}, err
+}
+
+// dockerHub is how clients name the registry of docker.io.
+const dockerHub = "https://index.docker.io/v1/"
+
+// registryName is a registry as images name it, of how credentials do.
+func registryName(address string) string {
+	switch address {
+	case dockerHub, "index.docker.io":
+		return "docker.io"
+	}
+	return strings.TrimSuffix(strings.TrimPrefix(address, "https://"), "/")
+}
+
+// credentials are those of a registry, as clients give them.
+type credentials struct {
+	Username      string `json:"username,omitempty"`
+	Password      string `json:"password,omitempty"`
+	Auth          string `json:"auth,omitempty"`
+	Email         string `json:"email,omitempty"`
+	ServerAddress string `json:"serveraddress,omitempty"`
+	IdentityToken string `json:"identitytoken,omitempty"`
+	RegistryToken string `json:"registrytoken,omitempty"`
+}
+
+const maxLogins = 4 // of a tenant at once
+
+// login has the engine try a caller's credentials. The engine connects to the registry
+// that they name, and to where that sends it for a token.
+func login(c *call, asked *credentials) error {
+	registry := registryName(cmp.Or(asked.ServerAddress, dockerHub))
+	asked.ServerAddress = registry
+	if registry == "docker.io" {
+		asked.ServerAddress = dockerHub
+	}
+	if err := c.judged(c.rules.Login(c.caller.Profile, registry)); err != nil {
+		return err
+	}
+	leave, err := c.enter("logins", maxLogins)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	return c.forward(upstream.Ask{Path: "/auth", JSON: asked}, false)
+}
+
+const (
+	maxRegistryAuth = 32 << 10
+	authHeader      = "X-Registry-Auth"
+)
 
 // registryAuth takes the header with which a client gives its credentials of a registry
 // to the engine: a JSON object in base64. The header may be missing.
 func registryAuth(h http.Header) (http.Header, error) {
-	const name = "X-Registry-Auth"
 	var auth map[string]json.RawMessage
-	if err := registryHeader(h, name, &auth); err != nil || auth == nil {
+	if err := registryHeader(h, authHeader, &auth); err != nil || auth == nil {
 		return nil, err
 	}
 	text, err := json.Marshal(auth)
 	if err != nil {
 		return nil, err
 	}
-	return http.Header{name: {base64.URLEncoding.EncodeToString(text)}}, nil
+	return http.Header{authHeader: {base64.URLEncoding.EncodeToString(text)}}, nil
 }
 
 // registryAuths takes the header with which a client gives a build its credentials of
@@ -85,7 +202,7 @@ func registryAuths(h http.Header) (map[string]json.RawMessage, error) {
 	return auths, registryHeader(h, "X-Registry-Config", &auths)
 }
 
-func registryHeader(h http.Header, name string, into *map[string]json.RawMessage) error {
+func registryHeader(h http.Header, name string, into any) error {
 	text := h.Get(name)
 	if text == "" {
 		return nil
@@ -114,7 +231,7 @@ func registryOf(ref string) string {
 	case err != nil:
 		return ""
 	case reference.Domain(named) == "docker.io":
-		return "https://index.docker.io/v1/"
+		return dockerHub
 	}
 	return reference.Domain(named)
 }

@@ -61,7 +61,10 @@ func (s *standIn) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // standInDoor is a door before a stand-in.
-func standInDoor(t *testing.T, s *standIn) *testDoor {
+func standInDoor(t *testing.T, s *standIn) *testDoor { return doorBefore(t, s, "") }
+
+// doorBefore is standInDoor with a policy.
+func doorBefore(t *testing.T, s *standIn, rules string) *testDoor {
 	t.Helper()
 	address := "unix://" + filepath.Join(t.TempDir(), "s")
 	l := must(proxy.Listen(t.Context(), address, 0o600))(t)
@@ -71,7 +74,7 @@ func standInDoor(t *testing.T, s *standIn) *testDoor {
 	srv.Listener = l
 	srv.Start()
 	t.Cleanup(srv.Close)
-	d := doorTo(t, address, "")
+	d := doorTo(t, address, rules)
 	s.door = func() *Proxy { return d.Proxy }
 	return d
 }

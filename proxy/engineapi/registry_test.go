@@ -1,0 +1,201 @@
+package engineapi
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/docker/docker/api/types/build"
+	"github.com/docker/docker/api/types/container"
+
+	"github.com/bermhq/berm/lifecycle"
+)
+
+const registryPolicy = `version: 1
+images: {allow: ["reg.local:5000/team/*"]}
+profiles: {default: {engine_api: {push: ["reg.local:5000/*", "docker.io/mine/*"], login: ["reg.local:5000", "docker.io"]}}}
+`
+
+// TestRegistryCalls looks at what the engine gets of calls that have it connect to a registry.
+func TestRegistryCalls(t *testing.T) {
+	var d *testDoor
+	var got string
+	d = doorBefore(t, &standIn{handler: func(w http.ResponseWriter, r *http.Request) {
+		path := strings.TrimPrefix(r.URL.Path, "/v1.41")
+		owner := map[string]string{"reg.local:5000/ci/own:1": standInTenant, "docker.io/mine/own:1": standInTenant, "reg.local:5000/ci/theirs:1": "other"}
+		if name, ok := strings.CutPrefix(path, "/images/"); ok && strings.HasSuffix(name, "/json") {
+			name = strings.TrimSuffix(name, "/json")
+			labels := map[string]string{}
+			if tenant, ok := owner[name]; ok {
+				labels = d.labels(lifecycle.ObjectImage, tenant)
+			} else if name != "reg.local:5000/team/base:1" && name != "reg.local:5000/private/base:1" {
+				http.NotFound(w, r)
+				return
+			}
+			_ = json.NewEncoder(w).Encode(map[string]any{"Id": "sha256:" + standInID, "RepoTags": []string{name}, "Config": map[string]any{"Labels": labels}})
+			return
+		}
+		text, _ := io.ReadAll(r.Body)
+		auth, _ := base64.URLEncoding.DecodeString(r.Header.Get("X-Registry-Auth"))
+		got = strings.TrimSuffix(fmt.Sprintf("%s?%s %s%s", path, r.URL.RawQuery, auth, text), "\n")
+		_, _ = io.WriteString(w, "{}")
+	}}, registryPolicy)
+	address := d.listen(Caller{Name: "r", Tenant: standInTenant})
+	for name, tt := range map[string]struct {
+		call, body, auth string
+		want             string // what the engine gets, or a part of the refusal after a "!"
+	}{
+		"login":                    {"POST /auth", `{"username":"a","password":"b","serveraddress":"https://reg.local:5000/"}`, "", `/auth? {"username":"a","password":"b","serveraddress":"reg.local:5000"}`},
+		"login to the hub":         {"POST /auth", `{"username":"a","password":"b","serveraddress":""}`, "", `/auth? {"username":"a","password":"b","serveraddress":"https://index.docker.io/v1/"}`},
+		"login elsewhere":          {"POST /auth", `{"username":"a","password":"b","serveraddress":"evil.local"}`, "", "!registries.login"},
+		"login by a path":          {"POST /auth", `{"serveraddress":"https://reg.local:5000/x@evil.local"}`, "", "!registries.login"},
+		"login by a user":          {"POST /auth", `{"serveraddress":"https://reg.local:5000@evil.local"}`, "", "!registries.login"},
+		"login by http":            {"POST /auth", `{"serveraddress":"http://reg.local:5000"}`, "", "!registries.login"},
+		"login by a query":         {"POST /auth", `{"serveraddress":"reg.local:5000?x"}`, "", "!registries.login"},
+		"login in other case":      {"POST /auth", `{"serveraddress":"reg.local:5000","ServerAddress":"evil.local"}`, "", "!ServerAddress"},
+		"login twice":              {"POST /auth", `{"serveraddress":"reg.local:5000","serveraddress":"evil.local"}`, "", "!twice"},
+		"push":                     {"POST /images/reg.local:5000/ci/own/push?tag=1", "", `{"username":"a","serveraddress":"reg.local:5000"}`, `/images/reg.local:5000/ci/own/push?tag=1 {"username":"a","serveraddress":"reg.local:5000"}`},
+		"push to the hub":          {"POST /images/mine/own/push?tag=1", "{}", `{"serveraddress":"https://index.docker.io/v1/"}`, `/images/docker.io/mine/own/push?tag=1 {"serveraddress":"https://index.docker.io/v1/"}`},
+		"push what may be seen":    {"POST /images/reg.local:5000/team/base/push?tag=1", "", "", `/images/reg.local:5000/team/base/push?tag=1 {}`},
+		"push another's":           {"POST /images/reg.local:5000/ci/theirs/push?tag=1", "", "", "!No such image"},
+		"push what isn't listed":   {"POST /images/reg.local:5000/private/base/push?tag=1", "", "", "!No such image"},
+		"push elsewhere":           {"POST /images/evil.local/ci/own/push?tag=1", "", "", "!images.push"},
+		"push by ID":               {"POST /images/" + standInID + "/push?tag=1", "", "", "!"},
+		"push by tag":              {"POST /images/reg.local:5000/ci/own:1/push", "", "", "!invalid reference"},
+		"push all tags":            {"POST /images/reg.local:5000/ci/own/push", "", "", "!all tags"},
+		"push by a tag's digest":   {"POST /images/reg.local:5000/ci/own/push?tag=1@sha256:" + standInID, "", "", "!images.syntax"},
+		"push with another's auth": {"POST /images/reg.local:5000/ci/own/push?tag=1", "", `{"serveraddress":"evil.local"}`, "!another registry"},
+		"push with more":           {"POST /images/reg.local:5000/ci/own/push?tag=1", "", `{"serveraddress":"reg.local:5000","x":1}`, "!X-Registry-Auth"},
+		"distribution":             {"GET /distribution/reg.local:5000/team/base/json", "", `{"username":"a"}`, `/distribution/reg.local:5000/team/base:latest/json? {"username":"a"}`},
+		"distribution elsewhere":   {"GET /distribution/evil.local/base/json", "", "", "!images.allow"},
+	} {
+		method, path, _ := strings.Cut(tt.call, " ")
+		req := must(http.NewRequestWithContext(t.Context(), method, "http://docker/v1.41"+path, strings.NewReader(tt.body)))(t)
+		if method == http.MethodPost {
+			req.Header.Set("Content-Type", "application/json")
+		}
+		if tt.auth != "" {
+			req.Header.Set("X-Registry-Auth", base64.URLEncoding.EncodeToString([]byte(tt.auth)))
+		}
+		got = ""
+		resp := must(raw(address).Do(req))(t)
+		text := must(io.ReadAll(resp.Body))(t)
+		_ = resp.Body.Close()
+		refusal, refused := strings.CutPrefix(tt.want, "!")
+		switch {
+		case refused && (got != "" || resp.StatusCode/100 != 4 || !strings.Contains(string(text), refusal)):
+			t.Errorf("%s: %s %s, the engine got %q", name, resp.Status, text, got)
+		case !refused && got != tt.want:
+			t.Errorf("%s: the engine got %q, %s", name, got, text)
+		}
+	}
+	if log := string(readFile(t, d.audit)); strings.Contains(log, "password") || strings.Contains(log, `"b"`) {
+		t.Errorf("the audit log has a body: %s", log)
+	}
+}
+
+// While a name is being pushed no other image gets it.
+func TestPushKeepsTheName(t *testing.T) {
+	began, end := make(chan struct{}), make(chan struct{})
+	var d *testDoor
+	d = doorBefore(t, &standIn{handler: func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/push") {
+			close(began)
+			<-end
+			return
+		}
+		_ = json.NewEncoder(w).Encode(map[string]any{"Id": "sha256:" + standInID, "RepoTags": []string{"reg.local:5000/ci/own:1"}, "Config": map[string]any{"Labels": d.labels(lifecycle.ObjectImage, standInTenant)}})
+	}}, registryPolicy)
+	address, pushed := d.listen(Caller{Name: "r", Tenant: standInTenant}), make(chan error, 1)
+	go func() {
+		resp, err := raw(address).Post("http://docker/v1.41/images/reg.local:5000/ci/own/push?tag=1", "", nil)
+		if err == nil {
+			_ = resp.Body.Close()
+		}
+		pushed <- err
+	}()
+	<-began
+	held := true
+	if unlock, err := d.names.Lock(canceled(t), "reg.local:5000/ci/own:1"); err == nil {
+		held = false
+		unlock()
+	}
+	close(end)
+	noError(t, <-pushed)
+	if !held {
+		t.Error("the name could be given to another image meanwhile")
+	}
+}
+
+func TestCommitChanges(t *testing.T) {
+	for name, tt := range map[string]struct {
+		changes []string
+		want    string // lines, or a part of the refusal after a "!"
+	}{
+		"none":         {[]string{"", " "}, ""},
+		"all":          {[]string{"cmd [\"a\", \"b\"]", "ENV A=b C=\"d e\"\nEXPOSE 80", "LABEL x=y", "WORKDIR /a", "USER 1"}, "CMD [\"a\",\"b\"]\nENV A=b C=\"d e\"\nEXPOSE 80\nLABEL x=y\nWORKDIR /a\nUSER 1"},
+		"labels":       {[]string{"LABEL a=b berm.tenant=victim"}, "!reserved"},
+		"expanded":     {[]string{"LABEL $X=victim"}, "!refused"},
+		"trigger":      {[]string{"ONBUILD USER 0"}, "!configuration"},
+		"a base":       {[]string{"CMD a\nFROM evil.local/x"}, "!configuration"},
+		"files":        {[]string{"ADD http://192.0.2.1/x /"}, "!configuration"},
+		"a command":    {[]string{"RUN id"}, "!configuration"},
+		"an argument":  {[]string{"ARG a=b"}, "!configuration"},
+		"continued":    {[]string{"ENV A=b \\", "ONBUILD RUN id"}, "!"},
+		"here":         {[]string{"CMD <<EOF\nx\nEOF"}, "!"},
+		"the kernel's": {[]string{"WORKDIR /proc/self/fd/8"}, "!kernel"},
+		"escape":       {[]string{"# escape=`", "ENV A=b\\", "LABEL berm.tenant=x"}, "!"},
+		"a space":      {[]string{"ENV A=\u2028LABEL"}, "!"},
+	} {
+		lines, err := readChanges(tt.changes)
+		got := strings.Join(lines, "\n")
+		if err != nil {
+			got = "!" + err.Error()
+		}
+		if refusal, refused := strings.CutPrefix(tt.want, "!"); got != tt.want && !(refused && err != nil && strings.Contains(got, refusal)) {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+}
+
+// TestCacheFrom builds with the layers of an image of one's own, and of nobody else's.
+func TestCacheFrom(t *testing.T) {
+	d, direct := engineDoor(t, buildPolicy)
+	ownImages(t, direct, d)
+	ctx, mine, other := t.Context(), d.client("mine"), d.client("other")
+	const name = "built.local/mine/cache:1"
+	dockerfile := "FROM " + testImage + "\nRUN echo cached > /proof\n"
+	_, first, err := buildOf(ctx, t, mine, dockerfile, build.ImageBuildOptions{Tags: []string{name}})
+	noError(t, err)
+	said, _, err := buildOf(ctx, t, mine, dockerfile, build.ImageBuildOptions{CacheFrom: []string{name, "built.local/mine/none:1"}})
+	if err != nil || !strings.Contains(said, "Using cache") {
+		t.Errorf("no layer of %s: %v, %s", first, err, said)
+	}
+	if said, _, err := buildOf(ctx, t, other, dockerfile, build.ImageBuildOptions{CacheFrom: []string{name, first}}); err == nil && strings.Contains(said, "Using cache") {
+		t.Errorf("layers of another's: %s", said)
+	}
+}
+
+// TestCommitWithChanges has the engine read what Berm writes of changes.
+func TestCommitWithChanges(t *testing.T) {
+	d, direct := engineDoor(t, loadPolicy)
+	ownImages(t, direct, d)
+	id := d.made(direct, "mine", "", container.Config{})
+	made := must(d.client("mine").ContainerCommit(t.Context(), id, container.CommitOptions{Changes: []string{`CMD ["a", "b c"]`, `ENV A="x y"`, "LABEL l=m"}}))(t)
+	img := must(direct.ImageInspect(t.Context(), made.ID))(t)
+	if got := fmt.Sprintf("%q %q %s %s", img.Config.Cmd, img.Config.Env[len(img.Config.Env)-1], img.Config.Labels["l"], img.Config.Labels[lifecycle.LabelTenant]); got != `["a" "b c"] "A=x y" m mine` {
+		t.Errorf("committed %s", got)
+	}
+}
+
+// canceled is a context that has ended.
+func canceled(t *testing.T) context.Context {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	return ctx
+}
