@@ -27,6 +27,7 @@ type ContainerRequest struct {
 	SecurityOpt     []string
 	Privileged      bool
 	Namespaces      []ContainerNamespace // pid, ipc, uts, cgroup, userns as far as given
+	PidOf           *ContainerPeer       // whose pid namespace it joins; nil is none, or one of Namespaces
 	Devices         []string             // of Devices, DeviceRequests and DeviceCgroupRules, one text each
 	Sysctls         map[string]string
 	Ulimits         []ContainerUlimit
@@ -111,6 +112,13 @@ type ContainerNamespace struct {
 	Mode  string // as given: "host", "container:ID", "private", "shareable", "none"
 }
 
+// ContainerPeer is a container whose processes another one asks to see.
+type ContainerPeer struct {
+	Asked   string         // as the client named it
+	ID      string         // as the engine resolved Asked
+	Allowed *ContainerSpec // what it was allowed; nil unless it is the caller's and confined
+}
+
 // ContainerUlimit is a resource limit of a container's processes.
 type ContainerUlimit struct {
 	Name       string
@@ -138,7 +146,8 @@ type ContainerSpec struct {
 	Internal bool               `json:"-"` // networks that the caller makes have no way out
 	Ports    []ContainerPort    `json:"ports,omitempty"`
 
-	Capabilities    []string          `json:"capabilities"` // all that it has: CAP_…, sorted
+	PidOf           string            `json:"pid_of,omitempty"` // ID of the container whose processes it sees; empty is its own
+	Capabilities    []string          `json:"capabilities"`     // all that it has: CAP_…, sorted
 	NoNewPrivileges bool              `json:"no_new_privileges"`
 	Sysctls         map[string]string `json:"sysctls,omitempty"`
 	Ulimits         []ContainerUlimit `json:"ulimits,omitempty"`
@@ -170,32 +179,35 @@ const (
 // EngineAPI is what a profile allows clients of the engine's own API, beside what the
 // rest of the policy says of every container.
 type EngineAPI struct {
-	Capabilities []string `yaml:"capabilities" json:"capabilities"`   // a container may have these; sorted, never nil. Those of cap_add are among them
-	Volumes      string   `yaml:"volumes" json:"volumes"`             // "own": it may make and use volumes of its own; "off": none
-	Networks     string   `yaml:"networks" json:"networks"`           // "own": it may make networks; "internal": only such without a way out; "off": none
-	Ports        string   `yaml:"ports" json:"ports"`                 // "off", "loopback": on the host's loopback address; "any"
-	PortRange    string   `yaml:"port_range" json:"port_range"`       // "1024-65535": host ports that may be asked for
-	LogDrivers   []string `yaml:"log_drivers" json:"log_drivers"`     // the first is the default
-	LogMaxMB     int64    `yaml:"log_max_mb" json:"log_max_mb"`       // the most that one container's log may hold on the host
-	Restart      []string `yaml:"restart" json:"restart"`             // restart policies that may be asked for
-	Runtimes     []string `yaml:"runtimes" json:"runtimes"`           // beside the profile's runtime_class
-	Sysctls      []string `yaml:"sysctls" json:"sysctls"`             // names of namespaced ones that may be set
-	Users        string   `yaml:"users" json:"users"`                 // "any", or "non_root": a numeric user other than 0
-	DNS          string   `yaml:"dns" json:"dns"`                     // "on": servers, options and extra hosts may be given; "off"
-	TmpfsMB      int64    `yaml:"tmpfs_mb" json:"tmpfs_mb"`           // the most that one tmpfs, and /dev/shm, may hold
-	MaxUlimit    int64    `yaml:"max_ulimit" json:"max_ulimit"`       // of open files and processes
-	Pull         string   `yaml:"pull" json:"pull"`                   // "on", "off"
-	Build        string   `yaml:"build" json:"build"`                 // "on", "off"
-	BuildAddURL  []string `yaml:"build_add_url" json:"build_add_url"` // prefixes of addresses that the engine may fetch for ADD
-	Commit       string   `yaml:"commit" json:"commit"`               // "on", "off": images from containers
-	Tags         []string `yaml:"tags" json:"tags"`                   // patterns of images.allow: names that the caller may give to images
-	Load         []string `yaml:"load" json:"load"`                   // patterns of images.allow: those of tags that an archive may give to its images; none: no archives
-	Push         []string `yaml:"push" json:"push"`                   // patterns of images.allow: names by which images may be pushed
-	Login        []string `yaml:"login" json:"login"`                 // registries, "registry.example.com:5000", that credentials may be tried at
-	Archive      string   `yaml:"archive" json:"archive"`             // "on", "off": files in and out of containers, and export
-	Exec         string   `yaml:"exec" json:"exec"`                   // "on", "off"
-	DockerSocket string   `yaml:"docker_socket" json:"docker_socket"` // "on": a bind of the engine's socket is Berm's own; "off"
-	RedactEnv    []string `yaml:"redact_env" json:"redact_env"`       // globs: variables whose values aren't shown; injected ones never are
+	Capabilities []string `yaml:"capabilities" json:"capabilities"`     // a container may have these; sorted, never nil. Those of cap_add are among them
+	Volumes      string   `yaml:"volumes" json:"volumes"`               // "own": it may make and use volumes of its own; "off": none
+	Networks     string   `yaml:"networks" json:"networks"`             // "own": it may make networks; "internal": only such without a way out; "off": none
+	Ports        string   `yaml:"ports" json:"ports"`                   // "off", "loopback": on the host's loopback address; "any"
+	PortRange    string   `yaml:"port_range" json:"port_range"`         // "1024-65535": host ports that may be asked for
+	LogDrivers   []string `yaml:"log_drivers" json:"log_drivers"`       // the first is the default
+	LogMaxMB     int64    `yaml:"log_max_mb" json:"log_max_mb"`         // the most that one container's log may hold on the host
+	Restart      []string `yaml:"restart" json:"restart"`               // restart policies that may be asked for
+	Runtimes     []string `yaml:"runtimes" json:"runtimes"`             // beside the profile's runtime_class
+	Sysctls      []string `yaml:"sysctls" json:"sysctls"`               // names of namespaced ones that may be set
+	Users        string   `yaml:"users" json:"users"`                   // "any", or "non_root": a numeric user other than 0
+	DNS          string   `yaml:"dns" json:"dns"`                       // "on": servers, options and extra hosts may be given; "off"
+	TmpfsMB      int64    `yaml:"tmpfs_mb" json:"tmpfs_mb"`             // the most that one tmpfs, and /dev/shm, may hold
+	MaxUlimit    int64    `yaml:"max_ulimit" json:"max_ulimit"`         // of open files and processes
+	Pull         string   `yaml:"pull" json:"pull"`                     // "on", "off"
+	Build        string   `yaml:"build" json:"build"`                   // "on", "off"
+	BuildAddURL  []string `yaml:"build_add_url" json:"build_add_url"`   // prefixes of addresses that the engine may fetch for ADD
+	Commit       string   `yaml:"commit" json:"commit"`                 // "on", "off": images from containers
+	Tags         []string `yaml:"tags" json:"tags"`                     // patterns of images.allow: names that the caller may give to images
+	Load         []string `yaml:"load" json:"load"`                     // patterns of images.allow: those of tags that an archive may give to its images; none: no archives
+	Push         []string `yaml:"push" json:"push"`                     // patterns of images.allow: names by which images may be pushed
+	Login        []string `yaml:"login" json:"login"`                   // registries, "registry.example.com:5000", that credentials may be tried at
+	Archive      string   `yaml:"archive" json:"archive"`               // "on", "off": files in and out of containers, and export
+	Exec         string   `yaml:"exec" json:"exec"`                     // "on", "off"
+	DockerSocket string   `yaml:"docker_socket" json:"docker_socket"`   // "on": a bind of the engine's socket is Berm's own; "off"
+	Subnets      []string `yaml:"subnets" json:"subnets"`               // pools: its networks may have subnets of these, as 10.80.0.0/16
+	HostGateway  string   `yaml:"host_gateway" json:"host_gateway"`     // "on": an extra host may have the address host-gateway; "off"
+	MaxMemlockMB int64    `yaml:"max_memlock_mb" json:"max_memlock_mb"` // of ulimit memlock; 0 is none
+	RedactEnv    []string `yaml:"redact_env" json:"redact_env"`         // globs: variables whose values aren't shown; injected ones never are
 	// ReadOnlyRootfs has the profile's read_only_rootfs count where a caller asks for none.
 	ReadOnlyRootfs bool  `yaml:"read_only_rootfs" json:"read_only_rootfs"`
 	MaxObjects     int64 `yaml:"max_objects" json:"max_objects"` // containers, networks and volumes of one caller, of each kind; 0 is no cap

@@ -75,14 +75,29 @@ func (j *containerJudge) dns(req ContainerRequest) {
 	})
 	j.spec.DNSOptions = j.dnsList("HostConfig.DnsOptions", req.DNSOptions, "words as ndots:1", dnsWord.MatchString)
 	j.spec.DNSSearch = j.dnsList("HostConfig.DnsSearch", req.DNSSearch, "domain names", dnsWord.MatchString)
-	j.spec.ExtraHosts = j.dnsList("HostConfig.ExtraHosts", req.ExtraHosts, "a name and an IP address, as db:10.0.0.2; not host-gateway", func(s string) bool {
-		i := strings.IndexAny(s, ":=")
-		if i < 0 || !dnsWord.MatchString(s[:i]) {
-			return false
+	var gateway, others []string
+	for _, s := range req.ExtraHosts {
+		if _, address := extraHost(s); address == hostGateway && j.api.HostGateway == wordOn && len(gateway) < maxDNS {
+			gateway = append(gateway, s)
+		} else {
+			others = append(others, s)
 		}
-		ip, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(s[i+1:], "["), "]"))
+	}
+	j.spec.ExtraHosts = append(j.dnsList("HostConfig.ExtraHosts", others, "a name and an IP address, as db:10.0.0.2, and host-gateway with engine_api.host_gateway on", func(s string) bool {
+		_, address := extraHost(s)
+		ip, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(address, "["), "]"))
 		return err == nil && ip.Zone() == ""
-	})
+	}), gateway...)
+}
+
+const hostGateway = "host-gateway" // an address of the host's, which the engine fills in
+
+// extraHost reads a name and its address; both are empty if it isn't such a pair.
+func extraHost(s string) (name, address string) {
+	if i := strings.IndexAny(s, ":="); i >= 0 && dnsWord.MatchString(s[:i]) {
+		return s[:i], s[i+1:]
+	}
+	return "", ""
 }
 
 func (j *containerJudge) dnsList(field string, asked []string, allowed string, good func(string) bool) []string {
@@ -140,7 +155,11 @@ func (j *containerJudge) logs(req ContainerRequest) {
 	}
 }
 
-const logValues = "max-size from 64k, max-file up to 100, compress true or false, mode blocking or non-blocking, max-buffer-size up to 4m"
+const logValues = "max-size from 64k, max-file up to 100, compress true or false, mode blocking or non-blocking, max-buffer-size up to 4m, " +
+	"and a tag of letters, digits, _ . : / @ - and {{.ID}}, {{.FullID}}, {{.Name}}, {{.ImageName}}, {{.ImageID}}, {{.ImageFullID}}, {{.DaemonName}}"
+
+// logTag is what a tag may be. The engine executes it as a template, so it has no other actions.
+var logTag = regexp.MustCompile(`^([A-Za-z0-9_.:/@-]|\{\{ ?\.(ID|FullID|Name|ImageName|ImageID|ImageFullID|DaemonName) ?\}\}){0,64}$`)
 
 // logOptions are those that a caller may give, by what a good value is.
 var logOptions = map[string]func(string) bool{
@@ -148,6 +167,7 @@ var logOptions = map[string]func(string) bool{
 	"max-file":        func(s string) bool { n, ok := wholeNumber(s); return ok && n >= 1 && n <= maxLogFiles },
 	"compress":        func(s string) bool { return s == "true" || s == "false" },
 	"mode":            func(s string) bool { return s == "blocking" || s == "non-blocking" },
+	"tag":             logTag.MatchString,
 	"max-buffer-size": func(s string) bool { n := parseBytes(s); return n >= 1 && n <= maxLogBuffer },
 }
 
@@ -175,7 +195,7 @@ func (j *containerJudge) logSize(options map[string]string) {
 
 var (
 	decimal    = regexp.MustCompile(`^(0|[1-9][0-9]{0,17})$`)
-	byteNumber = regexp.MustCompile(`^([1-9][0-9]{0,11})([bkmg]?)$`)
+	byteNumber = regexp.MustCompile(`^([1-9][0-9]{0,11})([kmg]?)b?$`)
 )
 
 func wholeNumber(s string) (int64, bool) {
@@ -194,7 +214,7 @@ func parseBytes(s string) int64 {
 		return -1
 	}
 	n, err := strconv.ParseInt(m[1], 10, 64)
-	shift := map[string]int{"": 0, "b": 0, "k": 10, "m": 20, "g": 30}[m[2]]
+	shift := map[string]int{"": 0, "k": 10, "m": 20, "g": 30}[m[2]]
 	if err != nil || n > maxBytes>>shift {
 		return -1
 	}

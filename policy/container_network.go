@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strconv"
@@ -27,7 +28,8 @@ func (j networkJudge) networks(req ContainerRequest) {
 	for _, n := range asked {
 		if len(n.Options) > 0 {
 			options := strings.Join(n.Options, ", ")
-			j.deny(ruleNetworkOptions, n.Field, options, "the option left out", fmt.Sprintf("network option %q is refused: leave it out", shorten(options)))
+			allowed := "the option left out; names, links and addresses on networks of the caller's own"
+			j.deny(ruleNetworkOptions, n.Field, options, allowed, fmt.Sprintf("network option %q is refused; allowed is %s", shorten(options), allowed))
 		}
 		switch n.Mode {
 		case NetDefault:
@@ -183,12 +185,83 @@ func (p *Policy) NetworkCreate(profile string, req NetworkCreateRequest) (Networ
 	for _, o := range req.Other {
 		j.otherField(o)
 	}
-	spec := NetworkSpec{Name: req.Name, Internal: req.Internal, Options: req.Options}
+	spec := NetworkSpec{Name: req.Name, Internal: req.Internal, IPv6: req.IPv6, Options: req.Options}
 	if !spec.Internal && j.internal() {
 		j.override(ruleInternal, "Internal", false, true)
 		spec.Internal = true
 	}
+	j.subnets(req, &spec)
 	return spec, j.overridden, j.err()
+}
+
+// subnets judges the addresses that a network asks for: one subnet of each family, in a pool of
+// the profile's. IPv6 needs one. On an internal network the host would have an address in it,
+// as engines can't keep it away.
+func (j networkJudge) subnets(req NetworkCreateRequest, spec *NetworkSpec) {
+	four, six := 0, 0
+	for _, s := range req.Subnets {
+		judged, ipv6, ok := j.subnet(s)
+		if !ok {
+			continue
+		}
+		count := &four
+		if ipv6 {
+			count = &six
+		}
+		if *count++; *count > 1 || ipv6 && !req.IPv6 {
+			j.invalid(ruleNetworkSubnet, s.Field, s.Subnet, "one subnet of each family, and one of IPv6 with EnableIPv6", fmt.Sprintf("subnet %q is refused: a network has one of each family, and one of IPv6 only with EnableIPv6", shorten(s.Subnet)))
+			continue
+		}
+		spec.Subnets = append(spec.Subnets, judged)
+	}
+	switch {
+	case !req.IPv6:
+	case six == 0:
+		j.deny(ruleNetworkSubnet, "EnableIPv6", "true", j.poolsInWords(), "IPv6 is refused without a subnet of its own; allowed is "+j.poolsInWords())
+	case spec.Internal:
+		j.deny(ruleNetworkSubnet, "EnableIPv6", "true", "IPv6 on networks that aren't internal", "IPv6 is refused on an internal network, as the host would be reachable at the gateway")
+	}
+}
+
+func (j networkJudge) poolsInWords() string {
+	return inList(j.api.Subnets, "none (engine_api.subnets)")
+}
+
+// subnet judges one range, the part of it that is given to containers, and the gateway.
+func (j networkJudge) subnet(s NetworkSubnet) (judged NetworkSubnet, ipv6, ok bool) {
+	subnet, err := netip.ParsePrefix(s.Subnet)
+	if err != nil || subnet != subnet.Masked() || subnet.Addr().Is4In6() {
+		j.deny(ruleNetworkSubnet, s.Field, s.Subnet, "a subnet of "+j.poolsInWords(), fmt.Sprintf("%q is not a subnet; allowed is one of %s", shorten(s.Subnet), j.poolsInWords()))
+		return s, false, false
+	}
+	inside := func(outer netip.Prefix, p netip.Prefix) bool {
+		return outer.Bits() <= p.Bits() && outer.Contains(p.Addr())
+	}
+	if !slices.ContainsFunc(j.api.Subnets, func(pool string) bool {
+		p, err := netip.ParsePrefix(pool)
+		return err == nil && inside(p, subnet)
+	}) {
+		j.deny(ruleNetworkSubnet, s.Field, s.Subnet, "a subnet of "+j.poolsInWords(), fmt.Sprintf("subnet %q is refused; allowed is a subnet of %s", shorten(s.Subnet), j.poolsInWords()))
+	}
+	judged = NetworkSubnet{Field: s.Field, Subnet: subnet.String()}
+	if s.Range != "" {
+		part, err := netip.ParsePrefix(s.Range)
+		if err != nil || part != part.Masked() || !inside(subnet, part) {
+			part = subnet
+			j.invalid(ruleNetworkSubnet, s.Field, s.Range, "a range in the subnet", fmt.Sprintf("%q is not a range in subnet %s", shorten(s.Range), subnet))
+		}
+		judged.Range = part.String()
+	}
+	if s.Gateway != "" {
+		gateway, err := netip.ParseAddr(s.Gateway)
+		// Neither the network's own address, nor the last one, which is for all.
+		if err != nil || gateway.Zone() != "" || !subnet.Contains(gateway) || gateway == subnet.Addr() || !subnet.Contains(gateway.Next()) {
+			gateway = subnet.Addr().Next()
+			j.invalid(ruleNetworkSubnet, s.Field, s.Gateway, "an address in the subnet, other than the first and the last", fmt.Sprintf("%q is not a gateway in subnet %s", shorten(s.Gateway), subnet))
+		}
+		judged.Gateway = gateway.String()
+	}
+	return judged, subnet.Addr().Is6(), true
 }
 
 // ownNetworkName tells whether a caller may give a network this name: an engine goes by

@@ -87,6 +87,26 @@ func (j *containerJudge) namespaces(asked []ContainerNamespace) {
 	j.userns("HostConfig.UsernsMode")
 }
 
+// pidOf refuses the processes of a container that has more than this profile gives now. Who
+// sees processes can end them, and reach what they reach.
+func (j *containerJudge) pidOf(p *ContainerPeer) {
+	const field, allowed = "HostConfig.PidMode", "a container of the caller's with the same profile, and no more privileges than that gives"
+	if p == nil {
+		return
+	}
+	if p.Allowed == nil || p.ID == "" {
+		j.deny(ruleNamespace, field, p.Asked, allowed, fmt.Sprintf("container %q is not one of the caller's; allowed is %s", shorten(p.Asked), allowed))
+		return
+	}
+	more := slices.ContainsFunc(p.Allowed.Capabilities, func(c string) bool { return !slices.Contains(j.api.Capabilities, c) })
+	root := j.api.Users == wordNonRoot && !isNonRoot(p.Allowed.User)
+	other := j.profile.User != "" && p.Allowed.User != j.profile.User
+	if p.Allowed.Profile != j.profile.Name || p.Allowed.PidOf != "" || more || root || other {
+		j.deny(ruleNamespace, field, p.Asked, allowed, fmt.Sprintf("the processes of container %q are refused: it has another profile, user or capabilities than profile %s gives, or joined another container's", shorten(p.Asked), j.profile.Name))
+	}
+	j.spec.PidOf = p.ID
+}
+
 // userns refuses what runs on the Docker Engine if the profile's sandboxes have IDs of their own.
 func (j *containerJudge) userns(field string) {
 	if j.profile.Userns == UsernsAuto {

@@ -88,11 +88,15 @@ func (j *containerJudge) sysctls(asked map[string]string) {
 	}
 }
 
-// ulimits allows those of open files and processes up to the profile's maximum, and no
-// core dumps: where one goes is the host's business.
+// ulimits allows those of open files, processes and locked memory up to the profile's maxima,
+// and no core dumps: where one goes is the host's business.
 func (j *containerJudge) ulimits(asked []ContainerUlimit) {
 	most := map[string]int64{"nofile": j.api.MaxUlimit, "nproc": j.api.MaxUlimit, "core": 0}
-	const allowed = "nofile and nproc, and core of 0"
+	allowed := "nofile and nproc, and core of 0"
+	if mb := j.api.MaxMemlockMB; mb > 0 {
+		most["memlock"] = mb << 20
+		allowed = "nofile, nproc and memlock, and core of 0"
+	}
 	seen := map[string]bool{}
 	for _, u := range asked {
 		high, ok := most[u.Name]

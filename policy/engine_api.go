@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strconv"
@@ -30,8 +31,12 @@ const (
 var (
 	restartPolicies = []string{restartNo, "on-failure", "always", "unless-stopped"}
 	logDrivers      = []string{logJSONFile, logLocal, logNone}
-	registryHost    = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,253}[a-z0-9])?(:[1-9][0-9]{0,4})?$`)
-	addURL          = regexp.MustCompile(`^https?://[A-Za-z0-9.-]+(:[0-9]+)?/([A-Za-z0-9._~-]+/)*$`)
+	specialRanges   = []netip.Prefix{
+		netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("224.0.0.0/3"),
+		netip.MustParsePrefix("::/8"), netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("ff00::/8"),
+	}
+	registryHost = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,253}[a-z0-9])?(:[1-9][0-9]{0,4})?$`)
+	addURL       = regexp.MustCompile(`^https?://[A-Za-z0-9.-]+(:[0-9]+)?/([A-Za-z0-9._~-]+/)*$`)
 )
 
 // builtinEngineAPI is what the profile default has without a file.
@@ -44,13 +49,13 @@ func builtinEngineAPI() EngineAPI {
 		LogDrivers: slices.Clone(logDrivers), LogMaxMB: 30, Restart: slices.Clone(restartPolicies),
 		Runtimes: []string{}, Sysctls: []string{}, Users: wordAny, DNS: wordOff, TmpfsMB: tmpfsMB, MaxUlimit: 1 << 20,
 		Pull: wordOn, Build: wordOff, BuildAddURL: []string{}, Commit: wordOff, Tags: []string{}, Load: []string{}, Push: []string{}, Login: []string{}, Archive: wordOn, Exec: wordOn, DockerSocket: wordOff,
-		RedactEnv: []string{}, MaxObjects: 64, MaxExecs: 1024,
+		Subnets: []string{}, HostGateway: wordOff, RedactEnv: []string{}, MaxObjects: 64, MaxExecs: 1024,
 	}
 }
 
 // clone returns a copy that shares nothing with the original.
 func (e EngineAPI) clone() EngineAPI {
-	for _, list := range []*[]string{&e.Capabilities, &e.LogDrivers, &e.Restart, &e.Runtimes, &e.Sysctls, &e.BuildAddURL, &e.Tags, &e.Load, &e.Push, &e.Login, &e.RedactEnv} {
+	for _, list := range []*[]string{&e.Capabilities, &e.LogDrivers, &e.Restart, &e.Runtimes, &e.Sysctls, &e.BuildAddURL, &e.Tags, &e.Load, &e.Push, &e.Login, &e.Subnets, &e.RedactEnv} {
 		*list = slices.Clone(*list)
 	}
 	return e
@@ -68,6 +73,7 @@ func (l *loader) checkEngineAPI(at string, e *EngineAPI) {
 		{"ports", e.Ports, []string{wordOff, wordLoopback, wordAny}},
 		{"users", e.Users, []string{wordAny, wordNonRoot}},
 		{"dns", e.DNS, []string{wordOff, wordOn}},
+		{"host_gateway", e.HostGateway, []string{wordOff, wordOn}},
 		{"pull", e.Pull, []string{wordOn, wordOff}},
 		{"build", e.Build, []string{wordOn, wordOff}},
 		{"commit", e.Commit, []string{wordOn, wordOff}},
@@ -85,6 +91,7 @@ func (l *loader) checkEngineAPI(at string, e *EngineAPI) {
 	number("log_max_mb", e.LogMaxMB, 1, maxMB)
 	number("tmpfs_mb", e.TmpfsMB, 1, maxMB)
 	number("max_ulimit", e.MaxUlimit, 1, maxUlimit)
+	number("max_memlock_mb", e.MaxMemlockMB, 0, maxMB)
 	number("max_objects", e.MaxObjects, 0, maxObjectsLimit)
 	number("max_execs", e.MaxExecs, 0, maxObjectsLimit)
 	if _, _, ok := parsePortRange(e.PortRange); !ok && l.sound[at+".port_range"] {
@@ -131,6 +138,7 @@ func (l *loader) checkEngineLists(at string, e *EngineAPI) {
 			}
 			return ""
 		}},
+		{"subnets", e.Subnets, badPool},
 		{"tags", e.Tags, badPattern},
 		{"load", e.Load, badPattern},
 		{"push", e.Push, badPattern},
@@ -170,6 +178,18 @@ func (l *loader) checkEngineLists(at string, e *EngineAPI) {
 func badPattern(s string) string {
 	if _, err := parsePattern(s); err != nil {
 		return fmt.Sprintf("is no pattern: %v", err)
+	}
+	return ""
+}
+
+// badPool says what is wrong with a range of which networks may have subnets.
+func badPool(s string) string {
+	pool, err := netip.ParsePrefix(s)
+	switch {
+	case err != nil || pool != pool.Masked() || pool.Addr().Is4In6():
+		return "is not a range such as 10.80.0.0/16"
+	case slices.ContainsFunc(specialRanges, pool.Overlaps):
+		return "has addresses of the host itself, of links or for many receivers"
 	}
 	return ""
 }

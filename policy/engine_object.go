@@ -23,20 +23,29 @@ const (
 
 // NetworkCreateRequest is a network as a client of the engine's own API asks for it.
 // Fields that are harmless (labels) aren't in it, and those that no policy allows are
-// in Other: an ingress or config-only network, another network's configuration,
-// addresses, a scope.
+// in Other: an ingress or config-only network, another network's configuration, a scope.
 type NetworkCreateRequest struct {
 	Name     string
 	Driver   string // empty is "bridge"
 	Internal bool
+	IPv6     bool
+	Subnets  []NetworkSubnet
 	Options  map[string]string
 	Other    []OtherField
+}
+
+// NetworkSubnet is a range of addresses of a network. Range and Gateway may be empty.
+type NetworkSubnet struct {
+	Field                  string
+	Subnet, Range, Gateway string
 }
 
 // NetworkSpec is a judged network of the engine's API. Its driver is "bridge".
 type NetworkSpec struct {
 	Name     string
 	Internal bool
+	IPv6     bool
+	Subnets  []NetworkSubnet // in their normal form
 	Options  map[string]string
 }
 

@@ -53,6 +53,7 @@ func (p *Policy) Container(req ContainerRequest) ContainerVerdict {
 	j.securityOptions(req.SecurityOpt)
 	j.refusedFields(req)
 	j.namespaces(req.Namespaces)
+	j.pidOf(req.PidOf)
 	j.runtime(req.Runtime)
 	j.sysctls(req.Sysctls)
 	j.ulimits(req.Ulimits)

@@ -383,7 +383,7 @@ func TestContainerCollectsDenials(t *testing.T) {
 var hostile = map[string]any{
 	"Profile": "gone", "Image": "debian", "Trusted": true, "Env": map[string]string{"ADMIN": "1"}, "User": "0", "Groups": make([]string, 65), "TTL": ptr(time.Duration(-1)),
 	"Mounts": []ContainerMount{{Type: "bind", Source: "/", Target: "/x"}}, "Networks": []ContainerNetwork{{Mode: NetHost}}, "Ports": []ContainerPort{{Port: 1, Protocol: "tcp"}},
-	"CapAdd": []string{"ALL"}, "CapDrop": []string{"ALL"}, "SecurityOpt": []string{"seccomp=unconfined"}, "Privileged": true, "Namespaces": []ContainerNamespace{{Kind: "pid", Mode: "host"}},
+	"CapAdd": []string{"ALL"}, "CapDrop": []string{"ALL"}, "SecurityOpt": []string{"seccomp=unconfined"}, "Privileged": true, "Namespaces": []ContainerNamespace{{Kind: "pid", Mode: "host"}}, "PidOf": &ContainerPeer{Asked: "x"},
 	"Devices": []string{"/dev/sda"}, "Sysctls": map[string]string{"kernel.x": "1"}, "Ulimits": []ContainerUlimit{{"core", -1, -1}}, "Runtime": "x", "LogDriver": "fluentd",
 	"LogOptions": map[string]string{"x": "y"}, "Restart": "sometimes", "DNS": []string{"1.1.1.1"}, "DNSOptions": []string{"x"}, "DNSSearch": []string{"x"}, "ExtraHosts": []string{"x:1.1.1.1"},
 	"CPUs": 1e9, "MemoryBytes": int64(1 << 60), "SwapBytes": int64(-1), "PidsLimit": ptr(int64(-1)), "ShmBytes": int64(1 << 60), "OOMScoreAdj": -1000, "OOMKillDisable": true, "ReadOnlyRootfs": true,

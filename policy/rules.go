@@ -74,6 +74,7 @@ const (
 	ruleNetworkOptions = "networks.options"
 	ruleNetworkOwn     = "networks.own"
 	ruleNetworkName    = "networks.name"
+	ruleNetworkSubnet  = "networks.subnets"
 	ruleInternal       = "networks.internal"
 	rulePorts          = "ports.off"
 	rulePortAddress    = "ports.address"

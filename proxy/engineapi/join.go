@@ -84,7 +84,7 @@ func joinedNetworks(c *call, b *body.Create) ([]policy.ContainerNetwork, map[str
 		if err != nil {
 			return nil, nil, err
 		}
-		n.Field = "HostConfig.NetworkMode"
+		n.Field = modeField
 		list = append(list, n)
 	}
 	endpoints := map[string]*network.EndpointSettings{}
@@ -118,8 +118,37 @@ func joinedNetworks(c *call, b *body.Create) ([]policy.ContainerNetwork, map[str
 		}
 		list = append(list, n)
 	}
-	return list, endpoints, nil
+	return list, endpoints, hostLinks(b.HostConfig.Links, &list[0], endpoints)
 }
+
+// hostLinks gives the links of HostConfig.Links to a network of the caller's own. Engines leave
+// out those of the default network alone, where Berm has none; clients send both.
+func hostLinks(links []string, n *policy.ContainerNetwork, endpoints map[string]*network.EndpointSettings) error {
+	if len(links) == 0 {
+		return nil
+	}
+	if !n.Own || n.Mode != policy.NetNamed || n.ID == "" || n.Field != modeField {
+		n.Options = append(n.Options, fmt.Sprintf("Links=%v", links))
+		return nil
+	}
+	e := network.EndpointSettings{}
+	if asked := endpoints[n.ID]; asked != nil {
+		e = *asked
+	}
+	e.Links = slices.Clone(e.Links)
+	for _, link := range links {
+		if !slices.Contains(e.Links, link) {
+			e.Links = append(e.Links, link)
+		}
+	}
+	if len(e.Links) > maxAliases {
+		return proxy.Malformed(fmt.Sprintf("a network has more than %d links", maxAliases))
+	}
+	endpoints[n.ID] = &e
+	return nil
+}
+
+const modeField = "HostConfig.NetworkMode"
 
 func isDefaultNetwork(name string) bool { return name == "" || name == "default" || name == "bridge" }
 
@@ -191,7 +220,8 @@ func endpointOptions(e *network.EndpointSettings, n policy.ContainerNetwork) ([]
 	if a := e.IPAMConfig; a != nil {
 		ip, err := netip.ParseAddr(a.IPv4Address)
 		add(a.IPv4Address != "" && (!n.Own || err != nil || !ip.Is4()), "IPAMConfig.IPv4Address", a.IPv4Address)
-		add(a.IPv6Address != "", "IPAMConfig.IPv6Address", a.IPv6Address)
+		six, err := netip.ParseAddr(a.IPv6Address)
+		add(a.IPv6Address != "" && (!n.Own || err != nil || !six.Is6() || six.Is4In6() || six.Zone() != ""), "IPAMConfig.IPv6Address", a.IPv6Address)
 		add(len(a.LinkLocalIPs) > 0, "IPAMConfig.LinkLocalIPs", a.LinkLocalIPs)
 	}
 	if len(e.Aliases) > maxAliases || len(e.Links) > maxAliases {

@@ -5,9 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/bermhq/berm/proxy/engineapi/body"
 
@@ -100,7 +104,6 @@ func otherFields(b *network.CreateRequest) []policy.OtherField {
 	var o body.Others
 	o.Add(b.Scope != "" && b.Scope != "local", "Scope", b.Scope)
 	o.Add(b.EnableIPv4 != nil && !*b.EnableIPv4, "EnableIPv4", "false")
-	o.Add(b.EnableIPv6 != nil && *b.EnableIPv6, "EnableIPv6", "true")
 	o.Add(b.Ingress, "Ingress", "true")
 	o.Add(b.ConfigOnly, "ConfigOnly", "true")
 	o.Add(b.ConfigFrom != nil && b.ConfigFrom.Network != "", "ConfigFrom", "{…}")
@@ -108,18 +111,66 @@ func otherFields(b *network.CreateRequest) []policy.OtherField {
 		o.Add(b.IPAM.Driver != "" && b.IPAM.Driver != "default", "IPAM.Driver", b.IPAM.Driver)
 		o.Add(len(b.IPAM.Options) > 0, "IPAM.Options", "{…}")
 		for i, config := range b.IPAM.Config {
-			given := config.Subnet != "" || config.IPRange != "" || config.Gateway != "" || len(config.AuxAddress) > 0
-			o.Add(given, fmt.Sprintf("IPAM.Config[%d]", i), config.Subnet)
+			o.Add(len(config.AuxAddress) > 0, fmt.Sprintf("IPAM.Config[%d].AuxiliaryAddresses", i), "{…}")
 		}
 	}
 	return o
 }
 
+// subnetsOf are the ranges of addresses that a network asks for.
+func subnetsOf(b *network.CreateRequest) (list []policy.NetworkSubnet) {
+	if b.IPAM == nil {
+		return nil
+	}
+	for i, config := range b.IPAM.Config {
+		if config.Subnet != "" || config.IPRange != "" || config.Gateway != "" {
+			list = append(list, policy.NetworkSubnet{Field: fmt.Sprintf("IPAM.Config[%d]", i), Subnet: config.Subnet, Range: config.IPRange, Gateway: config.Gateway})
+		}
+	}
+	return list
+}
+
+// minIPv6 is the API of the first engine that keeps IPv6 networks apart by default.
+const minIPv6 = 46
+
+// checkSubnets refuses a subnet in which the host has an address, as engines compare subnets
+// only with other networks, and IPv6 on engines that pass packets between networks.
+func checkSubnets(c *call, spec policy.NetworkSpec) error {
+	if len(spec.Subnets) == 0 {
+		return nil
+	}
+	if v, err := c.engine.Max(c.ctx); err != nil {
+		return err
+	} else if spec.IPv6 && v < minIPv6 {
+		return denied("networks.subnets", "EnableIPv6", "IPv6 is refused: the engine doesn't keep IPv6 networks apart", "Docker Engine 27 or later")
+	}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return fmt.Errorf("list the host's addresses: %w", err)
+	}
+	for _, s := range spec.Subnets {
+		subnet, err := netip.ParsePrefix(s.Subnet)
+		if err != nil {
+			return err
+		}
+		for _, a := range addrs {
+			if host, err := netip.ParsePrefix(a.String()); err == nil && subnet.Contains(host.Addr().Unmap()) {
+				return denied("networks.subnets", s.Field, fmt.Sprintf("subnet %q is refused: a network of the host or of the engine uses it", s.Subnet), "another subnet")
+			}
+		}
+	}
+	return nil
+}
+
 func createNetwork(c *call, asked *network.CreateRequest) error {
 	spec, _, err := c.rules.NetworkCreate(c.caller.Profile, policy.NetworkCreateRequest{
 		Name: asked.Name, Driver: asked.Driver, Internal: asked.Internal, Options: asked.Options, Other: otherFields(asked),
+		IPv6: asked.EnableIPv6 != nil && *asked.EnableIPv6, Subnets: subnetsOf(asked),
 	})
 	if err := c.judged(err); err != nil {
+		return err
+	}
+	if err := c.judged(checkSubnets(c, spec)); err != nil {
 		return err
 	}
 	labels, err := stampLabels(c, lifecycle.ObjectNetwork, asked.Labels)
@@ -131,7 +182,10 @@ func createNetwork(c *call, asked *network.CreateRequest) error {
 		return err
 	}
 	defer leave()
-	want := network.Inspect{Name: spec.Name, Driver: "bridge", Internal: spec.Internal, Options: spec.Options, Labels: labels}
+	want := network.Inspect{Name: spec.Name, Driver: "bridge", Internal: spec.Internal, Options: spec.Options, Labels: labels, EnableIPv6: spec.IPv6}
+	for _, s := range spec.Subnets {
+		want.IPAM.Config = append(want.IPAM.Config, network.IPAMConfig{Subnet: s.Subnet, IPRange: s.Range, Gateway: s.Gateway})
+	}
 	if want.Internal {
 		want.Options = maps.Clone(want.Options)
 		if want.Options == nil {
@@ -145,7 +199,8 @@ func createNetwork(c *call, asked *network.CreateRequest) error {
 	}
 	alone := true
 	create := network.CreateRequest{CreateOptions: network.CreateOptions{
-		Driver: want.Driver, Internal: want.Internal, Options: want.Options, Labels: want.Labels, IPAM: &network.IPAM{Driver: "default"},
+		Driver: want.Driver, Internal: want.Internal, Options: want.Options, Labels: want.Labels, IPAM: &network.IPAM{Driver: "default", Config: want.IPAM.Config},
+		EnableIPv6: &want.EnableIPv6,
 	}, Name: want.Name, CheckDuplicate: &alone} //nolint:staticcheck // old engines need it
 	if err := c.engine.Post(c.ctx, c.version, "/networks/create", nil, create, &made); err != nil {
 		return err
@@ -168,18 +223,34 @@ func verifyNetwork(c *call, id string, want network.Inspect) error {
 		return err
 	}
 	switch {
-	case n.Name != want.Name, n.Driver != want.Driver, n.Scope != "local", n.Internal != want.Internal, n.EnableIPv6, n.Ingress, n.ConfigOnly,
-		n.ConfigFrom.Network != "", !maps.Equal(n.Labels, want.Labels), !sameOptions(n.Options, want.Options):
+	case n.Name != want.Name, n.Driver != want.Driver, n.Scope != "local", n.Internal != want.Internal, n.EnableIPv6 != want.EnableIPv6, !sameSubnets(n.IPAM.Config, want.IPAM.Config), n.Ingress, n.ConfigOnly,
+		n.ConfigFrom.Network != "", !maps.Equal(n.Labels, want.Labels), !sameOptions(n.Options, want.Options, want.EnableIPv6):
 		return denied("verify.create", "", "the engine made another network than it was asked for", "a local bridge network")
 	}
 	return nil
 }
 
+// sameSubnets reports whether a network has the subnets that were asked for, and none of IPv6
+// beside them. An engine makes up a gateway, and a subnet of IPv4, that weren't asked for.
+func sameSubnets(got, want []network.IPAMConfig) bool {
+	for _, w := range want {
+		if !slices.ContainsFunc(got, func(g network.IPAMConfig) bool {
+			return g.Subnet == w.Subnet && g.IPRange == w.IPRange && (g.Gateway == w.Gateway || w.Gateway == "")
+		}) {
+			return false
+		}
+	}
+	return !slices.ContainsFunc(got, func(g network.IPAMConfig) bool {
+		made := strings.Contains(g.Subnet, ":") || slices.ContainsFunc(want, func(w network.IPAMConfig) bool { return !strings.Contains(w.Subnet, ":") })
+		return made && !slices.ContainsFunc(want, func(w network.IPAMConfig) bool { return g.Subnet == w.Subnet })
+	})
+}
+
 // sameOptions compares a network's options with those that were asked for, leaving out
 // what newer engines note of their own.
-func sameOptions(got, want map[string]string) bool {
+func sameOptions(got, want map[string]string, ipv6 bool) bool {
 	got = maps.Clone(got)
-	for name, value := range map[string]string{"com.docker.network.enable_ipv4": "true", "com.docker.network.enable_ipv6": "false"} {
+	for name, value := range map[string]string{"com.docker.network.enable_ipv4": "true", "com.docker.network.enable_ipv6": strconv.FormatBool(ipv6)} {
 		if got[name] == value && want[name] == "" {
 			delete(got, name)
 		}

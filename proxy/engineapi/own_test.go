@@ -144,7 +144,7 @@ func TestAuditKeepsApart(t *testing.T) {
 	must(c.NetworkCreate(t.Context(), "apart-own-net", network.CreateOptions{Internal: true}))(t)
 	config = &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{"apart-own-net": {Aliases: []string{"a"}}}}
 	ct := must(c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{
-		PidMode: "container:apart-own", NetworkMode: "apart-own-net",
+		PidMode: "container:apart-own", NetworkMode: "apart-own-net", UTSMode: "host",
 		Mounts: []mount.Mount{{Type: mount.TypeVolume, Target: "/v", VolumeOptions: &mount.VolumeOptions{Labels: map[string]string{"mine": "1"}}}},
 	}, config, nil, "apart-made"))(t)
 	noError(t, c.ContainerStart(t.Context(), ct.ID, container.StartOptions{}))

@@ -75,6 +75,9 @@ func planContainer(c *call, b *body.Create) (*plan, error) {
 	if req.Networks, p.Endpoints, err = joinedNetworks(c, b); err != nil {
 		return nil, err
 	}
+	if err := c.judged(findPeer(c, req.PidOf)); err != nil {
+		return nil, err
+	}
 	if err := judgePlan(c, p, req); err != nil {
 		return nil, err
 	}
@@ -109,6 +112,9 @@ func judgePlan(c *call, p *plan, req policy.ContainerRequest) error {
 			return err
 		}
 		if p.Mounts, err = p.Body.Mounts(); err != nil {
+			return err
+		}
+		if err := mountsFrom(c, p); err != nil {
 			return err
 		}
 		p.Mounts = body.Anonymous(p.Mounts, p.image.Config.Volumes, "the image's VOLUME")

@@ -54,7 +54,7 @@ var judgedBy = map[string]string{
 	"POST /auth":                     "`login`",
 	"POST /images/{image}/tag":       "images, `tags`",
 	"DELETE /images/{image}":         "the caller's own, and by name what the policy allows, with `pull`",
-	"POST /networks/create":          "`networks`, `max_objects`; bridge, without addresses or options",
+	"POST /networks/create":          "`networks`, `max_objects`; bridge; addresses of `subnets`",
 	"POST /networks/{id}/connect":    "networks of the policy, and the caller's own",
 	"POST /volumes/create":           "`volumes`, `max_objects`; local, without options",
 }

@@ -297,6 +297,9 @@ func verifyUpdate(c *call, id string, v upstream.Version) error {
 // judged again. What an update changed has been judged by withinLimits.
 func stillAllowed(c *call, e effective, h *container.HostConfig) error {
 	req := e.request()
+	if err := findPeer(c, req.PidOf); err != nil {
+		return err
+	}
 	same := body.SameResources(e.ContainerSpec, h) && body.RestartIs(h, e.ContainerSpec)
 	if !same {
 		req.CPUs, req.MemoryBytes, req.PidsLimit = 0, 0, nil
@@ -330,6 +333,9 @@ func (e *effective) request() policy.ContainerRequest {
 		CPUs: e.CPUs, MemoryBytes: e.MemoryBytes, PidsLimit: &e.PidsLimit,
 		ShmBytes: e.ShmBytes, OOMScoreAdj: e.OOMScoreAdj, ReadOnlyRootfs: e.ReadOnlyRootfs,
 	}
+	if e.PidOf != "" {
+		req.PidOf = &policy.ContainerPeer{Asked: containerMode + e.PidOf}
+	}
 	if e.Network == policy.SpecNetworkNone {
 		req.Networks = []policy.ContainerNetwork{{Field: "HostConfig.NetworkMode", Mode: policy.NetNone}}
 	}
@@ -350,6 +356,7 @@ func narrowed(was, now policy.ContainerSpec, limits bool) body.Differences {
 	d.Add(now.User == was.User, "Config.User")
 	d.Add(was.ReadOnlyRootfs || !now.ReadOnlyRootfs, "HostConfig.ReadonlyRootfs")
 	d.Add(now.Runtime == was.Runtime, "HostConfig.Runtime")
+	d.Add(now.PidOf == was.PidOf, "HostConfig.PidMode")
 	d.Add(slices.Equal(now.Binds, was.Binds), "HostConfig.Mounts")
 	d.Add(now.Network == was.Network && len(now.Networks) == len(was.Networks), "HostConfig.NetworkMode")
 	for _, n := range was.Networks {

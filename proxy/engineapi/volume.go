@@ -176,6 +176,17 @@ func lookUpVolumes(c *call, list []body.Mounted) (missing []string, err error) {
 		default:
 			m.Own = ownVolume(c, v)
 		}
+		if !fullID.MatchString(m.Source) { // no container's volume without a name
+			continue
+		}
+		if held, err := holdsMounts(c, m.Source); err != nil {
+			return nil, err
+		} else if held {
+			err := denied("mounts.target_overlap", m.Field, fmt.Sprintf("volume %q is another container's, which has a mount in it", m.Source), "volumes in which nothing else is mounted")
+			if err := c.judged(err); err != nil {
+				return nil, err
+			}
+		}
 	}
 	return missing, nil
 }

@@ -51,7 +51,7 @@ func Compare(want Granted, ct *container.InspectResponse, v int) Differences {
 	}
 	d.Add(sameSecurity(ct.HostConfig.SecurityOpt, want.Seccomp), "HostConfig.SecurityOpt")
 	d.privileges(want.ContainerSpec, ct.HostConfig, v)
-	d.namespaces(ct.HostConfig, v)
+	d.namespaces(want.ContainerSpec, ct.HostConfig, v)
 	d.closed(ct.HostConfig)
 	d.limits(want.ContainerSpec, ct.HostConfig)
 	d.mounts(want, ct)
@@ -122,8 +122,8 @@ func sameSet(a, b []string) bool {
 	return len(a) == len(b) && containsAll(a, b) && containsAll(b, a)
 }
 
-func (d *Differences) namespaces(h *container.HostConfig, v int) {
-	d.Add(h.PidMode == "", "HostConfig.PidMode")
+func (d *Differences) namespaces(s policy.ContainerSpec, h *container.HostConfig, v int) {
+	d.Add(h.PidMode == pidMode(s), "HostConfig.PidMode")
 	d.Add(h.IpcMode.IsPrivate(), "HostConfig.IpcMode")
 	d.Add(h.UTSMode == "", "HostConfig.UTSMode")
 	d.Add(h.UsernsMode == "", "HostConfig.UsernsMode")

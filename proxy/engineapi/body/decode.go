@@ -125,8 +125,11 @@ func (b *Create) checkLengths() error {
 			return proxy.Malformed(fmt.Sprintf("%s has more entries than anybody needs", field))
 		}
 	}
-	if len(h.Binds)+len(h.Mounts)+len(h.Tmpfs)+len(b.Volumes) > MaxLookedUp {
+	if len(h.Binds)+len(h.Mounts)+len(h.Tmpfs)+len(b.Volumes)+len(h.VolumesFrom) > MaxLookedUp {
 		return proxy.Malformed(fmt.Sprintf("there are more than %d mounts", MaxLookedUp))
+	}
+	if len(h.Links) > MaxLookedUp {
+		return proxy.Malformed(fmt.Sprintf("there are more than %d links", MaxLookedUp))
 	}
 	return nil
 }

@@ -39,15 +39,15 @@ var (
 		"HostConfig.CapAdd", "HostConfig.CapDrop", "HostConfig.CgroupnsMode", "HostConfig.Dns", "HostConfig.DnsOptions", "HostConfig.DnsSearch",
 		"HostConfig.ExtraHosts", "HostConfig.GroupAdd", "HostConfig.IpcMode", "HostConfig.OomScoreAdj", "HostConfig.PidMode", "HostConfig.Privileged",
 		"HostConfig.PublishAllPorts", "HostConfig.ReadonlyRootfs", "HostConfig.SecurityOpt", "HostConfig.Tmpfs", "HostConfig.UTSMode",
-		"HostConfig.UsernsMode", "HostConfig.ShmSize", "HostConfig.Sysctls", "HostConfig.Runtime", "HostConfig.Mounts",
+		"HostConfig.UsernsMode", "HostConfig.ShmSize", "HostConfig.Sysctls", "HostConfig.Runtime", "HostConfig.Mounts", "HostConfig.VolumesFrom", "HostConfig.Links",
 		"HostConfig.Memory", "HostConfig.NanoCpus", "HostConfig.CpuPeriod", "HostConfig.CpuQuota", "HostConfig.Devices", "HostConfig.DeviceCgroupRules",
 		"HostConfig.DeviceRequests", "HostConfig.MemorySwap", "HostConfig.OomKillDisable", "HostConfig.PidsLimit", "HostConfig.Ulimits",
 		"NetworkingConfig.EndpointsConfig",
 	}
 	// zeroFields are refused, unless they are left out.
 	zeroFields = []string{
-		"MacAddress", "OnBuild", "Runtime", "HostConfig.VolumeDriver", "HostConfig.VolumesFrom", "HostConfig.Annotations", "HostConfig.Capabilities",
-		"HostConfig.Cgroup", "HostConfig.Links", "HostConfig.StorageOpt", "HostConfig.Isolation", "HostConfig.MaskedPaths", "HostConfig.ReadonlyPaths",
+		"MacAddress", "OnBuild", "Runtime", "HostConfig.VolumeDriver", "HostConfig.Annotations", "HostConfig.Capabilities",
+		"HostConfig.Cgroup", "HostConfig.StorageOpt", "HostConfig.Isolation", "HostConfig.MaskedPaths", "HostConfig.ReadonlyPaths",
 		"HostConfig.CpuShares", "HostConfig.CgroupParent", "HostConfig.BlkioWeight", "HostConfig.BlkioWeightDevice", "HostConfig.BlkioDeviceReadBps",
 		"HostConfig.BlkioDeviceWriteBps", "HostConfig.BlkioDeviceReadIOps", "HostConfig.BlkioDeviceWriteIOps", "HostConfig.CpuRealtimePeriod",
 		"HostConfig.CpuRealtimeRuntime", "HostConfig.DiskQuota", "HostConfig.KernelMemory", "HostConfig.KernelMemoryTCP", "HostConfig.CpuCount",

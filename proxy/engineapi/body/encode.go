@@ -130,10 +130,18 @@ func (p *Judged) host(v int) *container.HostConfig {
 	if engineRestart(s) == string(container.RestartPolicyOnFailure) {
 		h.RestartPolicy.MaximumRetryCount = b.RestartPolicy.MaximumRetryCount
 	}
+	h.PidMode = pidMode(s)
 	if v >= 41 {
 		h.CgroupnsMode = container.CgroupnsModePrivate
 	}
 	return h
+}
+
+func pidMode(s policy.ContainerSpec) container.PidMode {
+	if s.PidOf == "" {
+		return ""
+	}
+	return container.PidMode("container:" + s.PidOf)
 }
 
 // security returns the container's security options. All that the policy lets a caller
@@ -266,8 +274,8 @@ func EncodeEndpoint(e *network.EndpointSettings, own bool) *network.EndpointSett
 		return out
 	}
 	out.Aliases, out.Links = e.Aliases, e.Links
-	if e.IPAMConfig != nil && net.ParseIP(e.IPAMConfig.IPv4Address) != nil {
-		out.IPAMConfig = &network.EndpointIPAMConfig{IPv4Address: e.IPAMConfig.IPv4Address}
+	if a := e.IPAMConfig; a != nil && (net.ParseIP(a.IPv4Address) != nil || net.ParseIP(a.IPv6Address) != nil) {
+		out.IPAMConfig = &network.EndpointIPAMConfig{IPv4Address: a.IPv4Address, IPv6Address: a.IPv6Address}
 	}
 	return out
 }

@@ -34,6 +34,9 @@ func (b *Create) Request() (policy.ContainerRequest, error) {
 			delete(req.Env, name)
 		}
 	}
+	if h.PidMode.IsContainer() { // of which the engine has to be asked
+		req.PidOf = &policy.ContainerPeer{Asked: string(h.PidMode)}
+	}
 	Limits(&h.Resources, &req)
 	var err error
 	req.Ports, err = h.ports()
@@ -77,7 +80,7 @@ func (h *Host) namespaces() []policy.ContainerNamespace {
 		{Field: "HostConfig.CgroupnsMode", Kind: "cgroup", Mode: string(h.CgroupnsMode)},
 		{Field: "HostConfig.UsernsMode", Kind: "userns", Mode: string(h.UsernsMode)},
 	} {
-		if n.Mode != "" {
+		if n.Mode != "" && (n.Kind != "pid" || !h.PidMode.IsContainer()) {
 			list = append(list, n)
 		}
 	}
@@ -117,11 +120,9 @@ func (b *Create) refused() []policy.OtherField {
 	o.Add(len(b.OnBuild) > 0, "OnBuild", b.OnBuild)
 	o.Add(b.Runtime != "" && b.Runtime != h.Runtime, "Runtime", b.Runtime)
 	o.Add(h.VolumeDriver != "" && h.VolumeDriver != "local", "HostConfig.VolumeDriver", h.VolumeDriver)
-	o.Add(len(h.VolumesFrom) > 0, "HostConfig.VolumesFrom", h.VolumesFrom)
 	o.Add(len(h.Annotations) > 0, "HostConfig.Annotations", slices.Sorted(maps.Keys(h.Annotations)))
 	o.Add(len(h.Capabilities) > 0, "HostConfig.Capabilities", h.Capabilities)
 	o.Add(h.Cgroup != "", "HostConfig.Cgroup", h.Cgroup)
-	o.Add(len(h.Links) > 0, "HostConfig.Links", h.Links)
 	o.Add(len(h.StorageOpt) > 0, "HostConfig.StorageOpt", slices.Sorted(maps.Keys(h.StorageOpt)))
 	o.Add(h.Isolation != "" && h.Isolation != container.IsolationDefault, "HostConfig.Isolation", h.Isolation)
 	o.Add(h.MaskedPaths != nil, "HostConfig.MaskedPaths", h.MaskedPaths)

@@ -1,0 +1,278 @@
+package engineapi
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/mount"
+	"github.com/docker/docker/api/types/network"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+)
+
+const relationRules = basePolicy + `profiles:
+  default: {engine_api: {networks: own, dns: "off", host_gateway: "on", max_memlock_mb: 8, subnets: [10.213.0.0/16, "fd00:213::/48"]}}
+  other: {engine_api: {networks: own}}
+`
+
+// TestPidOfAnother joins the processes of a container of the caller's, and of nobody else's.
+func TestPidOfAnother(t *testing.T) {
+	d, direct := engineDoor(t, relationRules)
+	ctx := t.Context()
+	c, other := d.client("mine"), d.client("other")
+	audit := newClient(t, d.listen(Caller{Name: "audit", Tenant: "mine", Audit: true}))
+	profiled := newClient(t, d.listen(Caller{Name: "profiled", Tenant: "mine", Profile: "other"}))
+	target := makeOne(t, c, nil, "pid-target")
+	noError(t, startIt(t, c, target))
+	theirs := makeOne(t, other, nil, "pid-theirs")
+	unconfined := makeOne(t, audit, &container.HostConfig{Privileged: true}, "pid-unconfined")
+	sandbox := must(direct.ContainerCreate(ctx, &container.Config{Image: testImage, Labels: map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelTenant: "mine", lifecycle.LabelKey: "k"}}, nil, nil, nil, "pid-sandbox"))(t)
+	t.Cleanup(func() { _ = direct.ContainerRemove(context.Background(), sandbox.ID, forced) })
+	ask := func(ref string) *container.HostConfig {
+		return &container.HostConfig{PidMode: container.PidMode("container:" + ref)}
+	}
+	joined := makeOne(t, c, ask("pid-target"), "")
+	noError(t, startIt(t, c, joined))
+	if mode := inspect(t, direct, joined).HostConfig.PidMode; mode != container.PidMode("container:"+target) {
+		t.Errorf("pid mode: %s", mode)
+	}
+	top := must(direct.ContainerTop(ctx, joined, nil))(t)
+	if len(top.Processes) == 0 {
+		t.Error("no processes")
+	}
+	for name, ref := range map[string]string{"another's": "pid-theirs", "another's by ID": theirs, "a sandbox": "pid-sandbox", "a sandbox by ID": sandbox.ID, "nobody's": "pid-nobody", "a path": "../" + theirs, "none": ""} {
+		if _, err := c.ContainerCreate(ctx, sleeper, ask(ref), nil, nil, ""); !errdefs.IsNotFound(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, ref := range []string{unconfined, joined} {
+		_, err := c.ContainerCreate(ctx, sleeper, ask(ref), nil, nil, "")
+		deniedBy(t, err, "containers.namespaces")
+	}
+	_, err := profiled.ContainerCreate(ctx, sleeper, ask(target), nil, nil, "")
+	deniedBy(t, err, "containers.namespaces")
+	for _, mode := range []string{"host", "container", "Container:" + target, "containers:" + target} {
+		if _, err := c.ContainerCreate(ctx, sleeper, &container.HostConfig{PidMode: container.PidMode(mode)}, nil, nil, ""); err == nil {
+			t.Errorf("pid mode %q", mode)
+		}
+	}
+	if _, err := c.ContainerCreate(ctx, sleeper, &container.HostConfig{IpcMode: container.IpcMode("container:" + target)}, nil, nil, ""); !errdefs.IsPermissionDenied(err) {
+		t.Errorf("ipc: %v", err)
+	}
+
+	// What was allowed is looked up again at a start.
+	noError(t, direct.ContainerKill(ctx, joined, "KILL"))
+	d.under(basePolicy+"profiles: {default: {engine_api: {capabilities: []}}}\n", testImage)
+	if err := startIt(t, c, joined); !errdefs.IsPermissionDenied(err) {
+		t.Errorf("with a target that has more: %v", err)
+	}
+	d.under(relationRules, testImage)
+	late := makeOne(t, c, ask(target), "")
+	d.opts.ArchiveFixed = false
+	deniedBy(t, startIt(t, c, late), "archive.engine")
+	_, err = c.ContainerCreate(ctx, sleeper, ask(target), nil, nil, "")
+	deniedBy(t, err, "archive.engine")
+	d.opts.ArchiveFixed = true
+	noError(t, c.ContainerRemove(ctx, target, forced))
+	again := makeOne(t, c, nil, "pid-target")
+	noError(t, startIt(t, c, again))
+	if err := startIt(t, c, late); !errdefs.IsNotFound(err) {
+		t.Errorf("with a target that was made again: %v", err)
+	}
+}
+
+// TestVolumesFromAnother has the mounts of another container judged and written as mounts.
+func TestVolumesFromAnother(t *testing.T) {
+	d, direct := engineDoor(t, "")
+	ctx := t.Context()
+	c, other := d.client("mine"), d.client("other")
+	volumes := func(list ...mount.Mount) *container.HostConfig { return &container.HostConfig{Mounts: list} }
+	from := makeOne(t, c, volumes(mount.Mount{Type: mount.TypeVolume, Source: "from-named", Target: "/named"}, mount.Mount{Type: mount.TypeVolume, Target: "/anonymous"},
+		mount.Mount{Type: mount.TypeTmpfs, Target: "/tmpfs"}, mount.Mount{Type: mount.TypeVolume, Source: "from-ro", Target: "/ro", ReadOnly: true}), "from-one")
+	last := makeOne(t, c, volumes(mount.Mount{Type: mount.TypeVolume, Source: "from-last", Target: "/named"}), "from-last")
+	makeOne(t, other, volumes(mount.Mount{Type: mount.TypeVolume, Source: "from-theirs", Target: "/v"}), "from-theirs")
+	nested := makeOne(t, c, volumes(mount.Mount{Type: mount.TypeVolume, Target: "/a"}, mount.Mount{Type: mount.TypeVolume, Target: "/a/b"}), "from-nested")
+	mounts := func(id string) map[string]string {
+		ct, got := inspect(t, direct, id), map[string]string{}
+		for _, m := range ct.Mounts {
+			got[m.Destination] = m.Name + map[bool]string{true: ":rw", false: ":ro"}[m.RW]
+		}
+		if len(ct.HostConfig.VolumesFrom) > 0 {
+			t.Errorf("volumes from: %v", ct.HostConfig.VolumesFrom)
+		}
+		return got
+	}
+	anonymous := strings.TrimSuffix(mounts(from)["/anonymous"], ":rw")
+	for _, tt := range []struct {
+		from []string
+		own  []mount.Mount
+		want map[string]string
+	}{
+		{[]string{"from-one"}, nil, map[string]string{"/named": "from-named:rw", "/anonymous": anonymous + ":rw", "/ro": "from-ro:ro"}},
+		{[]string{from[:12] + ":ro"}, nil, map[string]string{"/named": "from-named:ro", "/anonymous": anonymous + ":ro", "/ro": "from-ro:ro"}},
+		{[]string{"from-one:rw", last}, nil, map[string]string{"/named": "from-last:rw", "/anonymous": anonymous + ":rw", "/ro": "from-ro:ro"}},
+		{[]string{"from-last"}, []mount.Mount{{Type: mount.TypeVolume, Source: "from-mine", Target: "/named"}}, map[string]string{"/named": "from-mine:rw"}},
+	} {
+		h := volumes(tt.own...)
+		h.VolumesFrom = tt.from
+		id := makeOne(t, c, h, "")
+		if got := mounts(id); !mapsEqual(got, tt.want) {
+			t.Errorf("%v: %v, want %v", tt.from, got, tt.want)
+		}
+		noError(t, startIt(t, c, id))
+	}
+	for ref, rule := range map[string]string{nested: "mounts.target_overlap", "from-theirs": "", "from-theirs:ro": "", "from-nobody": "", "": ""} {
+		_, err := c.ContainerCreate(ctx, sleeper, &container.HostConfig{VolumesFrom: []string{ref}}, nil, nil, "")
+		if rule != "" {
+			deniedBy(t, err, rule)
+		} else if !errdefs.IsNotFound(err) {
+			t.Errorf("from %q: %v", ref, err)
+		}
+	}
+	for _, mode := range []string{"z", "rw,Z", "nocopy", "rw:ro", ""} {
+		if _, err := c.ContainerCreate(ctx, sleeper, &container.HostConfig{VolumesFrom: []string{"from-one:" + mode}}, nil, nil, ""); !errdefs.IsInvalidArgument(err) {
+			t.Errorf("mode %q: %v", mode, err)
+		}
+	}
+	held := inspect(t, direct, nested).Mounts
+	i := slices.IndexFunc(held, func(m container.MountPoint) bool { return m.Destination == "/a" })
+	_, err := c.ContainerCreate(ctx, sleeper, volumes(mount.Mount{Type: mount.TypeVolume, Source: held[i].Name, Target: "/x"}), nil, nil, "")
+	deniedBy(t, err, "mounts.target_overlap")
+}
+
+func mapsEqual(a, b map[string]string) bool {
+	return slices.Equal(sortedKeys(a), sortedKeys(b)) && !slices.ContainsFunc(sortedKeys(a), func(k string) bool { return a[k] != b[k] })
+}
+
+// TestLinks has what the Docker CLI and Compose send: the same links in both places.
+func TestLinks(t *testing.T) {
+	d, direct := engineDoor(t, relationRules)
+	ctx := t.Context()
+	c, other := d.client("mine"), d.client("other")
+	net := must(c.NetworkCreate(ctx, "link-net", network.CreateOptions{}))(t)
+	makeOne(t, c, &container.HostConfig{NetworkMode: "link-net"}, "link-db")
+	makeOne(t, other, nil, "link-theirs")
+	ask := func(mode string, links ...string) (container.CreateResponse, error) {
+		config := &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{}}
+		if mode != "" {
+			config.EndpointsConfig[mode] = &network.EndpointSettings{Links: links[:1]}
+		}
+		return c.ContainerCreate(ctx, sleeper, &container.HostConfig{NetworkMode: container.NetworkMode(mode), Links: links}, config, nil, "")
+	}
+	for _, mode := range []string{"link-net", net.ID, net.ID[:12]} {
+		made := must(ask(mode, "link-db:db", "link-db:database"))(t)
+		noError(t, startIt(t, c, made.ID))
+		ct := inspect(t, direct, made.ID)
+		if got := ct.NetworkSettings.Networks["link-net"].Links; !slices.Equal(got, []string{"link-db:db", "link-db:database"}) || len(ct.HostConfig.Links) > 0 {
+			t.Errorf("%s: %v, %v", mode, got, ct.HostConfig.Links)
+		}
+	}
+	if _, err := ask("link-net", "link-theirs:db"); !errdefs.IsNotFound(err) {
+		t.Errorf("another's: %v", err)
+	}
+	if _, err := ask("link-net", "link-db:db", "link-theirs:db"); !errdefs.IsNotFound(err) {
+		t.Errorf("another's beside: %v", err)
+	}
+	if _, err := ask("link-net", "link-db:a b"); !errdefs.IsInvalidArgument(err) {
+		t.Errorf("alias: %v", err)
+	}
+	for _, mode := range []string{"", "none"} {
+		_, err := c.ContainerCreate(ctx, sleeper, &container.HostConfig{NetworkMode: container.NetworkMode(mode), Links: []string{"link-db:db"}}, nil, nil, "")
+		deniedBy(t, err, "networks.options")
+	}
+}
+
+// TestSubnets makes networks with addresses of the policy's pools.
+func TestSubnets(t *testing.T) {
+	d, direct := engineDoor(t, relationRules)
+	ctx := t.Context()
+	c, other := d.client("mine"), d.client("other")
+	ipam := func(list ...network.IPAMConfig) network.CreateOptions {
+		return network.CreateOptions{IPAM: &network.IPAM{Driver: "default", Config: list}}
+	}
+	made := must(c.NetworkCreate(ctx, "subnet-one", ipam(network.IPAMConfig{Subnet: "10.213.1.0/24", IPRange: "10.213.1.128/25", Gateway: "10.213.1.254"})))(t)
+	n := must(direct.NetworkInspect(ctx, made.ID, network.InspectOptions{}))(t)
+	if len(n.IPAM.Config) != 1 || n.IPAM.Config[0].Subnet != "10.213.1.0/24" || n.IPAM.Config[0].IPRange != "10.213.1.128/25" || n.IPAM.Config[0].Gateway != "10.213.1.254" || n.EnableIPv6 {
+		t.Errorf("network: %+v", n)
+	}
+	at := func(address string) error {
+		ct, err := c.ContainerCreate(ctx, sleeper, &container.HostConfig{NetworkMode: "subnet-one"}, &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{
+			"subnet-one": {IPAMConfig: &network.EndpointIPAMConfig{IPv4Address: address}},
+		}}, nil, "")
+		if err != nil {
+			return err
+		}
+		defer func() { report(t, c.ContainerRemove(context.Background(), ct.ID, forced)) }()
+		return startIt(t, c, ct.ID)
+	}
+	noError(t, at("10.213.1.7"))
+	for _, address := range []string{"10.213.1.254", "10.213.2.7", "192.0.2.1"} { // the gateway, and outside
+		if err := at(address); err == nil {
+			t.Errorf("a container has %s", address)
+		}
+	}
+	if _, err := other.NetworkCreate(ctx, "subnet-theirs", ipam(network.IPAMConfig{Subnet: "10.213.1.128/25"})); err == nil {
+		t.Error("another tenant's network has addresses of one that is there")
+	}
+	for name, o := range map[string]network.CreateOptions{
+		"no pool": ipam(network.IPAMConfig{Subnet: "10.214.0.0/24"}), "gateway elsewhere": ipam(network.IPAMConfig{Subnet: "10.213.2.0/24", Gateway: "10.213.3.1"}),
+		"reserved": ipam(network.IPAMConfig{Subnet: "10.213.2.0/24", AuxAddress: map[string]string{"x": "10.213.2.9"}}),
+	} {
+		if _, err := c.NetworkCreate(ctx, "subnet-bad", o); err == nil || !strings.Contains(err.Error(), "denied by policy") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	six, on := ipam(network.IPAMConfig{Subnet: "fd00:213::/64"}), true
+	six.EnableIPv6 = &on
+	v6, err := c.NetworkCreate(ctx, "subnet-six", six)
+	if v := must(direct.ServerVersion(ctx))(t); versionOf(t, v.APIVersion) < minIPv6 {
+		deniedBy(t, err, "networks.subnets")
+	} else if n, err := direct.NetworkInspect(ctx, v6.ID, network.InspectOptions{}); err != nil || !n.EnableIPv6 {
+		t.Errorf("IPv6: %+v, %v", n, err)
+	}
+}
+
+func versionOf(t *testing.T, s string) int {
+	_, minor, _ := strings.Cut(s, ".")
+	n := 0
+	for _, r := range minor {
+		n = n*10 + int(r-'0')
+	}
+	return n
+}
+
+// TestHostSubnet refuses the addresses of the host's own interfaces, wherever a pool has them.
+func TestHostSubnet(t *testing.T) {
+	d, _ := engineDoor(t, "")
+	c := &call{Proxy: d.Proxy, ctx: t.Context()}
+	if err := checkSubnets(c, policy.NetworkSpec{Subnets: []policy.NetworkSubnet{{Subnet: "127.0.0.0/24"}}}); err == nil {
+		t.Error("the loopback address")
+	}
+	if err := checkSubnets(c, policy.NetworkSpec{Subnets: []policy.NetworkSubnet{{Subnet: "198.51.100.0/24"}}}); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestHostSettings has what a policy may switch on.
+func TestHostSettings(t *testing.T) {
+	d, direct := engineDoor(t, relationRules)
+	c := d.client("mine")
+	id := makeOne(t, c, &container.HostConfig{
+		ExtraHosts: []string{"host.docker.internal:host-gateway"}, LogConfig: container.LogConfig{Type: "json-file", Config: map[string]string{"tag": "{{.ImageName}}/{{.Name}}", "max-size": "1m", "max-file": "2", "compress": "true"}},
+		Resources: container.Resources{Ulimits: []*container.Ulimit{{Name: "memlock", Soft: 1 << 20, Hard: 8 << 20}}},
+	}, "")
+	noError(t, startIt(t, c, id))
+	h := inspect(t, direct, id).HostConfig
+	if len(h.ExtraHosts) != 1 || h.LogConfig.Config["tag"] == "" || len(h.Ulimits) == 0 {
+		t.Errorf("%+v", h)
+	}
+	if status, answer := say(t, "unix://"+d.dir+"/mine.sock", http.MethodPost, "/v1.41/containers/create", `{"Image":"`+testImage+`","HostConfig":{"LogConfig":{"Type":"json-file","Config":{"tag":"{{range .ContainerEnv}}{{.}}{{end}}"}}}}`); status != http.StatusForbidden {
+		t.Errorf("%d %s", status, answer)
+	}
+}
