@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -146,22 +147,27 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 }
 
 // DecodeNulls is DecodeBody for an API whose clients write null for what they leave out:
-// at every place but the whole body it stands for the zero value.
-func DecodeNulls(w http.ResponseWriter, r *http.Request, limit int64, v any) error {
-	return decodeBody(w, r, limit, false, v, DecodeJSONNulls)
+// at every place but the whole body it stands for the zero value. It skips top-level fields
+// with the ignored names that v hasn't.
+func DecodeNulls(w http.ResponseWriter, r *http.Request, limit int64, v any, ignored ...string) error {
+	return decodeBody(w, r, limit, false, v, func(data []byte, v any) error {
+		return decodeJSON(data, v, decoder{nulls: true, ignored: ignored})
+	})
 }
 
 // DecodeJSONNulls is to DecodeNulls what DecodeJSON is to DecodeBody.
-func DecodeJSONNulls(data []byte, v any) error { return decodeJSON(data, v, true) }
+func DecodeJSONNulls(data []byte, v any) error {
+	return decodeJSON(data, v, decoder{nulls: true})
+}
 
 // DecodeJSON reads one JSON value into v, a non-nil pointer to a struct. It is stricter than
 // encoding/json: names must match exactly, unknown and repeated ones are refused, as are
 // trailing data, invalid UTF-8 and deep nesting. Null is for pointers, maps and slices only,
 // and for no element of a slice of pointers. An embedded struct's fields are its own.
 // Malformed JSON is a Fault of 400, a value of the wrong kind a *lifecycle.InvalidError.
-func DecodeJSON(data []byte, v any) error { return decodeJSON(data, v, false) }
+func DecodeJSON(data []byte, v any) error { return decodeJSON(data, v, decoder{}) }
 
-func decodeJSON(data []byte, v any, nulls bool) error {
+func decodeJSON(data []byte, v any, d decoder) error {
 	if !utf8.Valid(data) {
 		return Malformed("the body is not UTF-8")
 	}
@@ -171,8 +177,7 @@ func decodeJSON(data []byte, v any, nulls bool) error {
 	if err := checkSyntax(data); err != nil {
 		return err
 	}
-	d, whole := decoder{nulls}, bytes.TrimSpace(data)
-	return d.plain(reflect.ValueOf(v).Elem(), whole, "")
+	return d.plain(reflect.ValueOf(v).Elem(), bytes.TrimSpace(data), "")
 }
 
 // checkSyntax makes sure that it is one JSON value, not nested too deeply, nor of too many.
@@ -215,7 +220,8 @@ func shape(data []byte) (values int64, depth int) {
 // decoder reads valid JSON, guided by the type that is wanted. It works on the text itself:
 // only leaves are copied.
 type decoder struct {
-	nulls bool // null is the zero value of everything
+	nulls   bool     // null is the zero value of everything
+	ignored []string // names at the top that no field needs to have
 }
 
 var unmarshaler = reflect.TypeFor[json.Unmarshaler]()
@@ -247,6 +253,9 @@ func (d decoder) plain(v reflect.Value, raw []byte, path string) error {
 	case reflect.Struct:
 		return d.object(raw, path, func(name, at string, raw []byte) error {
 			f, ok := fieldNamed(v, name)
+			if !ok && path == "" && slices.Contains(d.ignored, name) {
+				return nil
+			}
 			if !ok {
 				return Malformed(fmt.Sprintf("unknown field %q", at))
 			}

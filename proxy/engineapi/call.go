@@ -41,6 +41,8 @@ type call struct {
 
 	concealed *strings.Replacer // of the paths at which binds are held; nil is none
 
+	mine map[string]bool // the IDs of the caller's containers; nil until they are looked up
+
 	unconfined bool // the container that was looked up last was denied, and made in mode audit
 }
 

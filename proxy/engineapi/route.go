@@ -1,6 +1,7 @@
 package engineapi
 
 import (
+	"encoding/json"
 	"fmt"
 	"math"
 	"net/http"
@@ -9,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
@@ -59,7 +62,7 @@ var routes = compile([]route{
 	{method: http.MethodGet, template: "/containers/{id}/archive", query: params{"path": nil}, op: policy.OpArchive, serve: inContainer(getArchive)},
 	{method: http.MethodPut, template: "/containers/{id}/archive", query: params{"path": nil, "noOverwriteDirNonDir": boolean, "copyUIDGID": boolean}, body: true, change: true, op: policy.OpArchive, serve: inContainer(putArchive)},
 	{method: http.MethodPost, template: "/containers/create", query: params{"name": nil, "platform": platform}, body: true, change: true, serve: decoded(createContainer)},
-	{method: http.MethodPost, template: "/containers/{id}/start", query: params{"detachKeys": detachKeys}, change: true, serve: onContainer(startContainer)},
+	{method: http.MethodPost, template: "/containers/{id}/start", query: params{"detachKeys": detachKeys, "checkpoint": unoffered, "checkpoint-dir": unoffered}, change: true, serve: onContainer(startContainer)},
 	{method: http.MethodPost, template: "/containers/{id}/restart", query: params{"t": stopTime, "signal": signal}, change: true, serve: onContainer(startContainer)},
 	{method: http.MethodPost, template: "/containers/{id}/update", body: true, change: true, serve: decoded(updateContainer)},
 	{method: http.MethodPost, template: "/containers/{id}/exec", body: true, op: policy.OpExec, change: true, serve: decoded(createExec)},
@@ -88,22 +91,24 @@ var routes = compile([]route{
 	{method: http.MethodGet, template: "/volumes/{name}", serve: inspectVolume},
 	{method: http.MethodDelete, template: "/volumes/{name}", query: params{"force": boolean}, change: true, serve: removeVolume},
 	{method: http.MethodPost, template: "/volumes/prune", change: true, since: 25, filters: []string{"label", "label!", "all"}, serve: pruneVolumes},
-	{method: http.MethodGet, template: "/images/json", query: params{"all": boolean, "digests": boolean, "shared-size": boolean}, filters: []string{"before", "dangling", "label", "reference", "since", "until"}, serve: listImages},
-	{method: http.MethodPost, template: "/images/create", query: params{"fromImage": nil, "tag": nil, "platform": platform}, op: policy.OpPull, change: true, serve: pullImage},
-	{method: http.MethodGet, template: "/images/{image}/json", serve: inspectImage},
-	{method: http.MethodGet, template: "/images/{image}/history", serve: imageHistory},
+	{method: http.MethodGet, template: "/images/json", query: params{"all": boolean, "digests": boolean, "shared-size": boolean, "manifests": boolean}, filters: []string{"before", "dangling", "label", "reference", "since", "until"}, serve: listImages},
+	{method: http.MethodPost, template: "/images/create", query: params{
+		"fromImage": nil, "tag": nil, "platform": platform, "fromSrc": unoffered, "repo": unoffered, "message": unoffered, "changes*": unoffered,
+	}, op: policy.OpPull, change: true, serve: pullImage},
+	{method: http.MethodGet, template: "/images/{image}/json", query: params{"manifests": boolean, "platform": ociPlatform}, serve: inspectImage},
+	{method: http.MethodGet, template: "/images/{image}/history", query: params{"platform": ociPlatform}, serve: imageHistory},
 	{method: http.MethodPost, template: "/images/{image}/tag", query: params{"repo": nil, "tag": nil}, change: true, serve: tagImage},
-	{method: http.MethodDelete, template: "/images/{image}", query: params{"force": boolean, "noprune": boolean}, change: true, serve: removeImage},
-	{method: http.MethodGet, template: "/images/{image}/get", op: policy.OpArchive, serve: saveImage},
-	{method: http.MethodGet, template: "/images/get", query: params{"names*": nil}, op: policy.OpArchive, serve: saveImages},
+	{method: http.MethodDelete, template: "/images/{image}", query: params{"force": boolean, "noprune": boolean, "platforms*": unoffered}, change: true, serve: removeImage},
+	{method: http.MethodGet, template: "/images/{image}/get", query: params{"platform": ociPlatform}, op: policy.OpArchive, serve: saveImage},
+	{method: http.MethodGet, template: "/images/get", query: params{"names*": nil, "platform": ociPlatform}, op: policy.OpArchive, serve: saveImages},
 	{
 		method: http.MethodPost, template: "/build", body: true, op: policy.OpBuild, change: true, serve: buildImage,
 		query: params{
 			"dockerfile": nil, "t*": nil, "q": nil, "nocache": boolean, "pull": nil, "rm": nil, "forcerm": nil, "memory": nil, "memswap": nil, "cpushares": nil,
 			"cpuperiod": nil, "cpuquota": nil, "buildargs": nil, "shmsize": nil, "labels": nil, "networkmode": nil, "platform": platform,
 			"target": like(baseImage, "the target is no stage's name"), "version": builder, "buildid": nil,
-			"cpusetcpus": never, "cpusetmems": never, "cachefrom": never, "ulimits": never, "cgroupparent": never, "extrahosts": never, "remote": never,
-			"squash": never, "isolation": never, "session": never, "outputs": never, "securityopt": never,
+			"cpusetcpus": never, "cpusetmems": never, "cachefrom": never, "ulimits": never, "cgroupparent": never, "extrahosts*": never, "remote": never,
+			"squash": never, "isolation": never, "session": never, "outputs": never, "securityopt*": never,
 		},
 	},
 	{
@@ -150,11 +155,26 @@ func (rt *route) run(c *call) error {
 func decoded[T any](serve func(c *call, asked *T) error) func(*call) error {
 	return func(c *call) error {
 		var asked T
-		if err := proxy.DecodeNulls(c.w, c.r, proxy.MaxBody, &asked); err != nil {
+		if err := c.decode(&asked); err != nil {
 			return err
 		}
 		return serve(c, &asked)
 	}
+}
+
+// decode reads the body. Some clients send one object as query and body: there the engine
+// ignores parameters, and what it doesn't know. Of the latter only what is empty may be there.
+func (c *call) decode(v any) error {
+	names := sortedKeys(c.route.query)
+	for i := range names {
+		names[i] = strings.TrimSuffix(names[i], "*")
+	}
+	for name, values := range c.r.URL.Query() {
+		if slices.Contains(emptyValues, values[0]) {
+			names = append(names, name)
+		}
+	}
+	return proxy.DecodeNulls(c.w, c.r, proxy.MaxBody, v, names...)
 }
 
 // onContainer serves a call on a container of the caller's. Serve gets the request that is
@@ -307,9 +327,11 @@ func literally(template []string, segments []segment) bool {
 
 // parse reads the query, and looks at what the headers say of the body.
 func (c *call) parse() (err error) {
-	if c.query, c.passed, err = parseQuery(c.r.URL.RawQuery, c.route.query); err != nil {
+	var dropped int
+	if c.query, c.passed, dropped, err = parseQuery(c.r.URL.RawQuery, c.route.query); err != nil {
 		return err
 	}
+	c.metrics.dropped.WithLabelValues(c.route.template).Add(float64(dropped))
 	if c.route.filters != nil {
 		if c.filter, err = parseFilters(c.query.Get("filters"), c.route.filters); err != nil {
 			return err
@@ -320,46 +342,73 @@ func (c *call) parse() (err error) {
 		return proxy.Malformed("the body is encoded, or has several types")
 	}
 	if !c.route.body && c.r.ContentLength != 0 {
-		return proxy.Malformed(c.route.method + " " + c.route.template + " takes no body")
+		return c.dropBody()
 	}
 	return nil
 }
 
+// dropBody reads the body of a route that takes none. Some clients send what is in the query
+// there again, or an empty object; the engine reads neither.
+func (c *call) dropBody() error {
+	var repeated map[string]json.RawMessage
+	err := proxy.DecodeBody(c.w, c.r, maxFormBody, true, &repeated)
+	sent := c.r.URL.Query()
+	for name := range repeated {
+		if !sent.Has(name) {
+			err = fmt.Errorf("%q isn't in the query", name)
+		}
+	}
+	if err != nil {
+		return proxy.Unreadable(c.route.method+" "+c.route.template+" takes no body", err)
+	}
+	return nil
+}
+
+// maxFormBody bounds the bodies of dropBody, in bytes.
+const maxFormBody = 64 << 10
+
 // params are the query parameters that a route knows. Each has what checks its value, which
 // is not empty, and returns the value for the engine, empty for none. Nil leaves that to the
-// route. A name with a "*" may be there more than once.
+// route. Of a name without a "*" the first value counts, as to the engine. On a route that
+// changes something they are all that any engine from API 1.24 on knows.
 type params map[string]func(name, value string) (string, error)
 
-// parseQuery reads a query. It returns it as it came, and what of it was checked for the engine.
-func parseQuery(raw string, known params) (query, passed url.Values, err error) {
+// parseQuery reads a query. It returns what of it is known, what of that was checked for the
+// engine, and how many parameters it dropped: an engine would ignore them, or they only select
+// what a read shows.
+func parseQuery(raw string, known params) (query, passed url.Values, dropped int, err error) {
 	if len(raw) > 64<<10 || strings.Contains(raw, ";") {
-		return nil, nil, proxy.Malformed("the query is too long, or has a semicolon")
+		return nil, nil, 0, proxy.Malformed("the query is too long, or has a semicolon")
 	}
 	if query, err = url.ParseQuery(raw); err != nil {
-		return nil, nil, proxy.Malformed("the query is not well-formed")
+		return nil, nil, 0, proxy.Malformed("the query is not well-formed")
 	}
 	passed = url.Values{}
 	for _, name := range sortedKeys(query) {
 		check, one := known[name]
-		_, many := known[name+"*"]
-		switch values := query[name]; {
-		case many:
-		case !one:
-			return nil, nil, denied("endpoints.query", name, fmt.Sprintf("the query parameter %q is not known", body.Shorten(name)),
-				"one of: "+strings.ReplaceAll(strings.Join(sortedKeys(known), ", "), "*", ""))
-		case len(values) > 1:
-			return nil, nil, proxy.Malformed(fmt.Sprintf("the query parameter %q is there %d times", name, len(values)))
-		case check != nil && values[0] != "":
-			value, err := check(name, values[0])
-			if err != nil {
-				return nil, nil, err
+		if !one {
+			var many bool
+			if check, many = known[name+"*"]; !many {
+				delete(query, name)
+				dropped++
+				continue
+			}
+		} else {
+			query[name] = query[name][:1]
+		}
+		for _, value := range query[name] {
+			if check == nil || value == "" {
+				continue
+			}
+			if value, err = check(name, value); err != nil {
+				return nil, nil, 0, err
 			}
 			if value != "" {
-				passed.Set(name, value)
+				passed.Add(name, value)
 			}
 		}
 	}
-	return query, passed, nil
+	return query, passed, dropped, nil
 }
 
 // isTrue reads a boolean as the engine does.
@@ -410,6 +459,27 @@ var (
 	// consoleSize is a terminal's height and width.
 	consoleSize = params{"h": between(0, math.MaxUint16), "w": between(0, math.MaxUint16)}
 )
+
+// emptyValues are those of parameters that ask for nothing.
+var emptyValues = []string{"", "0", "false", "[]", "{}", "null"}
+
+// unoffered refuses a parameter that would change what an engine does.
+func unoffered(name, value string) (string, error) {
+	if slices.Contains(emptyValues, value) {
+		return "", nil
+	}
+	return "", denied("endpoints.query", name, fmt.Sprintf("the parameter %q is not offered here", name), "the parameter left out")
+}
+
+// ociPlatform passes on one platform of an image, as {"os": "linux", "architecture": "arm64"}.
+func ociPlatform(_, value string) (string, error) {
+	var p ocispec.Platform
+	if err := proxy.DecodeJSON([]byte(value), &p); err != nil {
+		return "", proxy.Malformed("the platform is not a JSON object with os and architecture")
+	}
+	text, err := json.Marshal(p)
+	return string(text), err
+}
 
 // stopTime passes on how long a container may take to end. An end that is waited for as long
 // as it takes is bounded.
