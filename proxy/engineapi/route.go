@@ -118,6 +118,8 @@ var routes = compile([]route{
 	{method: http.MethodPost, template: "/images/prune", change: true, since: 25, filters: []string{"dangling", "until", "label", "label!"}, serve: pruneImages},
 	{method: http.MethodPost, template: "/build/prune", change: true, since: 31, serve: pruneBuilds,
 		query: params{"filters": nil, "all": nil, "keep-storage": nil, "reserved-space": nil, "max-used-space": nil, "min-free-space": nil}},
+	{method: http.MethodGet, template: "/plugins", serve: noPlugins},
+	{method: http.MethodGet, template: "/plugins/{image}/json", serve: noPlugin},
 	{method: http.MethodGet, template: "/events", query: params{"since": moment, "until": moment}, filters: []string{"config", "container", "daemon", "event", "image", "label", "network", "plugin", "scope", "type", "volume"}, serve: streamEvents},
 })
 
@@ -275,6 +277,12 @@ func (c *call) match() (*route, error) {
 	}
 	rt, name := lookup(c.r.Method, segments)
 	if rt == nil {
+		if err := absentSwarm(c.r.Method, segments); err != nil {
+			return nil, err
+		}
+		if c.r.Method == http.MethodPost && len(segments) == 1 && (segments[0].raw == "session" || segments[0].raw == "grpc") {
+			return nil, noBuildKit("")
+		}
 		return nil, denied("endpoints.unknown", "", fmt.Sprintf("%s %s is not an endpoint that may be used", method(c.r), body.Shorten(raw)),
 			"the endpoints of docs/engine-proxy.md")
 	}
