@@ -122,3 +122,14 @@ func TestNoBuildKit(t *testing.T) {
 		t.Errorf("the engine was asked %q", got)
 	}
 }
+
+// TestMinAPIVersion: clients go by it when they choose a version.
+func TestMinAPIVersion(t *testing.T) {
+	for told, want := range map[string]string{"1.12": "1.24", "1.40": "1.40", "": "1.24", "1.44": "1.44"} {
+		_, s, address := scripted(t, "1.51", "")
+		s.answers["GET /version"] = fmt.Sprintf(`{"MinAPIVersion":%q,"Components":[{"Name":"Engine","Details":{"ApiVersion":"1.56","MinAPIVersion":%q}}]}`, told, told)
+		if _, got := say(t, address, "GET", "/version", ""); strings.Count(got, `"MinAPIVersion":"`+want+`"`)+strings.Count(got, `"MinApiVersion":"`+want+`"`) < 1 || strings.Contains(got, "1.12") {
+			t.Errorf("%q: %s", told, got)
+		}
+	}
+}

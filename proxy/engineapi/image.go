@@ -152,6 +152,14 @@ func trimImage(c *call, entry map[string]json.RawMessage, patterns []string) (bo
 	}
 	// The engine's is of the container that the image was made of, with its environment.
 	delete(entry, "ContainerConfig")
+	for name, path := range map[string][]string{"Labels": nil, "Config": {"Labels"}} {
+		if entry[name] == nil {
+			continue
+		}
+		if entry[name], err = hideLabels(c, entry[name], path...); err != nil {
+			return false, err
+		}
+	}
 	if entry["Config"] != nil && c.version < 45 {
 		entry["ContainerConfig"] = entry["Config"]
 	}

@@ -115,7 +115,7 @@ func listOwn(c *call, kind lifecycle.ObjectKind, query url.Values, first ...json
 		write(next + string(entry))
 		next = ","
 	}
-	restarting := c.restarts.Waiting() > 0
+	restarting, visible := c.restarts.Waiting() > 0, c.showsLabels()
 	err = upstream.EachEntry(resp.Body, func(list string, entry json.RawMessage) error {
 		own, err := ownEntry(c, kind, list, entry)
 		if own != nil && kind == lifecycle.ObjectContainer {
@@ -123,6 +123,9 @@ func listOwn(c *call, kind lifecycle.ObjectKind, query url.Values, first ...json
 			if restarting {
 				entry, err = showRestarts(c, entry)
 			}
+		}
+		if own != nil && err == nil && !visible {
+			entry, err = withoutLabels(entry, "Labels")
 		}
 		if own != nil && err == nil {
 			write(next + string(entry))

@@ -85,6 +85,9 @@ func inspectNetwork(c *call) error {
 	if err != nil {
 		return err
 	}
+	if raw, err = hideLabels(c, raw, "Labels"); err != nil {
+		return err
+	}
 	if len(n.Containers) == 0 {
 		return c.answer(http.StatusOK, raw)
 	}

@@ -344,6 +344,7 @@ func (c *call) parse() (err error) {
 		if c.filter, err = parseFilters(c.query.Get("filters"), c.route.filters); err != nil {
 			return err
 		}
+		hideFilters(c, c.filter)
 	}
 	h := c.r.Header
 	if h.Get("Content-Encoding") != "" || len(h.Values("Content-Type")) > 1 {
