@@ -11,13 +11,14 @@ IMAGE       ?= berm:$(VERSION)
 CA_BUNDLE   ?= /etc/ssl/certs/ca-certificates.crt
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOTESTSUM   := gotest.tools/gotestsum@v1.13.0
+NFPM        := github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.4
 SOURCES     := cmd compose lifecycle policy proxy runtime
 E2E         := cd cmd/e2e && # a module of its own, whose tests run bin/berm
 LONG        := ^Test(Soak|Clients)
 TEST        := BERM_REQUIRE=docker,containerd,compose,python $(GO) run $(GOTESTSUM)
 
 .DEFAULT_GOAL := help
-.PHONY: help build agent demo run test soak newer clients attack test-unit lint check bench fuzz quota-vm image image-files image-layout clean compiler crun compose curl engines bin/berm-engine
+.PHONY: help build agent demo run test soak newer clients attack test-unit lint check bench fuzz quota-vm release image image-files image-layout clean compiler crun compose curl engines bin/berm-engine
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,8 +51,12 @@ newer: compiler agent engines ## build the newest engines (10 minutes), and run 
 	newer=$$(runtime/runtimetest/engine/newer.sh) && PATH=$$newer:$$PATH && $(TEST) --format testname -- -count=1 -timeout 60m \
 		-run '^Test(Docker|Containerd|UserNS)Contract$$|^Test(UserNS|Attack|Build|Archive|Held|Hold|Swapped|Led|Exchanged|Restart|Forged)' ./proxy/engineapi ./runtime/agent ./runtime/docker ./runtime/containerd
 
-clients: compiler compose agent engines ## run real clients against the Docker Engine API
+clients: compiler compose build engines ## run the clients that people have, straight and through Berm (an hour; builds newer ones)
+	@dpkg-query -W libseccomp-dev pkg-config >/dev/null 2>&1 || { \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends libseccomp-dev pkg-config; }
+	runtime/runtimetest/engine/newer.sh dockerd-28 dockerd-29 containerd-2 runc docker-cli compose-2 compose buildx
 	$(TEST) --format testname -- -race -count=1 -timeout 30m -run '^TestClients' ./...
+	$(E2E) $(TEST) --format testname -- -count=1 -timeout 180m -run '^TestClients' ./clients $(UPDATE)
 
 attack: build engines ## attack servers on private engines from inside their sandboxes
 	$(E2E) $(TEST) --format testname -- -count=1 -timeout 30m -run '^Test(Soak)?Attack' .
@@ -103,6 +108,28 @@ image-layout:
 	install -m 0755 $(BERM) $(LAYOUT)/rootfs/berm
 	install -m 0644 compose/image/passwd compose/image/group $(LAYOUT)/rootfs/etc/
 	install -m 0644 $(CA_BUNDLE) $(LAYOUT)/rootfs/etc/ssl/certs/ca-certificates.crt
+
+# Archive and package hold the same tree. The package's unit does without the sockets of
+# systemd, as the configurations of berm init name addresses.
+release: export ARCH = $(shell $(GO) env GOARCH)
+release: export DEB_VERSION = $(shell echo '$(VERSION)' | sed -E 's/^v//; /^[0-9]+\./!s/^/0~/; s/-(alpha|beta|rc)/~\1/; s/-/+/g')
+release: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
+release: build ## build the archive and the Debian package of this architecture, with their checksums, into bin/release
+	rm -rf bin/release
+	install -D -m 0755 -t bin/release/tree/bin bin/berm
+	install -D -m 0644 -t bin/release/tree/share/doc/berm LICENSE README.md CHANGELOG.md docs/berm.yaml docs/policy.yaml
+	install -D -m 0644 -t bin/release/tree/share/doc/berm/systemd docs/systemd/*
+	cd bin/release/tree/share && $(CURDIR)/bin/berm man man/man1 && gzip -9n man/man1/* && \
+		mkdir -p bash-completion/completions zsh/vendor-completions fish/vendor_completions.d && \
+		$(CURDIR)/bin/berm completion bash >bash-completion/completions/berm && \
+		$(CURDIR)/bin/berm completion zsh >zsh/vendor-completions/_berm && \
+		$(CURDIR)/bin/berm completion fish >fish/vendor_completions.d/berm.fish
+	sed -E -e '/^# Berm as a service/,/^$$/d' -e '/^(Requires|Also)=/d' -e 's/ berm\.socket berm-docker\.socket//' -e 's,/usr/local/bin,/usr/bin,' \
+		docs/systemd/berm.service >bin/release/berm.service
+	grep -q '^ExecStart=/usr/bin/berm ' bin/release/berm.service && ! grep -F .socket bin/release/berm.service
+	cd bin/release && tar --transform 's,^tree,berm_$(VERSION),' --sort=name --mtime=@$$SOURCE_DATE_EPOCH --owner=0 --group=0 --numeric-owner -cz -f berm_$(VERSION)_linux_$(ARCH).tar.gz tree
+	$(GO) run $(NFPM) package --config cmd/berm/package/nfpm.yaml --packager deb --target bin/release/
+	cd bin/release && rm -rf tree berm.service && sha256sum berm_* | tee SHA256SUMS
 
 clean: ## remove what was built
 	rm -rf bin cmd/berm/serve/agent/berm-agent

@@ -57,6 +57,19 @@ func TestObjectsAreLeftAlone(t *testing.T) {
 	}
 }
 
+// TestRemovedNetwork removes a network of the policy past Berm, as docker network prune does.
+func TestRemovedNetwork(t *testing.T) {
+	w := newWorld(t, setup{})
+	ctx := context.Background()
+	must(t, w.EnsureNetwork(ctx, "shared"))
+	must(t, w.fake.RemoveNetwork(ctx, "shared"))
+	must(t, w.EnsureNetwork(ctx, "shared"))
+	networks, err := w.fake.Networks(ctx, nil)
+	if err != nil || !slices.ContainsFunc(networks, func(n runtime.Network) bool { return n.Name == "shared" }) {
+		t.Errorf("networks: %+v, %v", networks, err)
+	}
+}
+
 func TestEndedObjects(t *testing.T) {
 	w := newWorld(t, setup{})
 	ctx := context.Background()

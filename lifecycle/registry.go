@@ -114,11 +114,13 @@ func (r *Registry) Status(_ context.Context, tenant string) ServiceStatus {
 func (r *Registry) Owner() *policy.Owner { return r.opts.Policy().Owner() }
 
 // EnsureNetwork creates one of the policy's networks, by the engine's name, unless it exists.
+// It asks the engine, as somebody may have removed a network that Berm knows.
 // The error is an *UnavailableError while the engine can't be used.
 func (r *Registry) EnsureNetwork(ctx context.Context, name string) error {
 	if err := r.available(); err != nil {
 		return err
 	}
+	r.engine.forgetNetwork(name)
 	return r.engine.ensureNetwork(ctx, name)
 }
 

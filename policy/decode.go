@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/moby/buildkit/util/suggest"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -142,11 +143,21 @@ func (d *Document) mapping(n *yaml.Node, v reflect.Value, path string) {
 		known := fields(v.Type())
 		f, ok := known[key.Value]
 		if !ok {
-			d.problem(sub, "is not a known key (known here: %s)", strings.Join(sortedKeys(known), ", "))
+			d.problem(sub, "is not a known key (%sknown here: %s)", nearest(key.Value, sortedKeys(known)), strings.Join(sortedKeys(known), ", "))
 			continue
 		}
 		d.value(val, v.FieldByIndex(f), sub)
 	}
+}
+
+// nearest asks whether the known name that is nearest to an unknown one was meant. It returns
+// nothing if none is near.
+func nearest(name string, known []string) string {
+	match, ok := suggest.Search(name, known, true)
+	if !ok {
+		return ""
+	}
+	return fmt.Sprintf("did you mean %q? ", match)
 }
 
 func (d *Document) scalar(n *yaml.Node, v reflect.Value, path string) {

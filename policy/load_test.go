@@ -188,7 +188,7 @@ func TestParseProblems(t *testing.T) {
 		{"syntax", "version: 1\n a: b: c", []string{"line 2: mapping values are not allowed in this context"}},
 		{"two documents", "version: 1\n---\nversion: 1", []string{"there is more than one YAML document"}},
 		{"unknown", "version: 1\nmount: {}\nmounts:\n  root: /x", []string{
-			"line 2: mount: is not a known key (known here: env, images, mounts, networks, profiles, resources, ttl, version)",
+			"line 2: mount: is not a known key (did you mean \"mounts\"? known here: env, images, mounts, networks, profiles, resources, ttl, version)",
 			"line 4: mounts.root: is not a known key (known here: allowed_roots, default_workspace, hold, owner, path_map, shared_root, trusted_roots)"}},
 		{"duplicates", "version: 1\nenv: {allow: [A]}\nprofiles:\n  a: {}\n  a: {}\nenv: {}", []string{
 			"line 5: profiles.a: is there twice, first on line 4", "line 6: env: is there twice, first on line 2"}},

@@ -52,6 +52,19 @@ func boundBody(w http.ResponseWriter, r *http.Request, within time.Duration) {
 	}
 }
 
+// maxDrain bounds what is read of a refused body, in bytes.
+const maxDrain = 256 << 20
+
+// drain sends the answer and reads on for a moment. A caller that is still sending loses an
+// answer after which the connection is closed: some look for it only once they have sent all.
+func drain(w http.ResponseWriter, r *http.Request) {
+	if r.ContentLength == 0 || r.Body == nil || r.Header.Get("Expect") != "" {
+		return
+	}
+	_ = http.NewResponseController(w).Flush() // an in-process writer can't
+	_, _ = io.CopyN(io.Discard, r.Body, maxDrain)
+}
+
 // DecodeBody reads a JSON body of at most limit bytes into v, as DecodeJSON does.
 // No body at all leaves v as it is when that is allowed. The memory that the body takes is
 // leased until the request ends, or until whoever called Exchange.KeepBody releases it.
@@ -446,6 +459,7 @@ func WriteJSON(w http.ResponseWriter, status int, contentType string, v any) err
 	}
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(sendTimeout)) // an in-process writer has none
 	w.Header().Set("Content-Type", contentType)
+	w.Header().Set("Content-Length", strconv.Itoa(len(b)+1))
 	w.WriteHeader(status)
 	_, _ = w.Write(append(b, '\n'))
 	return nil

@@ -148,6 +148,9 @@ func (g *Gate) fail(w http.ResponseWriter, r *http.Request, err error) {
 		boundBody(w, r, BodyLinger)
 	}
 	g.opts.Fail(w, r, f)
+	if !errors.Is(f.Cause, os.ErrDeadlineExceeded) {
+		drain(w, r)
+	}
 }
 
 // RecentErrors gives the tenant's last errors, 50 at most, newest first.

@@ -65,6 +65,10 @@ func ListenOwned(ctx context.Context, address string, mode fs.FileMode, uid, gid
 			return nil, fmt.Errorf("listen on %s: another process listens on it", address)
 		}
 	}
+	// Directories like /run/berm are gone after a boot.
+	if err := os.Mkdir(filepath.Dir(path), 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // the socket has a mode
+		return nil, fmt.Errorf("listen on %s: %w", address, err)
+	}
 	// The socket is made where nobody else looks, and moved when it has its mode.
 	dir, err := os.MkdirTemp(filepath.Dir(path), ".berm-*")
 	if err != nil {

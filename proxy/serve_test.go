@@ -83,6 +83,22 @@ func TestListenUnix(t *testing.T) {
 		t.Errorf("left behind: %v, %v", entries, err)
 	}
 
+	t.Run("directory", func(t *testing.T) { // like /run/berm after a boot
+		below := filepath.Join(dir, "run", "berm")
+		if _, err := proxy.Listen(t.Context(), "unix://"+filepath.Join(below, "s"), 0o600); err == nil {
+			t.Error("more than one directory was made")
+		}
+		l, err := proxy.Listen(t.Context(), "unix://"+filepath.Join(dir, "run", "s"), 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if fi, err := os.Stat(filepath.Join(dir, "run")); err != nil || fi.Mode().Perm()&0o022 != 0 {
+			t.Errorf("the directory: %v, %v", fi, err)
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 	t.Run("stale", func(t *testing.T) {
 		stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 		if err != nil {

@@ -10,6 +10,7 @@ import (
 	"iter"
 	"net/http"
 	"net/url"
+	"strconv"
 	"unicode/utf8"
 
 	"github.com/bermhq/berm/proxy/apitype"
@@ -55,8 +56,21 @@ func (c *Client) open(ctx context.Context, path string, q url.Values, offset, le
 		h.Set("Range", fmt.Sprintf("bytes=%d-", offset))
 	}
 	rep, err := c.do(ctx, call{method: http.MethodGet, path: path, query: q, header: h, stream: true})
-	return rep.body, err
+	if err != nil {
+		return nil, err
+	}
+	size, _ := strconv.ParseInt(rep.header.Get("Content-Length"), 10, 64) // 0 where the server doesn't say
+	return sized{rep.body, size}, nil
 }
+
+// sized is a body of which the server may have told the size.
+type sized struct {
+	io.ReadCloser
+	size int64
+}
+
+// Size returns the bytes of the whole body; 0 if they aren't known.
+func (s sized) Size() int64 { return s.size }
 
 func tarHeader() http.Header { return http.Header{"Content-Type": {"application/x-tar"}} }
 

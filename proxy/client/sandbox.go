@@ -13,11 +13,18 @@ import (
 // Create answers the sandbox of a key, and makes it if there is none. While its
 // image is being pulled, it waits. Result tells what it came to.
 func (c *Client) Create(ctx context.Context, key string, req apitype.SandboxRequest) (*apitype.Sandbox, error) {
+	return c.CreateFunc(ctx, key, req, func(*apitype.Sandbox) {})
+}
+
+// CreateFunc is Create, and calls waiting with each answer that says how far the image
+// has come.
+func (c *Client) CreateFunc(ctx context.Context, key string, req apitype.SandboxRequest, waiting func(*apitype.Sandbox)) (*apitype.Sandbox, error) {
 	for {
 		sb, again, err := c.create(ctx, key, req)
 		if err != nil || again == 0 {
 			return sb, err
 		}
+		waiting(sb)
 		if err := wait(ctx, again); err != nil {
 			return nil, err
 		}

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -81,12 +80,12 @@ func exportContainer(c *call, a upstream.Ask, id string) error {
 }
 
 // putArchive gives the engine an archive of Berm's own writing. It is plain, as some
-// engines unpack compressed ones by programs that they find in the container. Entries
-// before a refused one may have been unpacked.
+// engines unpack compressed ones by programs that they find in the container: Berm
+// decompresses them. Entries before a refused one may have been unpacked.
 func putArchive(c *call, _ upstream.Ask, id string) error {
 	return transfer(c, id, func(r io.Reader) error {
 		return withArchive(c, id, func(a upstream.Ask, ct *container.InspectResponse) error {
-			plain, err := plainTar(r)
+			plain, err := openTar(r, maxInflated)
 			if err != nil {
 				return err
 			}
@@ -106,17 +105,6 @@ func putArchive(c *call, _ upstream.Ask, id string) error {
 	})
 }
 
-// compressed are how the archives begin that engines unpack by themselves.
-var compressed = [][]byte{
-	{0x1f, 0x8b, 0x08}, []byte("BZh"), {0xfd, '7', 'z', 'X', 'Z', 0}, {0x28, 0xb5, 0x2f, 0xfd},
-}
-
-// isCompressed reports whether engines take what begins so for a compressed archive.
-func isCompressed(first []byte) bool {
-	skippable := len(first) > 3 && first[0]&0xf0 == 0x50 && bytes.Equal(first[1:4], []byte{0x2a, 0x4d, 0x18}) // frames of zstd
-	return skippable || slices.ContainsFunc(compressed, func(magic []byte) bool { return bytes.HasPrefix(first, magic) })
-}
-
 // plainWriter refuses to write what begins as a compressed archive. The name of a file is
 // where an archive begins, and it is the caller's: the engine would unpack what was never judged.
 type plainWriter struct {
@@ -132,15 +120,27 @@ func (w *plainWriter) Write(b []byte) (int, error) {
 	return w.Writer.Write(b)
 }
 
+// openTar is plainTar for an archive that may be compressed, to at most most bytes.
+func openTar(r io.Reader, most int64) (io.Reader, error) {
+	r, err := inflate(r, most)
+	if err != nil {
+		return nil, err
+	}
+	return plainTar(r)
+}
+
 // plainTar looks at how an archive begins. Its first block has to be the header of a
 // file, or zeros, and nothing that an engine could take for a compressed archive.
 func plainTar(r io.Reader) (io.Reader, error) {
 	br := bufio.NewReaderSize(r, upstream.BufferSize)
 	first, err := br.Peek(tarBlock)
+	if fault, ok := errors.AsType[*proxy.Fault](err); ok { // of what decompresses it
+		return nil, fault
+	}
 	if err != nil {
 		return nil, proxy.Malformed("the body is not a tar archive")
 	}
-	refuse := denied("archive.plain", "", "the body is not a plain tar archive", "tar without compression")
+	refuse := denied("archive.plain", "", "the body is not a plain tar archive", "tar, as it is or compressed once by gzip, bzip2, xz or zstd")
 	if isCompressed(first) || !bytes.Equal(first, make([]byte, tarBlock)) && !tarHeader(first) {
 		return nil, refuse
 	}

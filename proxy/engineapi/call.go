@@ -282,6 +282,7 @@ func fail(w http.ResponseWriter, _ *http.Request, f proxy.Fault) {
 	}
 	body, _ := json.Marshal(map[string]string{"message": message}) // a text can be encoded
 	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)+1)) // so that it is whole before the request's body is read
 	w.WriteHeader(f.Status)
 	_, _ = w.Write(append(body, '\n'))
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // showsLabels reports whether the caller sees Berm's own labels.
-func (c *call) showsLabels() bool {
+func showsLabels(c *call) bool {
 	p, _ := c.rules.Profile(c.caller.Profile)
 	return p.EngineAPI.ShowLabels
 }
@@ -24,7 +24,7 @@ func hiddenLabel(name, value string) bool {
 
 // hideLabels takes Berm's own labels out of JSON of the engine's that has labels at the path.
 func hideLabels(c *call, raw json.RawMessage, path ...string) (json.RawMessage, error) {
-	if c.showsLabels() {
+	if showsLabels(c) {
 		return raw, nil
 	}
 	return withoutLabels(raw, path...)
@@ -53,7 +53,7 @@ func withoutLabels(raw json.RawMessage, path ...string) (json.RawMessage, error)
 
 // hideFilters has filters for Berm's own labels find what they would find without these.
 func hideFilters(c *call, f filters) {
-	if len(f["label"])+len(f["label!"]) == 0 || c.showsLabels() {
+	if len(f["label"])+len(f["label!"]) == 0 || showsLabels(c) {
 		return
 	}
 	hidden := func(s string) bool {

@@ -115,7 +115,7 @@ func listOwn(c *call, kind lifecycle.ObjectKind, query url.Values, first ...json
 		write(next + string(entry))
 		next = ","
 	}
-	restarting, visible := c.restarts.Waiting() > 0, c.showsLabels()
+	restarting, visible := c.restarts.Waiting() > 0, showsLabels(c)
 	err = upstream.EachEntry(resp.Body, func(list string, entry json.RawMessage) error {
 		own, err := ownEntry(c, kind, list, entry)
 		if own != nil && kind == lifecycle.ObjectContainer {

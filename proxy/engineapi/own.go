@@ -317,7 +317,7 @@ func encodedBytes(v any) int {
 // for; nil if it doesn't. It removes the labels that a caller to whom Berm's are shown may
 // have copied from another object.
 func (c *call) callersLabels(labels map[string]string) (ttl *time.Duration, err error) {
-	if c.showsLabels() {
+	if showsLabels(c) {
 		maps.DeleteFunc(labels, func(name, _ string) bool { return stamped(name) })
 	}
 	for name, value := range labels {

@@ -37,7 +37,7 @@ var judgedBy = map[string]string{
 	"POST /exec/{id}/start":         "`exec`",
 	"HEAD /containers/{id}/archive": "`archive`",
 	"GET /containers/{id}/archive":  "`archive`",
-	"PUT /containers/{id}/archive":  "`archive`; plain tar only",
+	"PUT /containers/{id}/archive":  "`archive`; tar, plain or compressed",
 	"GET /containers/{id}/export":   "`archive`",
 	"GET /containers/{id}/json":     "`redact_env`",
 	"POST /commit":                  "`commit`, `tags`",

@@ -25,6 +25,7 @@ type route struct {
 	template string // "/containers/{id}/json"
 	query    params
 	body     bool             // it may have one
+	upload   bool             // the body is an archive
 	op       string           // what the profile must allow; empty is nothing
 	filters  []string         // filters that its query may have
 	change   bool             // it changes something
@@ -60,7 +61,7 @@ var routes = compile([]route{
 	{method: http.MethodGet, template: "/containers/{id}/export", op: policy.OpArchive, serve: inContainer(exportContainer)},
 	{method: http.MethodHead, template: "/containers/{id}/archive", query: params{"path": nil}, op: policy.OpArchive, serve: inContainer(statArchive)},
 	{method: http.MethodGet, template: "/containers/{id}/archive", query: params{"path": nil}, op: policy.OpArchive, serve: inContainer(getArchive)},
-	{method: http.MethodPut, template: "/containers/{id}/archive", query: params{"path": nil, "noOverwriteDirNonDir": boolean, "copyUIDGID": boolean}, body: true, change: true, op: policy.OpArchive, serve: inContainer(putArchive)},
+	{method: http.MethodPut, template: "/containers/{id}/archive", query: params{"path": nil, "noOverwriteDirNonDir": boolean, "copyUIDGID": boolean}, body: true, upload: true, change: true, op: policy.OpArchive, serve: inContainer(putArchive)},
 	{method: http.MethodPost, template: "/containers/create", query: params{"name": nil, "platform": platform}, body: true, change: true, serve: decoded(createContainer)},
 	{method: http.MethodPost, template: "/containers/{id}/start", query: params{"detachKeys": detachKeys, "checkpoint": unoffered, "checkpoint-dir": unoffered}, change: true, serve: onContainer(startContainer)},
 	{method: http.MethodPost, template: "/containers/{id}/restart", query: params{"t": stopTime, "signal": signal}, change: true, serve: onContainer(startContainer)},
@@ -102,7 +103,7 @@ var routes = compile([]route{
 	{method: http.MethodGet, template: "/images/{image}/get", query: params{"platform": ociPlatform}, op: policy.OpArchive, serve: saveImage},
 	{method: http.MethodGet, template: "/images/get", query: params{"names*": nil, "platform": ociPlatform}, op: policy.OpArchive, serve: saveImages},
 	{
-		method: http.MethodPost, template: "/build", body: true, op: policy.OpBuild, change: true, serve: buildImage,
+		method: http.MethodPost, template: "/build", body: true, upload: true, op: policy.OpBuild, change: true, serve: buildImage,
 		query: params{
 			"dockerfile": nil, "t*": nil, "q": nil, "nocache": boolean, "pull": nil, "rm": nil, "forcerm": nil, "memory": nil, "memswap": nil, "cpushares": nil,
 			"cpuperiod": nil, "cpuquota": nil, "buildargs": nil, "shmsize": nil, "labels": nil, "networkmode": nil, "platform": platform,
@@ -347,18 +348,19 @@ func (c *call) parse() (err error) {
 		hideFilters(c, c.filter)
 	}
 	h := c.r.Header
-	if h.Get("Content-Encoding") != "" || len(h.Values("Content-Type")) > 1 {
+	// Engines look at how an archive begins, and not at this header, which docker-py sends.
+	if h.Get("Content-Encoding") != "" && !c.route.upload || len(h.Values("Content-Type")) > 1 {
 		return proxy.Malformed("the body is encoded, or has several types")
 	}
 	if !c.route.body && c.r.ContentLength != 0 {
-		return c.dropBody()
+		return dropBody(c)
 	}
 	return nil
 }
 
 // dropBody reads the body of a route that takes none. Some clients send what is in the query
 // there again, or an empty object; the engine reads neither.
-func (c *call) dropBody() error {
+func dropBody(c *call) error {
 	var repeated map[string]json.RawMessage
 	err := proxy.DecodeBody(c.w, c.r, maxFormBody, true, &repeated)
 	sent := c.r.URL.Query()

@@ -43,7 +43,7 @@ func spool(c *call, args map[string]string, lease *proxy.Lease) (*os.File, error
 	ctx, end := context.WithCancelCause(c.ctx)
 	defer end(nil)
 	rest := patient(ctx, c, end, http.MaxBytesReader(c.w, c.r.Body, maxContext))
-	body, err := plainTar(rest)
+	body, err := openTar(rest, maxContext)
 	if err == nil {
 		err = rewrite(&spoolWriter{File: f, ctx: ctx, lease: lease}, body, name, func(text []byte) ([]byte, error) { return judgeDockerfile(c, text, args, auths) })
 	}
@@ -110,7 +110,7 @@ func rewrite(to io.Writer, from io.Reader, name string, judge func([]byte) ([]by
 			return archiveError(err)
 		}
 		if size += tarBlock + min(max(h.Size, 0), maxContext); size > maxContext {
-			return contextTooLarge() // as a sparse file may be that comes as a small one
+			return tooLarge(maxContext) // as a sparse file may be that comes as a small one
 		}
 		place, err := placeOf(h)
 		switch {
@@ -171,7 +171,7 @@ func placeOf(h *tar.Header) (string, error) {
 
 func archiveError(err error) error {
 	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
-		return contextTooLarge()
+		return tooLarge(maxContext)
 	}
 	if full, ok := errors.AsType[*proxy.Fault](err); ok {
 		return full
@@ -179,6 +179,6 @@ func archiveError(err error) error {
 	return proxy.Malformed("the body is not a tar archive")
 }
 
-func contextTooLarge() error {
-	return &proxy.Fault{Status: http.StatusRequestEntityTooLarge, Code: "too_large", Title: "Body too large", Detail: fmt.Sprintf("the build's files are larger than %d bytes", int64(maxContext))}
+func tooLarge(most int64) error {
+	return &proxy.Fault{Status: http.StatusRequestEntityTooLarge, Code: "too_large", Title: "Body too large", Detail: fmt.Sprintf("the archive is larger than %d bytes", most)}
 }

@@ -243,7 +243,7 @@ func streamEvents(c *call) error {
 	c.head(resp)
 	_ = http.NewResponseController(c.w).Flush()
 	defer c.hurry()()
-	visible := c.showsLabels()
+	visible := showsLabels(c)
 	lines := bufio.NewReaderSize(resp.Body, upstream.BufferSize)
 	for {
 		raw, err := nextEvent(lines)

@@ -116,7 +116,7 @@ func (f *tarFilter) step() error {
 func tarError(err error) error {
 	switch {
 	case errors.Is(err, tar.ErrHeader), errors.Is(err, tar.ErrFieldTooLong):
-		return denied("archive.plain", "", "the body is not a plain tar archive", "tar without compression")
+		return denied("archive.plain", "", "the body is not a plain tar archive", "tar, as it is or compressed once by gzip, bzip2, xz or zstd")
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return proxy.Malformed("the tar archive is cut off")
 	}

@@ -3,7 +3,9 @@ package sandboxapi
 import (
 	"bytes"
 	"cmp"
-	_ "embed" // the document and its page's template
+	"crypto/sha256"
+	_ "embed" // the document, and its page's template and script
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"html/template"
@@ -17,6 +19,9 @@ var document []byte
 
 //go:embed docs.html.tmpl
 var docsTemplate string
+
+//go:embed docs.js
+var docsScript string
 
 // Document is the OpenAPI document that describes the API.
 func Document() []byte { return slices.Clone(document) }
@@ -90,6 +95,7 @@ func renderDocs(doc []byte) ([]byte, error) {
 		"type":    typeName,
 		"pretty":  pretty,
 		"ref":     refName,
+		"script":  func() template.JS { return template.JS(docsScript) }, //nolint:gosec // our own
 		"require": func(s *schema, name string) bool { return slices.Contains(s.Required, name) },
 		"of": func(tag string) []operation {
 			return slices.DeleteFunc(slices.Clone(ops), func(o operation) bool { return !slices.Contains(o.Tags, tag) })
@@ -172,6 +178,13 @@ func typeName(s *schema) string {
 		name += " of strings"
 	}
 	return name
+}
+
+// docsPolicy is the page's Content-Security-Policy: its own script runs, and no other.
+func docsPolicy() string {
+	sum := sha256.Sum256([]byte(docsScript))
+	return "default-src 'none'; script-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) +
+		"'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 }
 
 func refName(ref string) string { return ref[strings.LastIndexByte(ref, '/')+1:] }

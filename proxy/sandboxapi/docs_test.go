@@ -1,6 +1,8 @@
 package sandboxapi_test
 
 import (
+	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
 	"os"
 	"regexp"
@@ -36,8 +38,15 @@ func TestDocs(t *testing.T) {
 			t.Errorf("it needs an asset: %s", m[1])
 		}
 	}
+	// One script, which the policy names, and no other.
+	before, after, _ := strings.Cut(a.body, "<script>")
+	script, after, _ := strings.Cut(after, "</script>")
+	sum := sha256.Sum256([]byte(script))
+	if csp := a.Header.Get("Content-Security-Policy"); !strings.Contains(csp, "; script-src 'sha256-"+base64.StdEncoding.EncodeToString(sum[:])+"';") {
+		t.Errorf("the script isn't in the policy %q", csp)
+	}
 	for _, bad := range []string{"<script", "<link", "@import", "url(", "&lt;nil&gt;", "ZgotmplZ"} {
-		if strings.Contains(a.body, bad) {
+		if strings.Contains(before+after, bad) {
 			t.Errorf("it contains %s", bad)
 		}
 	}

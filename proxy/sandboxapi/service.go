@@ -67,7 +67,7 @@ func (a *api) openAPI(w http.ResponseWriter, _ *http.Request) error {
 
 func (a *api) page(w http.ResponseWriter, _ *http.Request) error {
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	w.Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'")
+	w.Header().Set("Content-Security-Policy", docsPolicy())
 	_, _ = w.Write(a.docs)
 	return nil
 }

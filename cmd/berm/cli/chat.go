@@ -134,7 +134,7 @@ func newChatListCommand(flags *clientFlags) *cobra.Command {
 		}),
 	}
 	of.add(cmd)
-	return cmd
+	return flags.quiet(cmd, "{{.ChatID}}")
 }
 
 func newChatHistoryCommand(flags *clientFlags) *cobra.Command {

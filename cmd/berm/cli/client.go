@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+	"text/template"
 
 	"github.com/spf13/cobra"
 
@@ -24,17 +25,38 @@ const defaultURL = "http://127.0.0.1:7070"
 // clientFlags say how commands reach the server, and how they print.
 type clientFlags struct {
 	url, tokenFile, output string
+	template               *template.Template // nil: output is no template
 }
 
 // NewCommands makes the commands that are clients of a server, and those that need none.
 func NewCommands() []*cobra.Command {
 	return []*cobra.Command{
 		newSandboxCommand(), newWorkspaceCommand(), newChatCommand(), newFileCommand(),
-		newConfigCommand(), newPolicyCommand(), newStoreCommand(), newDemoCommand(), newComposeCommand(), newVersionCommand(),
+		newConfigCommand(), newPolicyCommand(), newStoreCommand(), newDemoCommand(), newInitCommand(), newVersionCommand(), newManCommand(),
 	}
 }
 
-// add gives a group of commands the flags, and explains them in its help.
+// NewShortCommands makes the commands of sandboxes that are so common that they need no
+// "sandbox" in front.
+func NewShortCommands() []*cobra.Command {
+	var cmds []*cobra.Command
+	for _, make := range []func(*clientFlags) *cobra.Command{
+		newPsCommand, newExecCommand, newProcessLogsCommand, newStatsCommand, newPauseCommand, newResumeCommand, newCpCommand,
+	} {
+		var flags clientFlags
+		cmd := make(&flags)
+		cmd.GroupID = ShortGroup
+		flags.add(cmd)
+		cmds = append(cmds, cmd)
+	}
+	return cmds
+}
+
+// ShortGroup is the group of the short commands in the program's help.
+const ShortGroup = "short"
+
+// add gives a command and those in it the flags, and explains them in its help. It has their
+// first arguments completed.
 func (f *clientFlags) add(cmd *cobra.Command) {
 	if cmd.Long == "" {
 		cmd.Long = cmd.Short + "."
@@ -45,14 +67,18 @@ The server is that of --url or BERM_URL (` + defaultURL + ` by default; unix:///
 for a unix socket), the token that of --token-file or BERM_TOKEN.`
 	cmd.PersistentFlags().StringVar(&f.url, "url", "", "the server (default $BERM_URL, else "+defaultURL+")")
 	cmd.PersistentFlags().StringVar(&f.tokenFile, "token-file", "", "file with the token (default $BERM_TOKEN)")
-	cmd.PersistentFlags().StringVarP(&f.output, "output", "o", "table", "table or json")
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{"table", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	cmd.PersistentFlags().StringVarP(&f.output, "output", "o", formatTable, "table, json or a Go template, like '{{.Key}} {{json .Spec}}'")
+	cmd.PersistentFlags().StringVar(&f.output, "format", formatTable, "the same as --output")
+	for _, name := range []string{"output", "format"} {
+		_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions([]cobra.Completion{formatTable, formatJSON}, cobra.ShellCompDirectiveNoFileComp))
+	}
+	f.complete(cmd)
 }
 
 // connect returns the client. It fails if the output format is unknown.
 func (f *clientFlags) connect() (*client.Client, error) {
-	if f.output != "table" && f.output != "json" {
-		return nil, usage("--output is %q, want table or json", f.output)
+	if err := f.parseFormat(); err != nil {
+		return nil, err
 	}
 	url, token, err := f.server()
 	if err != nil {
@@ -109,13 +135,15 @@ func explain(err error) error {
 	return errors.New(text)
 }
 
-// answer prints an answer of the server, as JSON or as the text that show returns.
+// answer prints an answer of the server, as --output says or as the text that show returns.
 func answer[T any](f *clientFlags, cmd *cobra.Command, v T, err error, show func(v T) string) error {
 	switch {
 	case err != nil:
 		return err
-	case f.output == "json":
+	case f.output == formatJSON:
 		return config.WriteJSON(cmd.OutOrStdout(), v)
+	case f.template != nil:
+		return f.execute(cmd.OutOrStdout(), v)
 	}
 	_, err = io.WriteString(cmd.OutOrStdout(), show(v))
 	return err

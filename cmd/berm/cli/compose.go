@@ -2,8 +2,6 @@ package cli
 
 import (
 	"bytes"
-	"cmp"
-	"crypto/rand"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -21,73 +19,61 @@ import (
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/compose"
-	"github.com/bermhq/berm/runtime/atomicfile"
 )
 
-func newComposeCommand() *cobra.Command {
-	return config.Group("compose", "Write stacks for docker compose", newComposeInitCommand())
-}
-
-func newComposeInitCommand() *cobra.Command {
+func newInitComposeCommand() *cobra.Command {
 	var opts stackOptions
 	cmd := &cobra.Command{
-		Use:   "init",
-		Short: "Write a stack, its policy and a token, ready to run",
-		Long: `Write a stack for docker compose into a directory, with its policy, a random token in
-secrets/token, and .env with the settings of this machine. Nothing is asked, and nothing is
-started.
+		Use:   "compose [DIR]",
+		Short: "Write a stack for docker compose, its policy and a token, ready to run",
+		Long: `Write a stack for docker compose into a directory (default this one), with its policy, a
+random token in secrets/token, and .env with the settings of this machine.
 
 Stacks: minimal (Berm on this host's Docker Engine), agent-app (the same with two example
 services that use it), dind (a private engine), containerd (without Docker's API), observability
 (minimal with Prometheus, Grafana and a collector).
 
-A file that is there is an error, and then nothing is written. With --force it is replaced,
-but for secrets: those stay.`,
-		Example: `  berm compose init
-  berm compose init --dir /srv/berm --with-docker-api
-  berm compose init --dir demo --stack agent-app
-  berm compose init --dir /etc/berm --engine containerd --image registry.example/berm:1.0.0`,
-		RunE: config.Action(func(cmd *cobra.Command, _ []string) error {
+` + keeps,
+		Example: `  berm init compose
+  berm init compose /srv/berm --with-docker-api
+  berm init compose demo --stack agent-app
+  berm init compose /etc/berm --stack containerd --image registry.example/berm:1.0.0`,
+		RunE: config.Action(func(cmd *cobra.Command, args []string) error {
+			opts.dir = argument(args, 0, ".")
 			if err := opts.complete(); err != nil {
 				return usage("%w", err)
 			}
-			return opts.write(cmd.OutOrStdout())
+			files, err := opts.files()
+			if err == nil {
+				err = opts.write(files)
+			}
+			if err != nil {
+				return err
+			}
+			return opts.tell(cmd.OutOrStdout(), files)
 		}),
 	}
 	f := cmd.Flags()
-	f.StringVar(&opts.dir, "dir", ".", "directory, made if missing")
-	f.StringVar(&opts.stack, "stack", "", "minimal, agent-app, dind, containerd or observability (default minimal, or what --engine says)")
-	f.StringVar(&opts.engine, "engine", "", "docker, dind or containerd (default what --stack has)")
+	f.StringVar(&opts.stack, "stack", "minimal", "minimal, agent-app, dind, containerd or observability")
 	f.BoolVar(&opts.dockerAPI, "with-docker-api", false, "open the Docker Engine API too, as tcp://berm:2375 in a network of its own")
 	f.StringVar(&opts.image, "image", "", "Berm's image, with a tag or digest (default berm:VERSION, which make image builds)")
 	f.BoolVar(&opts.force, "force", false, "replace files that are there")
 	return cmd
 }
 
-// stackOptions are the options of compose init.
+// stackOptions are the options of init compose.
 type stackOptions struct {
-	dir, stack, engine, image string
-	dockerAPI, force          bool
+	target
+	stack, image string
+	dockerAPI    bool
 }
-
-// stackEngines are the engines of the stacks that don't use the host's Docker Engine.
-var stackEngines = map[string]string{"dind": "dind", "containerd": "containerd"}
 
 var tagPattern = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
 
 // complete sets defaults, and refuses options that exclude each other.
 func (o *stackOptions) complete() error {
-	if !slices.Contains([]string{"", "docker", "dind", "containerd"}, o.engine) {
-		return fmt.Errorf("--engine is %q, want docker, dind or containerd", o.engine)
-	}
-	if o.stack == "" {
-		o.stack = cmp.Or(stackEngines[o.engine], "minimal")
-	}
 	if !slices.Contains(compose.Stacks, o.stack) {
 		return fmt.Errorf("--stack is %q, want %s", o.stack, strings.Join(compose.Stacks, ", "))
-	}
-	if has := cmp.Or(stackEngines[o.stack], "docker"); o.engine != "" && o.engine != has {
-		return fmt.Errorf("--engine %s doesn't go with --stack %s, which is on %s", o.engine, o.stack, has)
 	}
 	if o.dockerAPI && o.stack == "containerd" {
 		return errors.New("--with-docker-api needs a Docker Engine: take another --stack")
@@ -106,93 +92,22 @@ func (o *stackOptions) complete() error {
 	if tagged, ok := ref.(reference.Tagged); reference.IsNameOnly(ref) || ok && tagged.Tag() == "latest" {
 		return fmt.Errorf("--image %s: name a version, by a tag other than latest or a digest", o.image)
 	}
-	o.dir, err = filepath.Abs(o.dir)
-	if err == nil && strings.ContainsAny(o.dir, "\n\r'\"$\\#:") {
-		err = fmt.Errorf("--dir %q: compose files can't name such a path", o.dir)
-	}
-	return err
-}
-
-// stackFile is a file of a stack, path relative to its directory.
-type stackFile struct {
-	path    string
-	content []byte
-	mode    fs.FileMode
-}
-
-// write writes the stack's files and tells what to do next.
-func (o *stackOptions) write(out io.Writer) (err error) {
-	files, err := o.files()
-	if err != nil {
-		return err
-	}
-	if !o.force {
-		for _, f := range files {
-			if _, statErr := os.Lstat(filepath.Join(o.dir, f.path)); statErr == nil {
-				err = errors.Join(err, fmt.Errorf("%s is there already", filepath.Join(o.dir, f.path)))
-			}
-		}
-		if err != nil {
-			return fmt.Errorf("nothing was written:\n%w\nchoose another --dir, or replace them with --force", err)
-		}
-	}
-	var written []string
-	defer func() {
-		if err != nil && !o.force {
-			for _, target := range written {
-				err = errors.Join(err, os.Remove(target))
-			}
-		}
-	}()
-	for _, f := range files {
-		target := filepath.Join(o.dir, f.path)
-		if err := o.makeDir(filepath.Dir(f.path)); err != nil {
-			return err
-		}
-		if err := atomicfile.WriteString(target, f.mode, string(f.content)); err != nil {
-			return fmt.Errorf("write the stack: %w", err)
-		}
-		written = append(written, target)
-	}
-	return o.tell(out, files)
-}
-
-// makeDir makes a directory of the stack. Only the owner may enter that of the secrets, as
-// services of any user have to read some of the files in it.
-func (o *stackOptions) makeDir(rel string) error {
-	dir := filepath.Join(o.dir, rel)
-	if rel != secretsDir {
-		return os.MkdirAll(dir, 0o755) //nolint:gosec // what is in there is no secret
-	}
-	if err := o.makeDir("."); err != nil {
-		return err
-	}
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	info, err := os.Lstat(dir)
-	if err != nil {
-		return err
-	}
-	if !info.IsDir() || info.Mode().Perm()&0o077 != 0 {
-		return fmt.Errorf("%s is open to others, or no directory: chmod 700 it", dir)
-	}
-	return nil
+	return o.target.complete()
 }
 
 const secretsDir = "secrets"
 
 // files returns the files of the stack. The ones that start it are last.
-func (o *stackOptions) files() ([]stackFile, error) {
+func (o *stackOptions) files() ([]newFile, error) {
 	files, err := o.secrets()
 	if err != nil {
 		return nil, err
 	}
-	files = append(files, stackFile{".env", o.env(), 0o644})
+	files = append(files, newFile{".env", o.env(), 0o644})
 	var errs []error
 	add := func(name, source string) {
 		content, err := compose.Files.ReadFile(source)
-		files, errs = append(files, stackFile{name, content, 0o644}), append(errs, err)
+		files, errs = append(files, newFile{name, content, 0o644}), append(errs, err)
 	}
 	policy := path.Join("policy", o.stack+".yaml")
 	add(policy, policy)
@@ -225,20 +140,12 @@ func (o *stackOptions) env() []byte {
 }
 
 // secrets returns the files with tokens and passwords. With force it keeps existing ones.
-func (o *stackOptions) secrets() ([]stackFile, error) {
-	files := []stackFile{{path.Join(secretsDir, ".gitignore"), []byte("*\n"), 0o644}}
+func (o *stackOptions) secrets() ([]newFile, error) {
+	files := []newFile{{path.Join(secretsDir, ".gitignore"), []byte("*\n"), 0o644}}
 	secret := func(name string, mode fs.FileMode) (string, error) {
-		name = path.Join(secretsDir, name)
-		value := rand.Text()
-		if o.force {
-			data, err := os.ReadFile(filepath.Join(o.dir, name))
-			if err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return "", err
-			}
-			value = cmp.Or(strings.TrimSpace(string(data)), value)
-		}
-		files = append(files, stackFile{name, []byte(value + "\n"), mode})
-		return value, nil
+		f, err := o.secret(path.Join(secretsDir, name), mode)
+		files = append(files, f)
+		return strings.TrimSpace(string(f.content)), err
 	}
 	token, err := secret("token", 0o600)
 	if err != nil || o.stack != "observability" {
@@ -255,16 +162,13 @@ func (o *stackOptions) secrets() ([]stackFile, error) {
   - {name: callers, sha256: %x}
   - {name: prometheus, sha256: %x, scopes: ["status:read"]}
 `, sha256.Sum256([]byte(token)), sha256.Sum256([]byte(scrape)))
-	return append(files, stackFile{path.Join(secretsDir, "tokens"), []byte(tokens), 0o600}), nil
+	return append(files, newFile{path.Join(secretsDir, "tokens"), []byte(tokens), 0o600}), nil
 }
 
 // tell prints what was written and what to do next.
-func (o *stackOptions) tell(out io.Writer, files []stackFile) error {
+func (o *stackOptions) tell(out io.Writer, files []newFile) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "Wrote into %s:\n", o.dir)
-	for _, f := range files {
-		fmt.Fprintf(&b, "  %s\n", f.path)
-	}
+	b.WriteString(o.wrote(files))
 	token := "/run/secrets/token"
 	if o.stack == "containerd" { // whose server sees the host's files
 		token = filepath.Join(o.dir, secretsDir, "token")

@@ -58,7 +58,7 @@ var showChatFiles = table("NAME\tSIZE\tTYPE\tMODIFIED\tID", func(file apitype.Ch
 })
 
 func newFileListCommand(flags *clientFlags) *cobra.Command {
-	return &cobra.Command{
+	return flags.quiet(&cobra.Command{
 		Use:     "list CHAT",
 		Aliases: []string{"ls"},
 		Short:   "List a chat's files",
@@ -77,7 +77,7 @@ func newFileListCommand(flags *clientFlags) *cobra.Command {
 			}
 			return answer(flags, cmd, files, nil, showChatFiles)
 		}),
-	}
+	}, "{{.Name}}")
 }
 
 func newFilePutCommand(flags *clientFlags) *cobra.Command {

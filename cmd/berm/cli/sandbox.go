@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,6 +23,7 @@ func newSandboxCommand() *cobra.Command {
 	var flags clientFlags
 	cmd := config.Group("sandbox", "Make, use and remove sandboxes through a server",
 		newCreateCommand(&flags), newListCommand(&flags), newExecCommand(&flags), newShellCommand(&flags), newPsCommand(&flags),
+		newStatsCommand(&flags), newPauseCommand(&flags), newResumeCommand(&flags), newCpCommand(&flags),
 		newProcessCommand(&flags), newFilesCommand(&flags), newPortCommand(&flags), newRenewCommand(&flags), newRemoveCommand(&flags),
 		&cobra.Command{
 			Use:     "show KEY",
@@ -41,15 +43,20 @@ func newListCommand(flags *clientFlags) *cobra.Command {
 		Short:   "List your sandboxes",
 		Example: "  berm sandbox ls --status running --metadata team=blue",
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, _ []string) error {
-			list, err := collect(c.List(cmd.Context(), opts))
-			return answer(flags, cmd, list, err, table("KEY\tSTATUS\tIMAGE\tCREATED\tENDS IN", func(sb apitype.Sandbox) string {
-				return fmt.Sprintf("%s\t%s\t%s\t%s\t%s", sb.Key, sb.Status, sb.Spec.Image, sb.CreatedAt.Format(time.RFC3339), endsIn(sb))
-			}))
+			return flags.listSandboxes(cmd, c, opts)
 		}),
 	}
+	flags.quiet(cmd, "{{.Key}}")
 	cmd.Flags().StringVar(&opts.Status, "status", "", "only those of this status")
 	cmd.Flags().StringToStringVar(&opts.Metadata, "metadata", nil, "only those with this metadata, NAME=VALUE")
 	return cmd
+}
+
+func (f *clientFlags) listSandboxes(cmd *cobra.Command, c *client.Client, opts client.ListOptions) error {
+	list, err := collect(c.List(cmd.Context(), opts))
+	return answer(f, cmd, list, err, table("KEY\tSTATUS\tIMAGE\tCREATED\tENDS IN", func(sb apitype.Sandbox) string {
+		return fmt.Sprintf("%s\t%s\t%s\t%s\t%s", sb.Key, sb.Status, sb.Spec.Image, sb.CreatedAt.Format(time.RFC3339), endsIn(sb))
+	}))
 }
 
 // endsIn returns the time until the sandbox ends if nobody uses it.
@@ -94,6 +101,55 @@ func newRemoveCommand(flags *clientFlags) *cobra.Command {
 			})
 			return errors.Join(refused, answer(flags, cmd, results, nil, lines(func(res apitype.DeleteResult) string {
 				return res.ChatID + ": " + strings.ReplaceAll(res.Result, "_", " ")
+			})))
+		}),
+	}
+}
+
+func newPauseCommand(flags *clientFlags) *cobra.Command {
+	return newFreezeCommand(flags, "pause", "Freeze the processes of sandboxes", (*client.Client).Pause)
+}
+
+func newResumeCommand(flags *clientFlags) *cobra.Command {
+	return newFreezeCommand(flags, "resume", "Let the processes of paused sandboxes go on", (*client.Client).Resume)
+}
+
+func newFreezeCommand(flags *clientFlags, name, short string, do func(*client.Client, context.Context, string) (*apitype.Sandbox, error)) *cobra.Command {
+	return &cobra.Command{
+		Use:     name + " KEY...",
+		Short:   short,
+		Example: "  berm " + name + " mine yours",
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			return each(args, func(key string) error {
+				sb, err := do(c, cmd.Context(), key)
+				return answer(flags, cmd, sb, err, func(sb *apitype.Sandbox) string { return sb.Key + ": " + sb.Status + "\n" })
+			})
+		}),
+	}
+}
+
+// keyStats is what a sandbox uses.
+type keyStats struct {
+	Key string `json:"key"`
+	apitype.Stats
+}
+
+func newStatsCommand(flags *clientFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:     "stats KEY...",
+		Short:   "Show what sandboxes use of CPU, memory, processes and network",
+		Example: "  berm stats mine yours",
+		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
+			list := []keyStats{}
+			refused := each(args, func(key string) error {
+				stats, err := c.Stats(cmd.Context(), key)
+				if err == nil {
+					list = append(list, keyStats{key, *stats})
+				}
+				return err
+			})
+			return errors.Join(refused, answer(flags, cmd, list, nil, table("KEY\tCPU SECONDS\tMEMORY\tLIMIT\tPIDS\tRECEIVED\tSENT", func(s keyStats) string {
+				return fmt.Sprintf("%s\t%.2f\t%s\t%s\t%d\t%s\t%s", s.Key, s.CPUSeconds, inMiB(s.MemoryBytes), inMiB(s.MemoryLimitBytes), s.Pids, inMiB(s.RxBytes), inMiB(s.TxBytes))
 			})))
 		}),
 	}

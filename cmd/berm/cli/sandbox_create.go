@@ -30,7 +30,9 @@ waited for.`,
 		if err != nil {
 			return usage("%w", err)
 		}
-		sb, err := c.Create(cmd.Context(), args[0], req)
+		p := newProgress(cmd.ErrOrStderr(), 0)
+		sb, err := c.CreateFunc(cmd.Context(), args[0], req, p.pull)
+		p.Close()
 		return answer(flags, cmd, sb, err, showSandbox)
 	})
 	return cmd

@@ -102,9 +102,9 @@ func (e execFlags) check(output string) error {
 	switch {
 	case e.detach && (e.stdin || e.tty):
 		return usage("--detach can't go together with --stdin or --tty: nobody is there to type")
-	case e.tty && output == "json":
+	case e.tty && output != formatTable:
 		return usage("--tty can't go together with -o json")
-	case e.id != "" && output == "json" && !e.detach:
+	case e.id != "" && output != formatTable && !e.detach:
 		return usage("--id can't go together with -o json, but for --detach")
 	}
 	return nil
@@ -125,8 +125,8 @@ func (f *clientFlags) exec(cmd *cobra.Command, c *client.Client, key string, com
 	switch {
 	case e.detach:
 		return 0, f.execDetached(cmd, c, key, req)
-	case f.output == "json":
-		return execWhole(cmd, c, key, req, e)
+	case f.output != formatTable:
+		return f.execWhole(cmd, c, key, req, e)
 	}
 	return execStreamed(cmd, c, key, req, e)
 }
@@ -136,8 +136,8 @@ func (f *clientFlags) execDetached(cmd *cobra.Command, c *client.Client, key str
 	return answer(f, cmd, x, err, func(x *apitype.Execution) string { return x.ExecID + "\n" })
 }
 
-// execWhole runs the command to its end, and prints the result as JSON.
-func execWhole(cmd *cobra.Command, c *client.Client, key string, req apitype.ExecRequest, e execFlags) (int, error) {
+// execWhole runs the command to its end, and prints the result as JSON or by a template.
+func (f *clientFlags) execWhole(cmd *cobra.Command, c *client.Client, key string, req apitype.ExecRequest, e execFlags) (int, error) {
 	req.OutputLimit = &e.limit
 	if e.stdin {
 		var err error
@@ -152,7 +152,7 @@ func execWhole(cmd *cobra.Command, c *client.Client, key string, req apitype.Exe
 	if err != nil {
 		return 0, err
 	}
-	if err := config.WriteJSON(cmd.OutOrStdout(), res); err != nil {
+	if err := answer(f, cmd, res, nil, nil); err != nil {
 		return 0, fmt.Errorf("print the result: %w", err)
 	}
 	if res.StdoutTruncated || res.StderrTruncated {

@@ -1,8 +1,8 @@
 package cli
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"io/fs"
@@ -152,23 +152,11 @@ at all. A PATH that ends in a slash is a directory to put it in.`,
 		Example: `  berm sandbox files put mine data.csv /workspace/
   echo hello | berm sandbox files put mine - /tmp/greeting --mode 0600`,
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			from, to := args[1], args[2]
-			if strings.HasSuffix(to, "/") {
-				if from == stdio {
-					return usage("standard input has no name of its own: say the whole path")
-				}
-				to += filepath.Base(from)
-			}
 			var err error
 			if opts.Mode, err = octal(mode); err != nil {
 				return err
 			}
-			info, err := send(cmd, from, func(l *local) (*apitype.FileInfo, error) {
-				if !cmd.Flags().Changed("mode") {
-					opts.Mode = l.mode
-				}
-				return c.WriteFile(cmd.Context(), args[0], to, l.content, opts)
-			})
+			info, err := put(cmd, c, args[0], args[1], args[2], opts)
 			return answer(flags, cmd, info, err, showFile)
 		}),
 	}
@@ -178,6 +166,20 @@ at all. A PATH that ends in a slash is a directory to put it in.`,
 	f.BoolVarP(&opts.Append, "append", "a", false, "add to the end of the file")
 	f.BoolVarP(&opts.NoClash, "no-clobber", "n", false, "fail if the file is there")
 	return cmd
+}
+
+// put writes a local file into a sandbox. A mode of 0 is that of the local file.
+func put(cmd *cobra.Command, c *client.Client, key, from, to string, opts client.WriteOptions) (*apitype.FileInfo, error) {
+	if strings.HasSuffix(to, "/") {
+		if from == stdio {
+			return nil, usage("standard input has no name of its own: say the whole path")
+		}
+		to += filepath.Base(from)
+	}
+	return send(cmd, from, func(l *local) (*apitype.FileInfo, error) {
+		opts.Mode = cmp.Or(opts.Mode, l.mode)
+		return c.WriteFile(cmd.Context(), key, to, l.content, opts)
+	})
 }
 
 // octal parses permissions. It returns 0 for an empty text.
@@ -323,9 +325,8 @@ line, "ready", says that changes from then on are seen.`,
 				if e.Path != "" {
 					line += " " + shownPath(e.Path, e.PathBase64)
 				}
-				if flags.output == "json" {
-					err = json.NewEncoder(cmd.OutOrStdout()).Encode(e)
-				} else {
+				printed, err := flags.event(cmd.OutOrStdout(), e)
+				if !printed {
 					_, err = fmt.Fprintln(cmd.OutOrStdout(), line)
 				}
 				if err != nil {

@@ -1,9 +1,7 @@
 package cli
 
 import (
-	"encoding/json"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -23,7 +21,7 @@ const (
 func newProcessCommand(flags *clientFlags) *cobra.Command {
 	cmd := config.Group("process", "Start, follow and stop long-running processes in a sandbox",
 		newProcessStartCommand(flags), newProcessLogsCommand(flags), newProcessAttachCommand(flags),
-		&cobra.Command{
+		flags.quiet(&cobra.Command{
 			Use:     "list KEY",
 			Aliases: []string{"ls"},
 			Short:   "List a sandbox's processes",
@@ -31,7 +29,7 @@ func newProcessCommand(flags *clientFlags) *cobra.Command {
 			RunE: ask(flags, (*client.Client).Processes, table("ID\tSTATUS\tATTACHED\tSTARTED\tCOMMAND", func(p apitype.Process) string {
 				return fmt.Sprintf("%s\t%s\t%t\t%s\t%s", p.ProcessID, processStatus(p), p.Attached, p.StartedAt.Format(time.RFC3339), oneLine(p.Command))
 			})),
-		},
+		}, "{{.ProcessID}}"),
 		&cobra.Command{
 			Use:   "stop KEY [ID]",
 			Short: "Stop a process",
@@ -177,11 +175,12 @@ standard error as it was. With -o json it comes as events, one in a line.`,
 				events = c.FollowProcess(cmd.Context(), args[0], processID(args), opts)
 			}
 			for ev, err := range events {
-				switch {
-				case err != nil:
+				if err != nil {
 					return err
-				case flags.output == "json":
-					err = json.NewEncoder(cmd.OutOrStdout()).Encode(ev)
+				}
+				printed, err := flags.event(cmd.OutOrStdout(), ev)
+				switch {
+				case printed:
 				case ev.Event == apitype.EventStdout:
 					err = printTo(cmd.OutOrStdout(), ev.DataBase64)
 				case ev.Event == apitype.EventStderr:
@@ -233,48 +232,4 @@ to which Ctrl-C goes then. The end of standard input closes the process' own.`,
 	f.BoolVar(&noInput, "no-stdin", false, "leave the process' input alone")
 	f.Int64Var(&after, "after", -1, "only what follows this place in the output (default all that is kept)")
 	return cmd
-}
-
-func newPsCommand(flags *clientFlags) *cobra.Command {
-	var all bool
-	cmd := &cobra.Command{
-		Use:   "ps KEY",
-		Short: "List what runs in a sandbox: commands and processes",
-		Example: `  berm sandbox ps mine
-  berm sandbox ps mine --all -o json`,
-		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			execs, err := c.Executions(cmd.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			processes, err := c.Processes(cmd.Context(), args[0])
-			if !all {
-				execs = slices.DeleteFunc(execs, func(x apitype.Execution) bool { return x.Status != stateRunning })
-				processes = slices.DeleteFunc(processes, func(p apitype.Process) bool { return p.State != stateRunning })
-			}
-			list := running{append([]apitype.Execution{}, execs...), append([]apitype.Process{}, processes...)} // [] in JSON, never null
-			return answer(flags, cmd, list, err, showRunning)
-		}),
-	}
-	cmd.Flags().BoolVarP(&all, "all", "a", false, "also those that have ended")
-	return cmd
-}
-
-const stateRunning = "running"
-
-// running lists the commands and processes of a sandbox.
-type running struct {
-	Execs     []apitype.Execution `json:"execs"`
-	Processes []apitype.Process   `json:"processes"`
-}
-
-func showRunning(list running) string {
-	var rows []string
-	for _, x := range list.Execs {
-		rows = append(rows, fmt.Sprintf("exec\t%s\t%s\t%s\t%s", x.ExecID, statusOf(x.Status, x.ExitCode, x.Signal), x.StartedAt.Format(time.RFC3339), oneLine(x.Command)))
-	}
-	for _, p := range list.Processes {
-		rows = append(rows, fmt.Sprintf("process\t%s\t%s\t%s\t%s", p.ProcessID, processStatus(p), p.StartedAt.Format(time.RFC3339), oneLine(p.Command)))
-	}
-	return table("KIND\tID\tSTATUS\tSTARTED\tCOMMAND", func(row string) string { return row })(rows)
 }

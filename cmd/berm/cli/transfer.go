@@ -5,12 +5,14 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/runtime/atomicfile"
 )
 
@@ -53,15 +55,34 @@ func (p *progress) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.done += int64(len(b))
-	if now := time.Now(); !p.closed && !now.Before(p.next) {
-		p.next, p.said = now.Add(progressEvery), true
-		text := inMiB(p.done)
-		if p.total > 0 {
-			text += fmt.Sprintf(" of %s (%d%%)", inMiB(p.total), 100*min(p.done, p.total)/p.total)
-		}
-		_, _ = fmt.Fprintf(p.to, "\r\x1b[K%s", text)
-	}
+	p.draw("")
 	return len(b), nil
+}
+
+// pull shows how far the image of a sandbox has come.
+func (p *progress) pull(sb *apitype.Sandbox) {
+	if p == nil || sb.Pull == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.done, p.total = sb.Pull.CurrentBytes, sb.Pull.TotalBytes
+	p.draw("pulling the image: ")
+}
+
+// draw draws the line again. The caller holds mu.
+func (p *progress) draw(what string) {
+	now := time.Now()
+	if p.closed || now.Before(p.next) {
+		return
+	}
+	p.next, p.said = now.Add(progressEvery), true
+	text := what + inMiB(p.done)
+	if p.total > 0 {
+		share := int(100 * min(p.done, p.total) / p.total)
+		text = fmt.Sprintf("%s[%-20s] %d%% of %s", what, strings.Repeat("#", share/5), share, inMiB(p.total))
+	}
+	_, _ = fmt.Fprintf(p.to, "\r\x1b[K%s", text)
 }
 
 func inMiB(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
@@ -152,9 +173,13 @@ func download(cmd *cobra.Command, to string, open func() (io.ReadCloser, error))
 		if err != nil {
 			return err
 		}
-		p := newProgress(cmd.ErrOrStderr(), 0)
-		defer p.Close()
 		defer func() { _ = r.Close() }()
+		var size int64
+		if sized, ok := r.(interface{ Size() int64 }); ok {
+			size = sized.Size()
+		}
+		p := newProgress(cmd.ErrOrStderr(), size)
+		defer p.Close()
 		_, err = io.Copy(w, p.follow(r))
 		return err
 	})

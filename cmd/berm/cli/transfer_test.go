@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/bermhq/berm/proxy/apitype"
 )
 
 func TestProgress(t *testing.T) {
@@ -26,11 +28,18 @@ func TestProgress(t *testing.T) {
 		}
 		put("") // it may be over soon
 		time.Sleep(progressAfter)
-		put("\r\x1b[K2.0 MiB of 4.0 MiB (50%)")
+		put("\r\x1b[K[##########          ] 50% of 4.0 MiB")
 		put("") // not so often
 		p.total = 0
 		time.Sleep(progressEvery)
 		put("\r\x1b[K4.0 MiB")
+		time.Sleep(progressEvery)
+		out.Reset()
+		p.pull(&apitype.Sandbox{}) // says nothing of an image
+		p.pull(&apitype.Sandbox{Pull: &apitype.Pull{CurrentBytes: 1 << 20, TotalBytes: 20 << 20}})
+		if want := "\r\x1b[Kpulling the image: [#                   ] 5% of 20.0 MiB"; out.String() != want {
+			t.Errorf("got %q, want %q", out.String(), want)
+		}
 		out.Reset()
 		p.Close()
 		p.Close()
@@ -44,5 +53,6 @@ func TestProgress(t *testing.T) {
 	if r := strings.NewReader(""); none.follow(r) != r {
 		t.Error("without progress, a reader is another")
 	}
+	none.pull(&apitype.Sandbox{Pull: &apitype.Pull{}})
 	none.Close()
 }

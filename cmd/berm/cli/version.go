@@ -3,9 +3,11 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"os"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
 
 	"github.com/bermhq/berm/cmd/berm/config"
 )
@@ -38,6 +40,23 @@ the berm-agent in it is built from the same ones.`,
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
+}
+
+func newManCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "man DIR",
+		Short:   "Write a man page for each command into a directory",
+		Example: "  berm man /usr/local/share/man/man1",
+		Hidden:  true,
+		RunE: config.Action(func(cmd *cobra.Command, args []string) error {
+			if err := os.MkdirAll(args[0], 0o755); err != nil { //nolint:gosec // man pages are for all
+				return err
+			}
+			root := cmd.Root()
+			root.DisableAutoGenTag = true
+			return doc.GenManTree(root, &doc.GenManHeader{Section: "1", Source: "berm " + config.Version, Manual: "Berm"}, args[0])
+		}),
+	}
 }
 
 // buildAbout describes a build.

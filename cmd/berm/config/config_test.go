@@ -126,9 +126,9 @@ func TestErrors(t *testing.T) {
 			file: "htp: {}\nhttp:\n  listne: x\n  drain_timeout: 30\nsandbox: {ttl: 30}\n",
 			env:  []string{"BERM_SANDBOX_IDLE_TTL=soon", "BERM_HTTP_LISTNE=x"},
 			want: []string{
-				"line 1: htp: is not a known key", "line 3: http.listne: is not a known key", "line 4: http.drain_timeout: must be a duration",
+				"line 1: htp: is not a known key", `line 3: http.listne: is not a known key (did you mean "listen"?`, "line 4: http.drain_timeout: must be a duration",
 				"line 5: sandbox.ttl: must be a duration", "sandbox.idle_ttl (from BERM_SANDBOX_IDLE_TTL): must be a duration",
-				"BERM_HTTP_LISTNE: unknown key",
+				"BERM_HTTP_LISTNE: unknown key; did you mean BERM_HTTP_LISTEN?",
 			},
 		},
 		"twice":          {file: "state_dir: /a\nstate_dir: /b\n", want: []string{"line 2: state_dir: is there twice"}},

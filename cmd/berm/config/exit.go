@@ -78,19 +78,36 @@ func Configured(f func(cmd *cobra.Command, cfg *Config, args []string) error) fu
 	})
 }
 
-// Group is a command that only holds others. The usage line of a child says how many
-// arguments it takes, unless it has a check of its own.
+// Group is a command that only holds others.
 func Group(use, short string, children ...*cobra.Command) *cobra.Command {
-	cmd := &cobra.Command{Use: use, Short: short, Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+	cmd := &cobra.Command{Use: use, Short: short, Args: noCommand, SuggestionsMinimumDistance: 2, RunE: func(cmd *cobra.Command, _ []string) error {
 		return fmt.Errorf("say what to do: %s --help lists it", cmd.CommandPath())
 	}}
+	Add(cmd, children...)
+	return cmd
+}
+
+// noCommand refuses an argument of a group, and names the commands that are near.
+func noCommand(cmd *cobra.Command, args []string) error {
+	err := cobra.NoArgs(cmd, args)
+	if err == nil {
+		return nil
+	}
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		err = fmt.Errorf("%w; did you mean %s?", err, strings.Join(near, " or "))
+	}
+	return err
+}
+
+// Add adds commands to another. The usage line of a child says how many arguments it takes,
+// unless it has a check of its own.
+func Add(parent *cobra.Command, children ...*cobra.Command) {
 	for _, child := range children {
 		if child.Args == nil {
 			child.Args = argsOf(child.Use)
 		}
 	}
-	cmd.AddCommand(children...)
-	return cmd
+	parent.AddCommand(children...)
 }
 
 // argsOf checks the number of arguments by a usage line such as "get KEY PATH [FILE]".

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/moby/buildkit/util/suggest"
+
 	"github.com/bermhq/berm/policy"
 )
 
@@ -162,7 +164,11 @@ func (l *loader) environ(environ []string) {
 		rest, ours := strings.CutPrefix(name, "BERM_")
 		section, _, sub := strings.Cut(rest, "_")
 		if ours && sub && l.sections[strings.ToLower(section)] {
-			l.errorf("%s: unknown key", name)
+			near := ""
+			if match, ok := suggest.Search(name, slices.Sorted(maps.Keys(byEnv)), true); ok {
+				near = "; did you mean " + match + "?"
+			}
+			l.errorf("%s: unknown key%s", name, near)
 		}
 	}
 }

@@ -333,5 +333,9 @@ func socketable(ctx context.Context, path string) error {
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
-	return access(filepath.Dir(path), unix.W_OK|unix.X_OK)
+	dir := filepath.Dir(path)
+	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) { // the server makes it
+		dir = filepath.Dir(dir)
+	}
+	return access(dir, unix.W_OK|unix.X_OK)
 }

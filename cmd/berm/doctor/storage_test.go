@@ -399,7 +399,7 @@ func TestListenable(t *testing.T) {
 		t.Errorf("one that was left: %v", err)
 	}
 	write(t, filepath.Join(dir, "file"), "")
-	for _, address := range []string{"unix://" + filepath.Join(dir, "file"), "unix:///nonexistent/s", "127.0.0.1", "127.0.0.1:nonsense"} {
+	for _, address := range []string{"unix://" + filepath.Join(dir, "file"), "unix:///nonexistent/deep/s", "127.0.0.1", "127.0.0.1:nonsense"} {
 		if err := listenable(t.Context(), address); err == nil || errors.Is(err, unix.EADDRINUSE) {
 			t.Errorf("%s: %v", address, err)
 		}
@@ -449,7 +449,7 @@ func TestDoctorListener(t *testing.T) {
 		"plain":           {config.Listener{Address: "tcp://0.0.0.0:0", AllowPlain: true, Callers: all}, false, gradeSoft, "without client certificates"},
 		"passed":          {config.Listener{Address: "systemd:docker", Callers: one}, true, gradeOK, "which systemd passes, callers: 1"},
 		"ends soon":       {soon, false, gradeSoft, "certificate until"},
-		"nowhere to make": {config.Listener{Address: "unix:///nonexistent/s", Callers: all}, false, gradeBad, "can't be listened on"},
+		"nowhere to make": {config.Listener{Address: "unix:///nonexistent/deep/s", Callers: all}, false, gradeBad, "can't be listened on"},
 	} {
 		cfg, s := config.Default(), &storageFacts{databaseErr: fs.ErrNotExist}
 		cfg.HTTP.Listen, cfg.EngineAPI.Listeners = config.ListenNone, []config.Listener{tt.listener}

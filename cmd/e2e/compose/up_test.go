@@ -109,7 +109,7 @@ func (b *bench) docker(t *testing.T, args ...string) string {
 	return must(t, ".", b.env, "docker", args...)
 }
 
-// stack is one that `berm compose init` has written.
+// stack is one that `berm init compose` has written.
 type stack struct {
 	*bench
 	name, dir string
@@ -125,7 +125,7 @@ services:
 func (b *bench) init(t *testing.T, name string, settings []string, args ...string) *stack {
 	t.Helper()
 	s := &stack{bench: b, name: name, dir: filepath.Join(t.TempDir(), name)}
-	must(t, ".", nil, berm, append([]string{"compose", "init", "--dir", s.dir, "--stack", name, "--image", bermImage}, args...)...)
+	must(t, ".", nil, berm, append([]string{"init", "compose", s.dir, "--stack", name, "--image", bermImage}, args...)...)
 	files := []string{"compose.yaml"}
 	if slices.Contains(args, "--with-docker-api") {
 		files = append(files, "compose.override.yaml")
@@ -223,7 +223,7 @@ func (s *stack) job(t *testing.T, token string) {
 	}
 }
 
-// The stacks come up, do their job and go down, as `berm compose init` writes them.
+// The stacks come up, do their job and go down, as `berm init compose` writes them.
 func TestUp(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -232,6 +232,7 @@ func TestUp(t *testing.T) {
 		s := b.init(t, "minimal", nil, "--with-docker-api")
 		s.up(t)
 		s.job(t, "/run/secrets/token")
+		s.must(t, "exec", "-T", "berm", "/berm", "doctor") // finds nothing bad
 		file := filepath.Join(s.dir, "berm.db")
 		shell := func(line string) string {
 			t.Helper()
@@ -286,6 +287,7 @@ func TestUp(t *testing.T) {
 		s.up(t)
 		token := filepath.Join(s.dir, "secrets", "token")
 		s.job(t, token)
+		s.must(t, "exec", "-T", "berm", "/berm", "doctor", "--enter-engine") // likewise
 		s.sandbox(t, token, "create", "kept")
 		state := filepath.Join(b.engine.Dir(), "berm")
 		backup := b.docker(t, "run", "--rm", "--volume", state+":"+state, bermImage, "store", "backup", "-", "--state-dir", state)
@@ -357,7 +359,7 @@ func TestChecked(t *testing.T) {
 			t.Parallel()
 			dir := filepath.Join(t.TempDir(), "stack")
 			stack, with, _ := strings.Cut(name, " ")
-			args := []string{"compose", "init", "--dir", dir, "--stack", stack}
+			args := []string{"init", "compose", dir, "--stack", stack}
 			if with != "" {
 				args = append(args, "--with-docker-api")
 				files = []string{"compose.yaml", "compose.override.yaml"}

@@ -1,0 +1,186 @@
+// Package clients runs the clients that people have against Docker Engines, straight and
+// through Berm, and compares.
+//
+// A client is a directory of testdata. One with a run.sh is a program: run.sh prints a line
+// of TAP for each case, "ok 1 - name" or "not ok 1 - name # reason". A setup.sh beside it
+// installs what it needs into $CACHE, and runs first, with the host's network.
+//
+// Otherwise each file NAME.sh holds cases: a line "### name", and the lines up to the next
+// one, run by sh -eu. Lines before the first case begin every case.
+//
+// A name may end with a tag. "[policy]" means that Berm has to refuse the case with
+// "denied by policy", "[buildkit]" that it needs BuildKit; both are counted by themselves. A
+// case that fails without Berm isn't counted.
+//
+// A case runs in an empty directory that may be mounted, in the network namespace of the
+// engine. It has these variables, and PATH with the client's programs first:
+//
+//	DOCKER_HOST    the engine or Berm
+//	DOCKER_CONFIG  an own directory
+//	CASE           a name for what it makes
+//	IMAGE          an image of busybox, also called busybox, alpine and cafe
+//	REGISTRY       a registry that has hello:1
+//	LOGIN          a registry that wants the user user and the password password
+//	SRC, CACHE     of a program: its directory, and what setup.sh has filled
+//
+// All that the engine has besides is removed after each case, or after run.sh.
+package clients
+
+import (
+	"cmp"
+	"flag"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/bermhq/berm/runtime/runtimetest/engine"
+)
+
+var update = flag.Bool("update", false, "write results.txt and docs/clients.md")
+
+// engines are the Docker Engines, with the programs of newer.sh that each consists of. None
+// means the distribution's.
+var engines = []struct {
+	name     string
+	programs []string
+}{
+	{"20.10", nil},
+	{"28", []string{"dockerd-28", "containerd-2", "runc"}},
+	{"29", []string{"dockerd-29", "containerd-2", "runc"}},
+}
+
+// client is a program that people use.
+type client struct {
+	name     string
+	dir      string   // below testdata
+	programs []string // of newer.sh; none means the distribution's
+}
+
+// clients are those of files with cases, and each directory with a run.sh.
+func clients(t *testing.T) []client {
+	all := []client{
+		{"docker-20.10", "docker", nil},
+		{"docker-29", "docker", []string{"docker-cli", "buildx"}},
+		{"compose-1.29", "compose", nil},
+		{"compose-2.40", "compose", []string{"compose-2", "buildx"}},
+		{"compose-5", "compose", []string{"compose", "buildx"}},
+	}
+	programs, err := filepath.Glob("testdata/*/run.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, run := range programs {
+		name := filepath.Base(filepath.Dir(run))
+		all = append(all, client{name: name, dir: name})
+	}
+	return all
+}
+
+// lacking names a program that newer.sh hasn't built.
+func lacking(programs []string) string {
+	for _, name := range programs {
+		if _, err := os.Stat(filepath.Join(builtDir(), name, "bin")); err != nil {
+			return name
+		}
+	}
+	return ""
+}
+
+func builtDir() string {
+	return cmp.Or(os.Getenv("BERM_ENGINES"), os.Getenv("HOME")+"/.cache/berm-engines")
+}
+
+// pathWith is a PATH with programs of newer.sh first.
+func pathWith(programs []string) string {
+	path := "/usr/sbin:/usr/bin:/sbin:/bin:" + os.Getenv("PATH")
+	for _, name := range slices.Backward(programs) {
+		path = filepath.Join(builtDir(), name, "bin") + ":" + path
+	}
+	return path
+}
+
+// Each case that passes on an engine passes through Berm, unless results.txt says otherwise.
+func TestClientsMatrix(t *testing.T) {
+	engine.Require(t, "docker")
+	known, err := readResults()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range engines {
+		t.Run(e.name, func(t *testing.T) {
+			if name := lacking(e.programs); name != "" {
+				t.Skipf("%s isn't built: newer.sh builds it", name)
+			}
+			t.Setenv("PATH", pathWith(e.programs))
+			owner := t
+			var f *fixture // of the first client that isn't filtered out
+			for _, c := range clients(t) {
+				t.Run(c.name, func(t *testing.T) {
+					if name := lacking(c.programs); name != "" {
+						t.Skipf("%s isn't built: newer.sh builds it", name)
+					}
+					if f == nil {
+						f = newFixture(t, owner, e.name)
+					}
+					f.client(t, c, known)
+				})
+			}
+		})
+	}
+	if *update {
+		writePage(t, known)
+	}
+}
+
+// client runs all groups of a client's cases.
+func (f *fixture) client(t *testing.T, c client, known results) {
+	f.path = f.clientPath(t, c)
+	dir := filepath.Join("testdata", c.dir)
+	if _, err := os.Stat(filepath.Join(dir, "run.sh")); err == nil {
+		t.Run("all", func(t *testing.T) {
+			f.finish(t, group{f.name, c.name, "all"}, f.program(t, dir), known)
+		})
+		return
+	}
+	files, err := filepath.Glob(dir + "/*.sh")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%s has no cases: %v", dir, err)
+	}
+	for _, file := range files {
+		name := strings.TrimSuffix(filepath.Base(file), ".sh")
+		t.Run(name, func(t *testing.T) {
+			cases, err := readCases(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var ran []outcome
+			for _, one := range cases {
+				t.Run(one.name, func(t *testing.T) {
+					ran = append(ran, f.compare(t, one))
+				})
+			}
+			if len(ran) == len(cases) { // none is filtered out
+				f.finish(t, group{f.name, c.name, name}, ran, known)
+			}
+		})
+	}
+}
+
+// finish compares a group's outcomes with those that are known, and replaces them in an update.
+func (f *fixture) finish(t *testing.T, g group, ran []outcome, known results) {
+	got := summarize(ran)
+	t.Logf("%s: %d of %d passed", t.Name(), got.passed, got.counted)
+	if before, ok := known[g]; ok && !*update {
+		for _, o := range got.others {
+			if o.verdict == failed && !slices.ContainsFunc(before.others, func(b outcome) bool { return b.name == o.name }) {
+				t.Errorf("%s passed before, and fails: %s", o.name, o.why)
+			}
+		}
+	}
+	if *update {
+		known.replace(g, got)
+		known.write(t)
+	}
+}

@@ -1,0 +1,3 @@
+# Runs the cases against the engine at DOCKER_HOST.
+. "$SRC/../registry.sh"
+WORK=$PWD /usr/bin/python3 -B "$SRC/cases.py"
