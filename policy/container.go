@@ -210,6 +210,7 @@ type EngineAPI struct {
 	RedactEnv    []string `yaml:"redact_env" json:"redact_env"`         // globs: variables whose values aren't shown; injected ones never are
 	// ReadOnlyRootfs has the profile's read_only_rootfs count where a caller asks for none.
 	ReadOnlyRootfs bool  `yaml:"read_only_rootfs" json:"read_only_rootfs"`
+	ShowLabels     bool  `yaml:"show_labels" json:"show_labels"` // callers see Berm's labels
 	MaxObjects     int64 `yaml:"max_objects" json:"max_objects"` // containers, networks and volumes of one caller, of each kind; 0 is no cap
 	MaxExecs       int64 `yaml:"max_execs" json:"max_execs"`     // of one tenant, over all its containers; 0 is no cap
 }

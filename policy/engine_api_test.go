@@ -15,7 +15,7 @@ func TestEngineAPIOfTheFile(t *testing.T) {
 	want := EngineAPI{
 		Capabilities: []string{"CAP_CHOWN", "CAP_KILL", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW"}, Volumes: "off", Networks: "off", Ports: "loopback", PortRange: "1-2",
 		LogDrivers: []string{"local"}, LogMaxMB: 3, Restart: []string{}, Runtimes: []string{"kata"}, Sysctls: []string{"net.core.somaxconn"}, Users: "non_root", DNS: "off",
-		TmpfsMB: 5, MaxUlimit: 6, Pull: "off", Build: "on", BuildAddURL: []string{"https://x.local:1/a/"}, Commit: "on", Tags: []string{"acme/*"}, Load: []string{}, Push: []string{}, Login: []string{}, Archive: "off", Exec: "off", DockerSocket: "on", Subnets: []string{}, HostGateway: "off", RedactEnv: []string{"*KEY*"}, MaxExecs: 7,
+		TmpfsMB: 5, MaxUlimit: 6, Pull: "off", Build: "on", BuildAddURL: []string{"https://x.local:1/a/"}, Commit: "on", Tags: []string{"acme/*"}, Load: []string{}, Push: []string{}, Login: []string{}, Archive: "off", Exec: "off", DockerSocket: "on", Subnets: []string{}, HostGateway: "off", RedactEnv: []string{"*KEY*"}, MaxExecs: 7, ShowLabels: true,
 		ReadOnlyRootfs: true,
 	}
 	same(t, want, got.EngineAPI)
@@ -97,7 +97,7 @@ profiles:
 		`line 23: profiles.a.engine_api.archive: is "x", must be on or off`, `line 24: profiles.a.engine_api.exec: is "x", must be on or off`,
 		`line 25: profiles.a.engine_api.redact_env[0]: "[" is not a pattern`, "line 26: profiles.a.engine_api.max_objects: is -1, must be from 0 to 1048576",
 		"line 27: profiles.b.engine_api.nothing: is not a known key (known here: archive, build, build_add_url, capabilities, commit, dns, docker_socket, exec, host_gateway, load, log_drivers, log_max_mb, login, max_execs, max_memlock_mb, max_objects, max_ulimit, networks, " +
-			"port_range, ports, pull, push, read_only_rootfs, redact_env, restart, runtimes, subnets, sysctls, tags, tmpfs_mb, users, volumes)",
+			"port_range, ports, pull, push, read_only_rootfs, redact_env, restart, runtimes, show_labels, subnets, sysctls, tags, tmpfs_mb, users, volumes)",
 		"line 28: profiles.c.engine_api.log_drivers: must name at least one of json-file, local or none",
 		`line 29: profiles.u.engine_api.build_add_url[0]: "https://x.local"` + noPrefix, `line 29: profiles.u.engine_api.build_add_url[1]: "ftp://x/"` + noPrefix,
 		`line 29: profiles.u.engine_api.build_add_url[2]: "https://x/../"` + noPrefix, `line 29: profiles.u.engine_api.build_add_url[3]: "https://u@x/"` + noPrefix,

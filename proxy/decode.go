@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -159,22 +160,27 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 }
 
 // DecodeNulls is DecodeBody for an API whose clients write null for what they leave out:
-// it stands for the zero value, as the whole body only if v is a pointer to a pointer.
-func DecodeNulls(w http.ResponseWriter, r *http.Request, limit int64, v any) error {
-	return decodeBody(w, r, limit, false, v, DecodeJSONNulls)
+// it stands for the zero value, as the whole body only if v is a pointer to a pointer. It skips
+// top-level fields with the ignored names that v hasn't.
+func DecodeNulls(w http.ResponseWriter, r *http.Request, limit int64, v any, ignored ...string) error {
+	return decodeBody(w, r, limit, false, v, func(data []byte, v any) error {
+		return decodeJSON(data, v, decoder{nulls: true, ignored: ignored})
+	})
 }
 
 // DecodeJSONNulls is to DecodeNulls what DecodeJSON is to DecodeBody.
-func DecodeJSONNulls(data []byte, v any) error { return decodeJSON(data, v, true) }
+func DecodeJSONNulls(data []byte, v any) error {
+	return decodeJSON(data, v, decoder{nulls: true})
+}
 
 // DecodeJSON reads one JSON value into v, a non-nil pointer to a struct. It is stricter than
 // encoding/json: names must match exactly, unknown and repeated ones are refused, as are
 // trailing data, invalid UTF-8 and deep nesting. Null is for pointers, maps and slices only,
 // and for no element of a slice of pointers. An embedded struct's fields are its own.
 // Malformed JSON is a Fault of 400, a value of the wrong kind a *lifecycle.InvalidError.
-func DecodeJSON(data []byte, v any) error { return decodeJSON(data, v, false) }
+func DecodeJSON(data []byte, v any) error { return decodeJSON(data, v, decoder{}) }
 
-func decodeJSON(data []byte, v any, nulls bool) error {
+func decodeJSON(data []byte, v any, d decoder) error {
 	if !utf8.Valid(data) {
 		return Malformed("the body is not UTF-8")
 	}
@@ -184,7 +190,7 @@ func decodeJSON(data []byte, v any, nulls bool) error {
 	if err := checkSyntax(data); err != nil {
 		return err
 	}
-	d, whole, into := decoder{nulls}, bytes.TrimSpace(data), reflect.ValueOf(v).Elem()
+	whole, into := bytes.TrimSpace(data), reflect.ValueOf(v).Elem()
 	if into.Kind() == reflect.Pointer {
 		return d.value(into, whole, "")
 	}
@@ -231,7 +237,8 @@ func shape(data []byte) (values int64, depth int) {
 // decoder reads valid JSON, guided by the type that is wanted. It works on the text itself:
 // only leaves are copied.
 type decoder struct {
-	nulls bool // null is the zero value of everything
+	nulls   bool     // null is the zero value of everything
+	ignored []string // names at the top that no field needs to have
 }
 
 var unmarshaler = reflect.TypeFor[json.Unmarshaler]()
@@ -263,6 +270,9 @@ func (d decoder) plain(v reflect.Value, raw []byte, path string) error {
 	case reflect.Struct:
 		return d.object(raw, path, func(name, at string, raw []byte) error {
 			f, ok := fieldNamed(v, name)
+			if !ok && path == "" && slices.Contains(d.ignored, name) {
+				return nil
+			}
 			if !ok {
 				return Malformed(fmt.Sprintf("unknown field %q", at))
 			}

@@ -78,6 +78,8 @@ POST /build/prune
 POST /build/cancel
 POST /session
 GET /distribution/{.*}/json
+GET /plugins
+GET /plugins/{.*}/json
 GET /networks
 GET /networks/
 GET /networks/{.+}

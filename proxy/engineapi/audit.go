@@ -171,17 +171,20 @@ func (r *Record) judged(err error, reasons []policy.Reason) {
 
 type metrics struct {
 	requests   *prometheus.CounterVec
+	dropped    *prometheus.CounterVec
 	mismatches prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	m := &metrics{requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "berm_engine_api_requests_total", Help: "Requests to the Docker Engine API, by the route's template and what was decided.",
-	}, []string{"route", "verdict"}), mismatches: prometheus.NewCounter(prometheus.CounterOpts{
+	}, []string{"route", "verdict"}), dropped: prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "berm_engine_api_dropped_parameters_total", Help: "Query parameters that no engine knows, or a read doesn't need, by the route's template.",
+	}, []string{"route"}), mismatches: prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "berm_engine_api_bind_mismatches_total", Help: "Containers that were removed because they had another directory mounted than was held.",
 	})}
 	if reg == nil {
 		return m, nil
 	}
-	return m, errors.Join(reg.Register(m.requests), reg.Register(m.mismatches))
+	return m, errors.Join(reg.Register(m.requests), reg.Register(m.dropped), reg.Register(m.mismatches))
 }

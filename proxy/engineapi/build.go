@@ -47,7 +47,7 @@ func never(name, value string) (string, error) {
 // builder refuses all builders but the classic one.
 func builder(name, value string) (string, error) {
 	if value != "1" {
-		return "", denied("build.builder", name, "only the classic builder can be used", "version 1: DOCKER_BUILDKIT=0")
+		return "", noBuildKit(name)
 	}
 	return value, nil
 }

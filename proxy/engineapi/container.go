@@ -90,6 +90,9 @@ func inspectContainer(c *call) error {
 			return err
 		}
 	}
+	if raw, err = hideLabels(c, raw, "Config", "Labels"); err != nil {
+		return err
+	}
 	return c.answer(http.StatusOK, raw)
 }
 

@@ -24,7 +24,7 @@ import (
 )
 
 func TestListsOnlyOwn(t *testing.T) {
-	d, direct := engineDoor(t, "")
+	d, direct := engineDoor(t, basePolicy+"profiles: {default: {engine_api: {show_labels: true}}}\n")
 	mine := d.made(direct, "mine", "list-mine", container.Config{})
 	d.made(direct, "other", "list-other", container.Config{})
 	c := d.client("mine")

@@ -36,6 +36,11 @@ func createContainer(c *call, asked *body.Create) error {
 	query := c.passed
 	if name := strings.TrimPrefix(c.query.Get("name"), "/"); name != "" {
 		query.Set("name", name)
+		if strings.HasPrefix(name, "buildx_buildkit_") { // which buildx starts where it finds no /grpc
+			if err := c.judged(noBuildKit("name")); err != nil {
+				return err
+			}
+		}
 	}
 	p, err := planContainer(c, asked)
 	if err != nil {

@@ -156,8 +156,7 @@ func TestCreateRefused(t *testing.T) {
 	}
 	for name, tt := range map[string]struct{ query, body string }{
 		"trailing":     {"", `{"Image":"` + testImage + `"}{}`},
-		"repeated":     {"?name=a&name=b", `{"Image":"` + testImage + `"}`},
-		"unknown":      {"?checkpoint=b", `{"Image":"` + testImage + `"}`},
+		"repeated":     {"?name=a/b&name=b", `{"Image":"` + testImage + `"}`},
 		"name":         {"?name=a/b", `{"Image":"` + testImage + `"}`},
 		"name as ID":   {"?name=" + strings.Repeat("a", 64), `{"Image":"` + testImage + `"}`},
 		"no image":     {"", `{"Image":""}`},

@@ -98,8 +98,15 @@ func execEnv(c *call, body *execBody) ([]string, error) {
 	return list, nil
 }
 
+// execStartBody is the body of an exec's start.
+type execStartBody struct {
+	container.ExecStartOptions
+	Hijack bool `json:"hijack,omitempty"` // options of the Node.js client, which no engine reads; so is the next
+	Stdin  bool `json:"stdin,omitempty"`
+}
+
 // startExec runs an exec; unless it is to be detached, the connection becomes its streams.
-func startExec(c *call, body *container.ExecStartOptions) error {
+func startExec(c *call, body *execStartBody) error {
 	if c.version < 42 {
 		body.ConsoleSize = nil
 	}
@@ -110,7 +117,7 @@ func startExec(c *call, body *container.ExecStartOptions) error {
 		return err
 	}
 	a := c.askFor(c.name)
-	a.JSON = body
+	a.JSON = body.ExecStartOptions
 	if body.Detach {
 		return c.forward(a, false)
 	}

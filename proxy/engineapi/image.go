@@ -18,6 +18,7 @@ import (
 
 	"github.com/distribution/reference"
 
+	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
 )
 
@@ -149,7 +150,22 @@ func trimImage(c *call, entry map[string]json.RawMessage, patterns []string) (bo
 		}
 		ok = ok && len(tags)+len(digests) > 0
 	}
-	delete(entry, "ContainerConfig") // of what the image was made of: a container's environment, and what is redacted in it
+	// The engine's is of the container that the image was made of, with its environment.
+	delete(entry, "ContainerConfig")
+	for name, path := range map[string][]string{"Labels": nil, "Config": {"Labels"}} {
+		if entry[name] == nil {
+			continue
+		}
+		if entry[name], err = hideLabels(c, entry[name], path...); err != nil {
+			return false, err
+		}
+	}
+	if entry["Config"] != nil && c.version < 45 {
+		entry["ContainerConfig"] = entry["Config"]
+	}
+	if err := trimManifests(c, entry); err != nil {
+		return false, err
+	}
 	if entry["RepoTags"], err = json.Marshal(tags); err != nil {
 		return false, err
 	}
@@ -157,6 +173,36 @@ func trimImage(c *call, entry map[string]json.RawMessage, patterns []string) (bo
 		return false, err
 	}
 	return ok, nil
+}
+
+// trimManifests takes the containers that aren't the caller's from an image's manifests.
+func trimManifests(c *call, entry map[string]json.RawMessage) error {
+	if entry["Manifests"] == nil {
+		return nil
+	}
+	if c.mine == nil {
+		c.mine = map[string]bool{}
+		if err := eachOwn(c, lifecycle.ObjectContainer, filters{}, func(o *labelled) { c.mine[o.ID] = true }); err != nil {
+			return err
+		}
+	}
+	var manifests []map[string]any
+	err := json.Unmarshal(entry["Manifests"], &manifests)
+	for _, m := range manifests {
+		data, ok := m["ImageData"].(map[string]any)
+		if !ok {
+			continue
+		}
+		ids, _ := data["Containers"].([]any)
+		data["Containers"] = slices.DeleteFunc(append([]any{}, ids...), func(id any) bool {
+			s, _ := id.(string)
+			return !c.mine[s]
+		})
+	}
+	if err == nil {
+		entry["Manifests"], err = json.Marshal(manifests)
+	}
+	return err
 }
 
 // matching keeps the names that match one of the patterns, as the engine reads them.
@@ -187,7 +233,7 @@ func inspectImage(c *call) error {
 		return err
 	}
 	var told map[string]json.RawMessage
-	if err := c.engine.Get(c.ctx, c.version, "/images/"+img.ID+"/json", nil, &told); err != nil {
+	if err := c.engine.Get(c.ctx, c.version, "/images/"+img.ID+"/json", c.passed, &told); err != nil {
 		return err
 	}
 	if ok, err := trimImage(c, told, nil); err != nil || !ok {
@@ -227,7 +273,7 @@ func imageHistory(c *call) error {
 		return err
 	}
 	var layers []map[string]json.RawMessage
-	if err := c.engine.Get(c.ctx, c.version, "/images/"+img.ID+"/history", nil, &layers); err != nil {
+	if err := c.engine.Get(c.ctx, c.version, "/images/"+img.ID+"/history", c.passed, &layers); err != nil {
 		return err
 	}
 	for i, layer := range layers {
@@ -418,7 +464,7 @@ func saveNamed(c *call, refs []string) error {
 	if len(refs) == 0 || len(refs) > maxSaved {
 		return proxy.Malformed(fmt.Sprintf("the names of 1 to %d images are needed", maxSaved))
 	}
-	query := url.Values{}
+	query := c.passed
 	for _, ref := range refs {
 		img, err := visibleImage(c, ref)
 		if err != nil {

@@ -88,9 +88,9 @@ func (f filters) String() string {
 	return string(text)
 }
 
-// listOwn relays a list of what the caller owns. The engine selects by the labels, whoever put
+// listOwn relays a list of what the caller owns, after the first entries. The engine selects by the labels, whoever put
 // them there, so that each entry's seal is checked.
-func listOwn(c *call, kind lifecycle.ObjectKind, query url.Values) error {
+func listOwn(c *call, kind lifecycle.ObjectKind, query url.Values, first ...json.RawMessage) error {
 	resp, err := c.open(upstream.Ask{Path: listPaths[kind], Query: query})
 	if err != nil {
 		return err
@@ -111,7 +111,11 @@ func listOwn(c *call, kind lifecycle.ObjectKind, query url.Values) error {
 	}
 	write(next)
 	next = ""
-	restarting := c.restarts.Waiting() > 0
+	for _, entry := range first {
+		write(next + string(entry))
+		next = ","
+	}
+	restarting, visible := c.restarts.Waiting() > 0, showsLabels(c)
 	err = upstream.EachEntry(resp.Body, func(list string, entry json.RawMessage) error {
 		own, err := ownEntry(c, kind, list, entry)
 		if own != nil && kind == lifecycle.ObjectContainer {
@@ -119,6 +123,9 @@ func listOwn(c *call, kind lifecycle.ObjectKind, query url.Values) error {
 			if restarting {
 				entry, err = showRestarts(c, entry)
 			}
+		}
+		if own != nil && err == nil && !visible {
+			entry, err = withoutLabels(entry, "Labels")
 		}
 		if own != nil && err == nil {
 			write(next + string(entry))

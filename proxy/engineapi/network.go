@@ -70,12 +70,26 @@ func anyNetwork(c *call, ref string) (*network.Inspect, json.RawMessage, error) 
 }
 
 func listNetworks(c *call) error {
-	return listOwn(c, lifecycle.ObjectNetwork, url.Values{"filters": {c.onlyOwn(c.filter).String()}})
+	builtin, err := listedBuiltins(c)
+	if err != nil {
+		return err
+	}
+	return listOwn(c, lifecycle.ObjectNetwork, url.Values{"filters": {c.onlyOwn(c.filter).String()}}, builtin...)
 }
 
 func inspectNetwork(c *call) error {
+	builtin, err := builtinNetwork(c, c.name)
+	if err != nil {
+		return err
+	}
+	if builtin != nil {
+		return c.answer(http.StatusOK, builtin)
+	}
 	n, raw, err := ownNetworkOf(c, c.name)
 	if err != nil {
+		return err
+	}
+	if raw, err = hideLabels(c, raw, "Labels"); err != nil {
 		return err
 	}
 	if len(n.Containers) == 0 {

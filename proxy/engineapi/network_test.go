@@ -163,7 +163,9 @@ func TestObjectsInAudit(t *testing.T) {
 	ctx := t.Context()
 	c := newClient(t, d.listen(Caller{Name: "audit", Tenant: "audit", Audit: true}))
 	id := d.made(direct, "audit", "audit-ct", container.Config{})
-	v, err := c.VolumeCreate(ctx, volume.CreateOptions{Name: "audit-vol", DriverOpts: map[string]string{"type": "tmpfs", "device": "tmpfs"}})
+	_, err := c.VolumeCreate(ctx, volume.CreateOptions{Name: "audit-vol", DriverOpts: map[string]string{"type": "tmpfs", "device": "tmpfs"}})
+	noError(t, err)
+	v, err := direct.VolumeInspect(ctx, "audit-vol")
 	if err != nil || v.Labels[lifecycle.LabelTenant] != "audit" {
 		t.Errorf("volume: %+v, %v", v, err)
 	}

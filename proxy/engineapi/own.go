@@ -315,9 +315,13 @@ func encodedBytes(v any) int {
 	return len(b)
 }
 
-// callersLabels checks the labels that a caller gives, and takes out the TTL that it asks
-// for; nil if it doesn't.
-func (d *Proxy) callersLabels(labels map[string]string) (ttl *time.Duration, err error) {
+// callersLabels checks the labels that a caller gives, and returns the TTL that it asks
+// for; nil if it doesn't. It removes the labels that a caller to whom Berm's are shown may
+// have copied from another object.
+func (c *call) callersLabels(labels map[string]string) (ttl *time.Duration, err error) {
+	if showsLabels(c) {
+		maps.DeleteFunc(labels, func(name, _ string) bool { return stamped(name) })
+	}
 	for name, value := range labels {
 		switch {
 		case name == labelTTL:
@@ -329,7 +333,7 @@ func (d *Proxy) callersLabels(labels map[string]string) (ttl *time.Duration, err
 		case lifecycle.IsOwnLabel(name):
 			return nil, denied("labels.reserved", "Labels", fmt.Sprintf("label %q is refused: labels that begin with %s are Berm's own", body.Shorten(name), labelPrefix),
 				"other labels, and "+labelTTL)
-		case d.opts.Labels[name] != "" && d.opts.Labels[name] == value:
+		case c.opts.Labels[name] != "" && c.opts.Labels[name] == value:
 			return nil, denied("labels.reserved", "Labels", fmt.Sprintf("label %q is refused with this value: it says what belongs to Berm's own stack", body.Shorten(name)),
 				"another value")
 		}

@@ -70,13 +70,13 @@ var refused = [][3]string{
 	{"POST", "/containers/{id}/checkpoints", "likewise"},
 	{"DELETE", "/containers/{id}/checkpoints/{checkpoint}", "likewise"},
 	{"PUT", "/volumes/{name}", "cluster volumes only"},
-	{"GET", "/swarm", "the whole host's, and beyond; likewise the rest of `/swarm`, `/nodes`, `/services`, `/tasks`, `/secrets`, `/configs`"},
+	{"GET", "/swarm", "answered as outside of a swarm; likewise the rest of `/swarm`, `/nodes`, `/services`, `/tasks`, `/secrets`, `/configs`"},
 	{"GET", "/nodes", ""},
 	{"GET", "/services", ""},
 	{"GET", "/tasks", ""},
 	{"GET", "/secrets", ""},
 	{"GET", "/configs", ""},
-	{"GET", "/plugins", "code in the engine; likewise the rest of `/plugins`"},
+	{"GET", "/plugins/privileges", "code in the engine; likewise the rest of `/plugins`"},
 	{"GET", "/debug/pprof", "the engine's own"},
 }
 

@@ -24,6 +24,11 @@ func pullImage(c *call) error {
 		}
 		ref += sep + tag
 	}
+	if strings.Contains(familiar(ref), "moby/buildkit:buildx-") { // buildx's own, for its privileged container
+		if err := c.judged(noBuildKit("fromImage")); err != nil {
+			return err
+		}
+	}
 	run, _, err := c.rules.ImageRef(c.caller.Profile, ref)
 	if err := c.judged(err); err != nil {
 		return err

@@ -2,12 +2,9 @@ package engineapi
 
 import (
 	"fmt"
-	"math"
 	"net/http"
 	"net/url"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/bermhq/berm/policy"
@@ -60,7 +57,7 @@ var routes = compile([]route{
 	{method: http.MethodGet, template: "/containers/{id}/archive", query: params{"path": nil}, op: policy.OpArchive, serve: inContainer(getArchive)},
 	{method: http.MethodPut, template: "/containers/{id}/archive", query: params{"path": nil, "noOverwriteDirNonDir": boolean, "copyUIDGID": boolean}, body: true, upload: true, change: true, op: policy.OpArchive, serve: inContainer(putArchive)},
 	{method: http.MethodPost, template: "/containers/create", query: params{"name": nil, "platform": platform}, body: true, change: true, serve: decoded(createContainer)},
-	{method: http.MethodPost, template: "/containers/{id}/start", query: params{"detachKeys": detachKeys}, change: true, serve: onContainer(startContainer)},
+	{method: http.MethodPost, template: "/containers/{id}/start", query: params{"detachKeys": detachKeys, "checkpoint": unoffered, "checkpoint-dir": unoffered}, change: true, serve: onContainer(startContainer)},
 	{method: http.MethodPost, template: "/containers/{id}/restart", query: params{"t": stopTime, "signal": signal}, change: true, serve: onContainer(startContainer)},
 	{method: http.MethodPost, template: "/containers/{id}/update", body: true, change: true, serve: decoded(updateContainer)},
 	{method: http.MethodPost, template: "/containers/{id}/exec", body: true, op: policy.OpExec, change: true, serve: decoded(createExec)},
@@ -89,26 +86,28 @@ var routes = compile([]route{
 	{method: http.MethodGet, template: "/volumes/{name}", serve: inspectVolume},
 	{method: http.MethodDelete, template: "/volumes/{name}", query: params{"force": boolean}, change: true, serve: removeVolume},
 	{method: http.MethodPost, template: "/volumes/prune", change: true, since: 25, filters: []string{"label", "label!", "all"}, serve: pruneVolumes},
-	{method: http.MethodGet, template: "/images/json", query: params{"all": boolean, "digests": boolean, "shared-size": boolean}, filters: []string{"before", "dangling", "label", "reference", "since", "until"}, serve: listImages},
-	{method: http.MethodPost, template: "/images/create", query: params{"fromImage": nil, "tag": nil, "platform": platform}, op: policy.OpPull, change: true, serve: pullImage},
-	{method: http.MethodGet, template: "/images/{image}/json", serve: inspectImage},
-	{method: http.MethodGet, template: "/images/{image}/history", serve: imageHistory},
+	{method: http.MethodGet, template: "/images/json", query: params{"all": boolean, "digests": boolean, "shared-size": boolean, "manifests": boolean}, filters: []string{"before", "dangling", "label", "reference", "since", "until"}, serve: listImages},
+	{method: http.MethodPost, template: "/images/create", query: params{
+		"fromImage": nil, "tag": nil, "platform": platform, "fromSrc": unoffered, "repo": unoffered, "message": unoffered, "changes*": unoffered,
+	}, op: policy.OpPull, change: true, serve: pullImage},
+	{method: http.MethodGet, template: "/images/{image}/json", query: params{"manifests": boolean, "platform": ociPlatform}, serve: inspectImage},
+	{method: http.MethodGet, template: "/images/{image}/history", query: params{"platform": ociPlatform}, serve: imageHistory},
 	{method: http.MethodPost, template: "/images/{image}/tag", query: params{"repo": nil, "tag": nil}, change: true, serve: tagImage},
-	{method: http.MethodPost, template: "/images/load", query: params{"quiet": boolean}, op: policy.OpLoad, change: true, body: true, upload: true, serve: loadImages},
-	{method: http.MethodPost, template: "/images/{image}/push", query: params{"tag": nil}, op: policy.OpPush, change: true, body: true, serve: pushImage},
+	{method: http.MethodPost, template: "/images/load", query: params{"quiet": boolean, "platform*": unoffered}, op: policy.OpLoad, change: true, body: true, upload: true, serve: loadImages},
+	{method: http.MethodPost, template: "/images/{image}/push", query: params{"tag": nil, "platform": unoffered}, op: policy.OpPush, change: true, body: true, serve: pushImage},
 	{method: http.MethodGet, template: "/distribution/{image}/json", op: policy.OpPull, since: 30, serve: distribution},
 	{method: http.MethodPost, template: "/auth", op: policy.OpLogin, change: true, body: true, serve: decoded(login)},
-	{method: http.MethodDelete, template: "/images/{image}", query: params{"force": boolean, "noprune": boolean}, change: true, serve: removeImage},
-	{method: http.MethodGet, template: "/images/{image}/get", op: policy.OpArchive, serve: saveImage},
-	{method: http.MethodGet, template: "/images/get", query: params{"names*": nil}, op: policy.OpArchive, serve: saveImages},
+	{method: http.MethodDelete, template: "/images/{image}", query: params{"force": boolean, "noprune": boolean, "platforms*": unoffered}, change: true, serve: removeImage},
+	{method: http.MethodGet, template: "/images/{image}/get", query: params{"platform": ociPlatform}, op: policy.OpArchive, serve: saveImage},
+	{method: http.MethodGet, template: "/images/get", query: params{"names*": nil, "platform": ociPlatform}, op: policy.OpArchive, serve: saveImages},
 	{
 		method: http.MethodPost, template: "/build", body: true, upload: true, op: policy.OpBuild, change: true, serve: buildImage,
 		query: params{
 			"dockerfile": nil, "t*": nil, "q": nil, "nocache": boolean, "pull": nil, "rm": nil, "forcerm": nil, "memory": nil, "memswap": nil, "cpushares": nil,
 			"cpuperiod": nil, "cpuquota": nil, "buildargs": nil, "shmsize": nil, "labels": nil, "networkmode": nil, "platform": platform,
 			"target": like(baseImage, "the target is no stage's name"), "version": builder, "buildid": nil,
-			"cpusetcpus": never, "cpusetmems": never, "cachefrom": nil, "ulimits": never, "cgroupparent": never, "extrahosts": never, "remote": never,
-			"squash": never, "isolation": never, "session": never, "outputs": never, "securityopt": never,
+			"cpusetcpus": never, "cpusetmems": never, "cachefrom": nil, "ulimits": never, "cgroupparent": never, "extrahosts*": never, "remote": never,
+			"squash": never, "isolation": never, "session": never, "outputs": never, "securityopt*": never,
 		},
 	},
 	{
@@ -118,6 +117,8 @@ var routes = compile([]route{
 	{method: http.MethodPost, template: "/images/prune", change: true, since: 25, filters: []string{"dangling", "until", "label", "label!"}, serve: pruneImages},
 	{method: http.MethodPost, template: "/build/prune", change: true, since: 31, serve: pruneBuilds,
 		query: params{"filters": nil, "all": nil, "keep-storage": nil, "reserved-space": nil, "max-used-space": nil, "min-free-space": nil}},
+	{method: http.MethodGet, template: "/plugins", serve: noPlugins},
+	{method: http.MethodGet, template: "/plugins/{image}/json", serve: noPlugin},
 	{method: http.MethodGet, template: "/events", query: params{"since": moment, "until": moment}, filters: []string{"config", "container", "daemon", "event", "image", "label", "network", "plugin", "scope", "type", "volume"}, serve: streamEvents},
 })
 
@@ -155,11 +156,26 @@ func (rt *route) run(c *call) error {
 func decoded[T any](serve func(c *call, asked *T) error) func(*call) error {
 	return func(c *call) error {
 		var asked T
-		if err := proxy.DecodeNulls(c.w, c.r, proxy.MaxBody, &asked); err != nil {
+		if err := c.decode(&asked); err != nil {
 			return err
 		}
 		return serve(c, &asked)
 	}
+}
+
+// decode reads the body. Some clients send one object as query and body: there the engine
+// ignores parameters, and what it doesn't know. Of the latter only what is empty may be there.
+func (c *call) decode(v any) error {
+	names := sortedKeys(c.route.query)
+	for i := range names {
+		names[i] = strings.TrimSuffix(names[i], "*")
+	}
+	for name, values := range c.r.URL.Query() {
+		if slices.Contains(emptyValues, values[0]) {
+			names = append(names, name)
+		}
+	}
+	return proxy.DecodeNulls(c.w, c.r, proxy.MaxBody, v, names...)
 }
 
 // onContainer serves a call on a container of the caller's. Serve gets the request that is
@@ -260,6 +276,12 @@ func (c *call) match() (*route, error) {
 	}
 	rt, name := lookup(c.r.Method, segments)
 	if rt == nil {
+		if err := absentSwarm(c.r.Method, segments); err != nil {
+			return nil, err
+		}
+		if c.r.Method == http.MethodPost && len(segments) == 1 && (segments[0].raw == "session" || segments[0].raw == "grpc") {
+			return nil, noBuildKit("")
+		}
 		return nil, denied("endpoints.unknown", "", fmt.Sprintf("%s %s is not an endpoint that may be used", method(c.r), body.Shorten(raw)),
 			"the endpoints of docs/engine-proxy.md")
 	}
@@ -309,129 +331,3 @@ func (rt *route) fits(segments []segment) (name string, ok bool) {
 func literally(template []string, segments []segment) bool {
 	return slices.EqualFunc(template, segments, func(want string, s segment) bool { return s.raw == want })
 }
-
-// parse reads the query, and looks at what the headers say of the body.
-func (c *call) parse() (err error) {
-	if c.query, c.passed, err = parseQuery(c.r.URL.RawQuery, c.route.query); err != nil {
-		return err
-	}
-	if c.route.filters != nil {
-		if c.filter, err = parseFilters(c.query.Get("filters"), c.route.filters); err != nil {
-			return err
-		}
-	}
-	h := c.r.Header
-	// Engines look at how an archive begins, and not at this header, which docker-py sends.
-	if h.Get("Content-Encoding") != "" && !c.route.upload || len(h.Values("Content-Type")) > 1 {
-		return proxy.Malformed("the body is encoded, or has several types")
-	}
-	if !c.route.body && c.r.ContentLength != 0 {
-		return proxy.Malformed(c.route.method + " " + c.route.template + " takes no body")
-	}
-	return nil
-}
-
-// params are the query parameters that a route knows. Each has what checks its value, which
-// is not empty, and returns the value for the engine, empty for none. Nil leaves that to the
-// route. A name with a "*" may be there more than once.
-type params map[string]func(name, value string) (string, error)
-
-// parseQuery reads a query. It returns it as it came, and what of it was checked for the engine.
-func parseQuery(raw string, known params) (query, passed url.Values, err error) {
-	if len(raw) > 64<<10 || strings.Contains(raw, ";") {
-		return nil, nil, proxy.Malformed("the query is too long, or has a semicolon")
-	}
-	if query, err = url.ParseQuery(raw); err != nil {
-		return nil, nil, proxy.Malformed("the query is not well-formed")
-	}
-	passed = url.Values{}
-	for _, name := range sortedKeys(query) {
-		check, one := known[name]
-		_, many := known[name+"*"]
-		switch values := query[name]; {
-		case many:
-		case !one:
-			return nil, nil, denied("endpoints.query", name, fmt.Sprintf("the query parameter %q is not known", body.Shorten(name)),
-				"one of: "+strings.ReplaceAll(strings.Join(sortedKeys(known), ", "), "*", ""))
-		case len(values) > 1:
-			return nil, nil, proxy.Malformed(fmt.Sprintf("the query parameter %q is there %d times", name, len(values)))
-		case check != nil && values[0] != "":
-			value, err := check(name, values[0])
-			if err != nil {
-				return nil, nil, err
-			}
-			if value != "" {
-				passed.Set(name, value)
-			}
-		}
-	}
-	return query, passed, nil
-}
-
-// isTrue reads a boolean as the engine does.
-func isTrue(s string) bool {
-	s = strings.ToLower(strings.TrimSpace(s))
-	return !(s == "" || s == "0" || s == "no" || s == "false" || s == "none")
-}
-
-// flag reads a query parameter that is a boolean.
-func (c *call) flag(name string) bool { return isTrue(c.query.Get(name)) }
-
-// boolean passes a boolean on.
-func boolean(_, value string) (string, error) {
-	if isTrue(value) {
-		return "1", nil
-	}
-	return "", nil
-}
-
-// like passes a value on that matches a pattern.
-func like(pattern *regexp.Regexp, refusal string) func(name, value string) (string, error) {
-	return func(_, value string) (string, error) {
-		if !pattern.MatchString(value) {
-			return "", proxy.Malformed(refusal + ": " + body.Shorten(value))
-		}
-		return value, nil
-	}
-}
-
-// between passes a whole number on.
-func between(least, most int64) func(name, value string) (string, error) {
-	return func(name, value string) (string, error) {
-		n, err := strconv.ParseInt(value, 10, 64)
-		if err != nil || n < least || n > most {
-			return "", proxy.Malformed(fmt.Sprintf("the query parameter %q is not a whole number from %d to %d", name, least, most))
-		}
-		return strconv.FormatInt(n, 10), nil
-	}
-}
-
-var (
-	// instant is a time as the engine takes it: RFC 3339, or seconds with a fraction, or a
-	// duration before now.
-	instant  = regexp.MustCompile(`^[-+0-9A-Za-z:.]{1,64}$`)
-	moment   = like(instant, "a query parameter is neither a time nor a number")
-	signal   = like(regexp.MustCompile(`^(SIG)?[A-Z0-9+-]{1,12}$`), "Invalid signal")
-	platform = like(body.Platform, "the platform is none")
-	// consoleSize is a terminal's height and width.
-	consoleSize = params{"h": between(0, math.MaxUint16), "w": between(0, math.MaxUint16)}
-)
-
-// stopTime passes on how long a container may take to end. An end that is waited for as long
-// as it takes is bounded.
-func stopTime(name, value string) (string, error) {
-	if value, err := between(-1, body.MaxStopSeconds)(name, value); err != nil || value != "-1" {
-		return value, err
-	}
-	return strconv.Itoa(body.MaxStopSeconds), nil
-}
-
-// detachKeys passes on a key sequence such as "ctrl-p,ctrl-q".
-func detachKeys(_, keys string) (string, error) {
-	if len(keys) > 64 || !printable(keys) {
-		return "", proxy.Malformed("the detach keys are none")
-	}
-	return keys, nil
-}
-
-func method(r *http.Request) string { return body.Shorten(r.Method) }

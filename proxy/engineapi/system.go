@@ -64,7 +64,10 @@ func engineVersions(c *call) error {
 	if err != nil {
 		return err
 	}
-	told.APIVersion, told.MinAPIVersion = most.String(), upstream.Oldest.String()
+	told.APIVersion = most.String()
+	if least, ok := upstream.ParseVersion("v" + told.MinAPIVersion); !ok || least < upstream.Oldest {
+		told.MinAPIVersion = upstream.Oldest.String()
+	}
 	for _, part := range told.Components {
 		if part.Details["ApiVersion"] != "" {
 			part.Details["ApiVersion"], part.Details["MinAPIVersion"] = told.APIVersion, told.MinAPIVersion
@@ -144,9 +147,14 @@ func diskUsage(c *call) error {
 		if err != nil {
 			return err
 		}
-		if own != nil {
-			lists[e.list] = append(lists[e.list], shownEntry(e.raw))
+		if own == nil {
+			continue
 		}
+		entry, err := hideLabels(c, shownEntry(e.raw), "Labels")
+		if err != nil {
+			return err
+		}
+		lists[e.list] = append(lists[e.list], entry)
 	}
 	return c.answer(http.StatusOK, struct {
 		LayersSize                              int64 // what all layers take together is nobody's business
@@ -230,10 +238,12 @@ func streamEvents(c *call) error {
 		return err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	c.close(nil) // now, as it may go on for days
+	c.close(nil)                      // now, as it may go on for days
+	resp.Header.Del("Content-Length") // of all events
 	c.head(resp)
 	_ = http.NewResponseController(c.w).Flush()
 	defer c.hurry()()
+	visible := showsLabels(c)
 	lines := bufio.NewReaderSize(resp.Body, upstream.BufferSize)
 	for {
 		raw, err := nextEvent(lines)
@@ -245,6 +255,11 @@ func streamEvents(c *call) error {
 		var e events.Message
 		if json.Unmarshal(raw, &e) != nil || !mine.sees(e) {
 			continue
+		}
+		if !visible {
+			if raw, err = withoutLabels(raw, "Actor", "Attributes"); err != nil {
+				panic(http.ErrAbortHandler)
+			}
 		}
 		c.say(raw)
 	}

@@ -65,7 +65,15 @@ func inspectVolume(c *call) error {
 	if err != nil {
 		return err
 	}
-	return c.answer(http.StatusOK, raw)
+	return answerVolume(c, http.StatusOK, raw)
+}
+
+func answerVolume(c *call, status int, raw json.RawMessage) error {
+	raw, err := hideLabels(c, raw, "Labels")
+	if err != nil {
+		return err
+	}
+	return c.answer(status, raw)
 }
 
 // volumeBody is the body of a volume's creation.
@@ -86,7 +94,7 @@ func createVolume(c *call, body *volumeBody) error {
 	if body.Name != "" {
 		switch v, raw, err := anyVolume(c, body.Name); {
 		case err == nil && c.own(lifecycle.ObjectVolume, v.Name, v.Labels):
-			return c.answer(http.StatusCreated, raw)
+			return answerVolume(c, http.StatusCreated, raw)
 		case err == nil:
 			return volumeTaken(body.Name)
 		case isMissing(err):
@@ -98,7 +106,7 @@ func createVolume(c *call, body *volumeBody) error {
 	if err != nil {
 		return err
 	}
-	return c.answer(http.StatusCreated, raw)
+	return answerVolume(c, http.StatusCreated, raw)
 }
 
 func volumeTaken(name string) error {

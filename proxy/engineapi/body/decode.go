@@ -42,6 +42,7 @@ type Host struct {
 	container.HostConfig
 	Capabilities []string `json:"Capabilities,omitempty"` // of one version that was taken back
 	DiskQuota    int64    `json:"DiskQuota,omitempty"`    // of old versions
+	LxcConf      []string `json:"LxcConf,omitempty"`      // of old clients; may only be empty
 }
 
 // Update is the body of a container's update.

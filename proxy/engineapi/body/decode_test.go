@@ -50,7 +50,7 @@ var (
 		"HostConfig.Cgroup", "HostConfig.StorageOpt", "HostConfig.Isolation", "HostConfig.MaskedPaths", "HostConfig.ReadonlyPaths",
 		"HostConfig.CpuShares", "HostConfig.CgroupParent", "HostConfig.BlkioWeight", "HostConfig.BlkioWeightDevice", "HostConfig.BlkioDeviceReadBps",
 		"HostConfig.BlkioDeviceWriteBps", "HostConfig.BlkioDeviceReadIOps", "HostConfig.BlkioDeviceWriteIOps", "HostConfig.CpuRealtimePeriod",
-		"HostConfig.CpuRealtimeRuntime", "HostConfig.DiskQuota", "HostConfig.KernelMemory", "HostConfig.KernelMemoryTCP", "HostConfig.CpuCount",
+		"HostConfig.CpuRealtimeRuntime", "HostConfig.DiskQuota", "HostConfig.LxcConf", "HostConfig.KernelMemory", "HostConfig.KernelMemoryTCP", "HostConfig.CpuCount",
 		"HostConfig.CpuPercent", "HostConfig.IOMaximumIOps", "HostConfig.IOMaximumBandwidth",
 	}
 )

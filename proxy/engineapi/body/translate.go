@@ -122,6 +122,7 @@ func (b *Create) refused() []policy.OtherField {
 	o.Add(h.VolumeDriver != "" && h.VolumeDriver != "local", "HostConfig.VolumeDriver", h.VolumeDriver)
 	o.Add(len(h.Annotations) > 0, "HostConfig.Annotations", slices.Sorted(maps.Keys(h.Annotations)))
 	o.Add(len(h.Capabilities) > 0, "HostConfig.Capabilities", h.Capabilities)
+	o.Add(len(h.LxcConf) > 0, "HostConfig.LxcConf", h.LxcConf)
 	o.Add(h.Cgroup != "", "HostConfig.Cgroup", h.Cgroup)
 	o.Add(len(h.StorageOpt) > 0, "HostConfig.StorageOpt", slices.Sorted(maps.Keys(h.StorageOpt)))
 	o.Add(h.Isolation != "" && h.Isolation != container.IsolationDefault, "HostConfig.Isolation", h.Isolation)

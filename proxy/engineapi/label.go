@@ -1,0 +1,71 @@
+package engineapi
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/proxy"
+)
+
+// showsLabels reports whether the caller sees Berm's own labels.
+func showsLabels(c *call) bool {
+	p, _ := c.rules.Profile(c.caller.Profile)
+	return p.EngineAPI.ShowLabels
+}
+
+// hiddenLabel reports whether a label is one of Berm's own that a caller can't give.
+func hiddenLabel(name, value string) bool {
+	return lifecycle.IsOwnLabel(name) && (name != labelTTL || value == "")
+}
+
+// hideLabels takes Berm's own labels out of JSON of the engine's that has labels at the path.
+func hideLabels(c *call, raw json.RawMessage, path ...string) (json.RawMessage, error) {
+	if showsLabels(c) {
+		return raw, nil
+	}
+	return withoutLabels(raw, path...)
+}
+
+// withoutLabels is hideLabels for a caller who doesn't see them.
+func withoutLabels(raw json.RawMessage, path ...string) (json.RawMessage, error) {
+	if len(path) > 0 {
+		before, old, after := proxy.CutField(raw, path[0])
+		if old == nil {
+			return raw, nil
+		}
+		inner, err := withoutLabels(old, path[1:]...)
+		return slices.Concat(before, inner, after), err
+	}
+	var labels map[string]string
+	if err := json.Unmarshal(raw, &labels); err != nil {
+		return nil, fmt.Errorf("the engine's labels can't be read: %w", err)
+	}
+	had := len(labels)
+	if maps.DeleteFunc(labels, hiddenLabel); len(labels) == had {
+		return raw, nil
+	}
+	return json.Marshal(labels)
+}
+
+// hideFilters has filters for Berm's own labels find what they would find without these.
+func hideFilters(c *call, f filters) {
+	if len(f["label"])+len(f["label!"]) == 0 || showsLabels(c) {
+		return
+	}
+	hidden := func(s string) bool {
+		name, _, _ := strings.Cut(s, "=")
+		return lifecycle.IsOwnLabel(name) && name != labelTTL
+	}
+	for i, s := range f["label"] {
+		if hidden(s) {
+			f["label"][i] = labelPrefix + "none" // which nothing has
+		}
+	}
+	if f["label!"] = slices.DeleteFunc(f["label!"], hidden); len(f["label!"]) == 0 {
+		delete(f, "label!")
+	}
+}
