@@ -31,7 +31,7 @@ func short(name, value string) (string, error) {
 func commit(c *call) error {
 	if c.r.ContentLength != 0 {
 		var config *body.Config
-		if err := c.decode(&config); err != nil {
+		if err := decode(c, &config); err != nil {
 			return err
 		}
 		if config != nil && !reflect.ValueOf(*config).IsZero() {

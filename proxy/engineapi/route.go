@@ -156,7 +156,7 @@ func (rt *route) run(c *call) error {
 func decoded[T any](serve func(c *call, asked *T) error) func(*call) error {
 	return func(c *call) error {
 		var asked T
-		if err := c.decode(&asked); err != nil {
+		if err := decode(c, &asked); err != nil {
 			return err
 		}
 		return serve(c, &asked)
@@ -165,7 +165,7 @@ func decoded[T any](serve func(c *call, asked *T) error) func(*call) error {
 
 // decode reads the body. Some clients send one object as query and body: there the engine
 // ignores parameters, and what it doesn't know. Of the latter only what is empty may be there.
-func (c *call) decode(v any) error {
+func decode(c *call, v any) error {
 	names := sortedKeys(c.route.query)
 	for i := range names {
 		names[i] = strings.TrimSuffix(names[i], "*")
