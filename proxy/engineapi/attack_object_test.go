@@ -254,7 +254,7 @@ func TestAttackFiles(t *testing.T) {
 	put("zstd", "path=/v", "\x28\xb5\x2f\xfd"+strings.Repeat("x", 600), false)
 	put("nothing", "path=/v", "", false)
 	put("no path", "", oneFile("x", "x", ""), false)
-	put("two paths", "path=/v&path=/", oneFile("x", "x", ""), false)
+	put("two paths", "path=/v&path=/", oneFile("x", "x", ""), true) // the first counts, to the engine, too
 	for _, path := range []string{"/v/x/secret", "/proc/1/environ", "/v/../../../../.." + s.outside + "/secret"} {
 		vectors = append(vectors, vector{name: "get " + path, neutral: true, request: request("GET", "/v1.41/containers/{own}/archive?path="+path, "", "")})
 	}

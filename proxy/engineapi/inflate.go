@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	maxWindow   = 64 << 20 // bytes of memory that decompression takes: xz -9 needs them
-	maxInflated = 1 << 30  // bytes of a compressed archive for a container
+	maxWindow   = 8 << 20 // bytes of memory that decompression takes: xz -6 and zstd -19 need them
+	maxInflated = 1 << 30 // bytes of a compressed archive for a container
 )
 
 // compressed are how the archives begin that engines unpack by themselves.

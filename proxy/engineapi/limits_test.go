@@ -127,7 +127,7 @@ func TestRefusedBodiesAreCut(t *testing.T) {
 			{"POST /containers/x/start", "Content-Length: 100", 400},
 			{"GET /info", "Content-Length: 100", 400},
 			{"POST /containers/x/exec", "Content-Type: application/json\r\nContent-Length: 100", 400},
-			{"POST /containers/create?x=1", "Content-Length: 1000000", 403},
+			{"POST /containers/create?name=1", "Content-Length: 1000000", 400},
 		} {
 			conn := l[0].dial()
 			begun := time.Now()

@@ -53,7 +53,7 @@ func dropBody(c *call) error {
 		}
 	}
 	if err != nil {
-		return proxy.Unreadable(c.route.method+" "+c.route.template+" takes no body", err)
+		return proxy.Unreadable(c.route.method+" "+c.route.template+" takes no body", proxy.FaultOf(err).Cause)
 	}
 	return nil
 }

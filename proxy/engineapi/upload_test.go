@@ -79,7 +79,7 @@ func squeezed(t testing.TB, plain []byte) map[string][]byte {
 // An empty archive, and what xz and bzip2 make of it.
 var (
 	emptyTar = make([]byte, 10240)
-	emptyXZ  = "/Td6WFoAAATm1rRGAgAhARwAAAAQz1jM4Cf/ACxdAABv/f//o7f/Rz5IFXI5YVG4kijmo4YH+e7kHoLTL8U6PAFLsX7JilwyG2QAAK8YErMvVcwzAAFIgFAAAADs47VascRn+wIAAAAABFla"
+	emptyXZ  = "/Td6WFoAAATm1rRGAgAhARYAAAB0L+Wj4Cf/ACxdAABv/f//o7f/Rz5IFXI5YVG4kijmo4YH+e7kHoLTL8U6PAFLsX7JilwyG2QAAK8YErMvVcwzAAFIgFAAAADs47VascRn+wIAAAAABFla"
 	emptyBZ  = "QlpoOTFBWSZTWVl7uOQAABRQAMAABAAACCAAMMwFKaYTYieLuSKcKEgsvdxyAA=="
 )
 
