@@ -327,6 +327,32 @@ func lockName(c *call, name string) (unlock func(), err error) {
 	return c.names.Lock(ctx, name)
 }
 
+// lockNames is lockName for references, of which those without a tag are none. A name that is
+// judged and then sent to the engine must not become another image's in between.
+func lockNames(c *call, refs ...string) (unlock func(), err error) {
+	names := map[string]bool{}
+	for _, ref := range refs {
+		if target, err := taggedName(ref); err == nil {
+			names[target.Get("repo")+":"+target.Get("tag")] = true
+		}
+	}
+	var unlocks []func()
+	unlock = func() {
+		for _, f := range unlocks {
+			f()
+		}
+	}
+	for _, name := range sortedKeys(names) { // in one order, so that no two callers wait for each other
+		f, err := lockName(c, name)
+		if err != nil {
+			unlock()
+			return nil, err
+		}
+		unlocks = append(unlocks, f)
+	}
+	return unlock, nil
+}
+
 // tagAs gives an image a name that was judged, unless somebody else's has it. It is done for
 // one caller of the name at a time, or two could find it free.
 func tagAs(c *call, id string, target url.Values) error {
@@ -403,6 +429,11 @@ func replaceable(c *call, img *imageInfo, names []string) error {
 // removeImage takes a name from an image, and the image away with its last one. By its ID
 // only an image goes of which every name is the caller's to take.
 func removeImage(c *call) error {
+	unlock, err := lockNames(c, c.name)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	img, err := visibleImage(c, c.name)
 	if err != nil {
 		return err
@@ -464,6 +495,11 @@ func saveNamed(c *call, refs []string) error {
 	if len(refs) == 0 || len(refs) > maxSaved {
 		return proxy.Malformed(fmt.Sprintf("the names of 1 to %d images are needed", maxSaved))
 	}
+	unlock, err := lockNames(c, refs...)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	query := c.passed
 	for _, ref := range refs {
 		img, err := visibleImage(c, ref)
@@ -484,6 +520,11 @@ func saveNamed(c *call, refs []string) error {
 	}
 	defer leave()
 	return transferArchive(c, time.Now().Add(saveTime), func(context.CancelCauseFunc, io.Reader) error {
-		return c.forward(upstream.Ask{Path: "/images/get", Query: query}, false)
+		resp, err := c.ask(upstream.Ask{Path: "/images/get", Query: query}) //nolint:bodyclose // relay closes it
+		if err != nil {
+			return err
+		}
+		unlock() // the engine looks up all names before it answers
+		return c.relay(resp, false)
 	})
 }

@@ -138,6 +138,8 @@ func (a *imageArchive) read(from io.Reader, to *spoolWriter) error {
 		}
 		_, file := a.files[place]
 		switch _, link := a.links[place]; {
+		case len(place) > maxTarName || len(h.Linkname) > maxTarName:
+			return proxy.Malformed(fmt.Sprintf("the archive has a name of more than %d bytes", maxTarName))
 		case n > maxLoadedFiles:
 			return proxy.Malformed(fmt.Sprintf("the archive has more than %d entries", maxLoadedFiles))
 		case h.Typeflag == tar.TypeDir:

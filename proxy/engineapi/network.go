@@ -147,7 +147,7 @@ func subnetsOf(b *network.CreateRequest) (list []policy.NetworkSubnet) {
 // minIPv6 is the API of the first engine that keeps IPv6 networks apart by default.
 const minIPv6 = 46
 
-// checkSubnets refuses a subnet in which the host has an address, as engines compare subnets
+// checkSubnets refuses a subnet that overlaps a network of the host, as engines compare subnets
 // only with other networks, and IPv6 on engines that pass packets between networks.
 func checkSubnets(c *call, spec policy.NetworkSpec) error {
 	if len(spec.Subnets) == 0 {
@@ -168,7 +168,7 @@ func checkSubnets(c *call, spec policy.NetworkSpec) error {
 			return err
 		}
 		for _, a := range addrs {
-			if host, err := netip.ParsePrefix(a.String()); err == nil && subnet.Contains(host.Addr().Unmap()) {
+			if host, err := netip.ParsePrefix(a.String()); err == nil && subnet.Overlaps(host.Masked()) {
 				return denied("networks.subnets", s.Field, fmt.Sprintf("subnet %q is refused: a network of the host or of the engine uses it", s.Subnet), "another subnet")
 			}
 		}

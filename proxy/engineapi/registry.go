@@ -2,11 +2,14 @@ package engineapi
 
 import (
 	"cmp"
+	"context"
 	"encoding/base64"
 	"encoding/json"
+	"io"
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 
 	"github.com/distribution/reference"
 
@@ -120,7 +123,9 @@ func pushImage(c *call) error {
 		return noImage(full)
 	}
 	c.closeMessage = &closeMessage{form: jsonLines}
-	return c.forward(upstream.Ask{Path: "/images/" + target.Get("repo") + "/push", Query: url.Values{"tag": {target.Get("tag")}}, Header: auth}, true)
+	return transferArchive(c, time.Now().Add(saveTime), func(context.CancelCauseFunc, io.Reader) error { // or a caller that doesn't read would keep the name locked
+		return c.forward(upstream.Ask{Path: "/images/" + target.Get("repo") + "/push", Query: url.Values{"tag": {target.Get("tag")}}, Header: auth}, true)
+	})
 }
 
 // pushAuth is registryAuth for a push, in which engines want the header, and whose

@@ -29,6 +29,13 @@ func findPeer(c *call, p *policy.ContainerPeer) error {
 		if !SafeArchives(release) {
 			return denied("archive.engine", "HostConfig.PidMode", fmt.Sprintf("another container's processes are refused: engine %q copies files by paths that they could exchange", body.Shorten(release)), "engine "+ArchiveFixed)
 		}
+		runc, err := c.engine.Runc(c.ctx)
+		if err != nil {
+			return err
+		}
+		if !safeRunc(runc) {
+			return denied(ruleNested, "HostConfig.PidMode", fmt.Sprintf("another container's processes are refused: they could lead runc %q elsewhere while it mounts", body.Shorten(runc)), "runc 1.2.8, 1.3.3 or 1.4")
+		}
 	}
 	ct, e, confined, err := related(c, strings.TrimPrefix(p.Asked, containerMode))
 	if err == nil && confined {
@@ -37,15 +44,16 @@ func findPeer(c *call, p *policy.ContainerPeer) error {
 	return err
 }
 
-// related looks up a container of the caller's, and what it was allowed. It isn't confined if it
-// was denied, and made in mode audit.
+// related looks up a container of the caller's, and what it was allowed. It isn't confined if
+// the caller may not work in it; see bars.
 func related(c *call, ref string) (ct *seen, e effective, confined bool, err error) {
 	defer func(was bool) { c.unconfined = was }(c.unconfined) // that of the call's own container
 	if ct, _, err = c.container(ref); err != nil {
 		return nil, e, false, err
 	}
-	e, ok := effectiveOf(ct.Config.Labels)
-	return ct, e, ok && !e.Audit, nil
+	e, _ = effectiveOf(ct.Config.Labels)
+	barred, _ := bars(c, ct.Config.Labels)
+	return ct, e, !barred, nil
 }
 
 // mountsFrom adds the mounts of the containers in HostConfig.VolumesFrom as if they had been
@@ -63,7 +71,7 @@ func mountsFrom(c *call, p *plan) error {
 			return err
 		}
 		if !confined {
-			err := denied("mounts.type", field, fmt.Sprintf("container %q was denied, and made in mode audit", body.Shorten(ref)), "containers that the policy allowed")
+			err := denied("mounts.type", field, fmt.Sprintf("container %q was denied, and made in mode audit, or has a socket that serves as another caller", body.Shorten(ref)), "other containers")
 			if err := c.judged(err); err != nil {
 				return err
 			}
