@@ -99,36 +99,39 @@ func TestRegistryCalls(t *testing.T) {
 	}
 }
 
-// While a name is being pushed no other image gets it.
-func TestPushKeepsTheName(t *testing.T) {
-	began, end := make(chan struct{}), make(chan struct{})
-	var d *testDoor
-	d = doorBefore(t, &standIn{handler: func(w http.ResponseWriter, r *http.Request) {
-		if strings.HasSuffix(r.URL.Path, "/push") {
-			close(began)
-			<-end
-			return
+// No other image gets a name while it is pushed, saved or removed.
+func TestNameIsKept(t *testing.T) {
+	const image = "reg.local:5000/ci/own"
+	for _, tt := range []struct{ method, path string }{
+		{http.MethodPost, "/images/" + image + "/push?tag=1"}, {http.MethodGet, "/images/get?names=" + image + ":1"}, {http.MethodDelete, "/images/" + image + ":1"},
+	} {
+		began, end := make(chan struct{}), make(chan struct{})
+		var d *testDoor
+		d = doorBefore(t, &standIn{handler: func(w http.ResponseWriter, r *http.Request) {
+			if !strings.HasSuffix(r.URL.Path, "/json") {
+				close(began)
+				<-end
+				_, _ = w.Write([]byte("[]"))
+				return
+			}
+			_ = json.NewEncoder(w).Encode(map[string]any{"Id": "sha256:" + standInID, "RepoTags": []string{image + ":1"}, "Config": map[string]any{"Labels": d.labels(lifecycle.ObjectImage, standInTenant)}})
+		}}, registryPolicy)
+		address, done := d.listen(Caller{Name: "r", Tenant: standInTenant}), make(chan string, 1)
+		go func() {
+			status, text := say(t, address, tt.method, "/v1.41"+tt.path, "")
+			done <- fmt.Sprint(status, text)
+		}()
+		select {
+		case <-began:
+		case answer := <-done:
+			t.Fatalf("%s %s: %s", tt.method, tt.path, answer)
 		}
-		_ = json.NewEncoder(w).Encode(map[string]any{"Id": "sha256:" + standInID, "RepoTags": []string{"reg.local:5000/ci/own:1"}, "Config": map[string]any{"Labels": d.labels(lifecycle.ObjectImage, standInTenant)}})
-	}}, registryPolicy)
-	address, pushed := d.listen(Caller{Name: "r", Tenant: standInTenant}), make(chan error, 1)
-	go func() {
-		resp, err := raw(address).Post("http://docker/v1.41/images/reg.local:5000/ci/own/push?tag=1", "", nil)
-		if err == nil {
-			_ = resp.Body.Close()
+		if unlock, err := d.names.Lock(canceled(t), image+":1"); err == nil {
+			unlock()
+			t.Errorf("%s %s: the name could be given to another image meanwhile", tt.method, tt.path)
 		}
-		pushed <- err
-	}()
-	<-began
-	held := true
-	if unlock, err := d.names.Lock(canceled(t), "reg.local:5000/ci/own:1"); err == nil {
-		held = false
-		unlock()
-	}
-	close(end)
-	noError(t, <-pushed)
-	if !held {
-		t.Error("the name could be given to another image meanwhile")
+		close(end)
+		<-done
 	}
 }
 
