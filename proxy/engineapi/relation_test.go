@@ -231,14 +231,14 @@ func TestSubnets(t *testing.T) {
 	six, on := ipam(network.IPAMConfig{Subnet: "fd00:213::/64"}), true
 	six.EnableIPv6 = &on
 	v6, err := c.NetworkCreate(ctx, "subnet-six", six)
-	if v := must(direct.ServerVersion(ctx))(t); versionOf(t, v.APIVersion) < minIPv6 {
+	if v := must(direct.ServerVersion(ctx))(t); versionOf(v.APIVersion) < minIPv6 {
 		deniedBy(t, err, "networks.subnets")
 	} else if n, err := direct.NetworkInspect(ctx, v6.ID, network.InspectOptions{}); err != nil || !n.EnableIPv6 {
 		t.Errorf("IPv6: %+v, %v", n, err)
 	}
 }
 
-func versionOf(t *testing.T, s string) int {
+func versionOf(s string) int {
 	_, minor, _ := strings.Cut(s, ".")
 	n := 0
 	for _, r := range minor {
