@@ -40,7 +40,7 @@ func TestInitCompose(t *testing.T) {
 		t.Errorf("the token has %d characters and mode %s, its directory %s: %v", len(token), mode, info.Mode(), err)
 	}
 	if strings.Contains(stdout, strings.TrimSpace(token)) {
-		t.Error("the token is told")
+		t.Error("the output has the token")
 	}
 	for _, name := range []string{"compose.yaml", "compose.override.yaml", "policy/minimal.yaml"} {
 		if content, mode := read(t, dir, name); content == "" || mode != 0o644 {

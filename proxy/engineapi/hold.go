@@ -170,8 +170,8 @@ func holdBinds(c *call, e *effective, ct *container.InspectResponse) (release fu
 // ruleNested is the rule of mounts whose target lies in that of a bind.
 const ruleNested = "mounts.nested"
 
-// mountPoints sees to it that the mounts in held binds have their mount points there, so that
-// the engine needn't make any: it would follow links on the way.
+// mountPoints makes the mount points of mounts that lie in held binds. The engine would follow
+// links on the way when it makes them.
 func mountPoints(c *call, e *effective, nested []body.Nested) error {
 	for _, n := range nested {
 		if n.Rel == "" {

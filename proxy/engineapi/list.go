@@ -88,8 +88,8 @@ func (f filters) String() string {
 	return string(text)
 }
 
-// listOwn relays a list of what the caller owns, after the first entries. The engine selects by the labels, whoever put
-// them there, so that each entry's seal is checked.
+// listOwn relays a list of what the caller owns, after the first entries. The engine selects
+// by labels, which anybody can forge, so listOwn checks each entry's seal.
 func listOwn(c *call, kind lifecycle.ObjectKind, query url.Values, first ...json.RawMessage) error {
 	resp, err := c.open(upstream.Ask{Path: listPaths[kind], Query: query})
 	if err != nil {

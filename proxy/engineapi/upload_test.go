@@ -161,7 +161,7 @@ func (zeroes) Read(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// What ends the reading of a body is told, and not that it can't be decompressed.
+// The error of a body that is cut off is the reader's, not the decompressor's.
 func TestInflateCutOff(t *testing.T) {
 	want := net.ErrClosed
 	for name, in := range squeezed(t, tarOf(t, "f", strings.Repeat("content", 10000))) {
