@@ -56,7 +56,7 @@ clients: compiler compose build engines ## run the clients that people have, str
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends libseccomp-dev pkg-config; }
 	runtime/runtimetest/engine/newer.sh dockerd-28 dockerd-29 containerd-2 runc docker-cli buildx
 	$(TEST) --format testname -- -race -count=1 -timeout 30m -run '^TestClients' ./...
-	$(E2E) $(TEST) --format testname -- -count=1 -timeout 180m -run '^TestClients' ./clients $(UPDATE)
+	$(E2E) $(TEST) --format testname -- -count=1 -timeout 180m -parallel 4 -run '^TestClients' ./clients $(UPDATE)
 
 attack: build engines ## attack servers on private engines from inside their sandboxes
 	$(E2E) $(TEST) --format testname -- -count=1 -timeout 30m -run '^Test(Soak)?Attack' .

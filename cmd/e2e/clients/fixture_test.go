@@ -33,7 +33,6 @@ var images = []string{image, spare, "busybox:latest", "alpine:latest", "alpine:3
 
 // fixture is a private engine with Berm before it.
 type fixture struct {
-	name            string // of the engine
 	engine          *engine.Docker
 	docker          *dockerclient.Client // of the engine itself
 	registry, login *engine.Registry
@@ -43,20 +42,20 @@ type fixture struct {
 	cases           int
 }
 
-// newFixture starts an engine and Berm, which end with the owner.
-func newFixture(t, owner *testing.T, name string) *fixture {
+// newFixture starts an engine and Berm for a client, which end with the test.
+func newFixture(t *testing.T, c client) *fixture {
 	ctx := t.Context()
 	e, err := engine.StartDocker(context.WithoutCancel(ctx), engine.Options{})
 	if err != nil {
 		engine.Lacking(t, "docker", err)
 	}
-	owner.Cleanup(func() {
+	t.Cleanup(func() {
 		if err := e.Close(); err != nil {
-			owner.Error(err)
+			t.Error(err)
 		}
 	})
 	root := filepath.Join(e.Dir(), "root")
-	f := &fixture{name: name, engine: e, work: filepath.Join(root, "work"), berm: "unix://" + root + "/docker.sock"}
+	f := &fixture{engine: e, work: filepath.Join(root, "work"), berm: "unix://" + root + "/docker.sock"}
 	must(t, os.MkdirAll(f.work, 0o755))
 	must(t, os.Chmod(f.work, 0o755))
 	f.docker, err = dockerclient.NewClientWithOpts(dockerclient.WithHost(e.Host()), dockerclient.WithAPIVersionNegotiation())
@@ -68,8 +67,9 @@ func newFixture(t, owner *testing.T, name string) *fixture {
 	must(t, f.registry.Push(ctx, "hello:1"))
 	f.login, err = engine.StartRegistry(ctx, engine.RegistryOptions{Netns: e.Netns(), User: "user", Password: "password"})
 	must(t, err)
-	owner.Cleanup(func() { _ = errors.Join(f.docker.Close(), f.registry.Close(), f.login.Close()) })
-	f.serve(t, owner, root)
+	t.Cleanup(func() { _ = errors.Join(f.docker.Close(), f.registry.Close(), f.login.Close()) })
+	f.clientPath(t, c)
+	f.serve(t, root)
 	return f
 }
 
@@ -81,7 +81,7 @@ func must(t *testing.T, err error) {
 }
 
 // serve starts Berm, with the policy of testdata.
-func (f *fixture) serve(t, owner *testing.T, root string) {
+func (f *fixture) serve(t *testing.T, root string) {
 	program, err := engine.Berm()
 	must(t, err)
 	policy, err := os.ReadFile("testdata/policy.yaml")
@@ -110,11 +110,11 @@ engine_api:
 		ended(server.Wait())
 		close(done)
 	}()
-	owner.Cleanup(func() {
+	t.Cleanup(func() {
 		_ = server.Process.Signal(syscall.SIGTERM)
 		<-done
 		if !server.ProcessState.Success() {
-			owner.Errorf("Berm ended with %v:\n%s", server.ProcessState, &log)
+			t.Errorf("Berm ended with %v:\n%s", server.ProcessState, &log)
 		}
 	})
 	for tick := time.NewTicker(20 * time.Millisecond); engine.Ping(ctx, f.berm) != nil; {
@@ -126,8 +126,8 @@ engine_api:
 	}
 }
 
-// clientPath makes the PATH of a client.
-func (f *fixture) clientPath(t *testing.T, c client) string {
+// clientPath makes the PATH of a client, and finds its plugins.
+func (f *fixture) clientPath(t *testing.T, c client) {
 	if name := "buildx"; slices.Contains(c.programs, name) {
 		f.plugins = filepath.Join(builtDir(), name, "bin")
 	}
@@ -141,7 +141,7 @@ func (f *fixture) clientPath(t *testing.T, c client) string {
 		}
 		must(t, os.Symlink(path, filepath.Join(bin, name)))
 	}
-	return bin + ":/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	f.path = bin + ":/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 }
 
 // clean removes what cases have made, at the engine itself.

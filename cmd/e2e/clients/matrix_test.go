@@ -111,17 +111,13 @@ func TestClientsMatrix(t *testing.T) {
 				t.Skipf("%s isn't built: newer.sh builds it", name)
 			}
 			t.Setenv("PATH", pathWith(e.programs))
-			owner := t
-			var f *fixture // of the first client that isn't filtered out
 			for _, c := range clients(t) {
 				t.Run(c.name, func(t *testing.T) {
 					if name := lacking(c.programs); name != "" {
 						t.Skipf("%s isn't built: newer.sh builds it", name)
 					}
-					if f == nil {
-						f = newFixture(t, owner, e.name)
-					}
-					f.client(t, c, known)
+					t.Parallel()
+					c.run(t, e.name, known)
 				})
 			}
 		})
@@ -131,13 +127,14 @@ func TestClientsMatrix(t *testing.T) {
 	}
 }
 
-// client runs all groups of a client's cases.
-func (f *fixture) client(t *testing.T, c client, known results) {
-	f.path = f.clientPath(t, c)
+// run runs all groups of a client's cases, each with an engine of its own.
+func (c client) run(t *testing.T, engine string, known *results) {
 	dir := filepath.Join("testdata", c.dir)
-	if _, err := os.Stat(filepath.Join(dir, "run.sh")); err == nil {
+	if exists(filepath.Join(dir, "run.sh")) {
 		t.Run("all", func(t *testing.T) {
-			f.finish(t, group{f.name, c.name, "all"}, f.program(t, dir), known)
+			t.Parallel()
+			f := newFixture(t, c)
+			known.finish(t, group{engine, c.name, "all"}, f.program(t, dir))
 		})
 		return
 	}
@@ -148,10 +145,12 @@ func (f *fixture) client(t *testing.T, c client, known results) {
 	for _, file := range files {
 		name := strings.TrimSuffix(filepath.Base(file), ".sh")
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			cases, err := readCases(file)
 			if err != nil {
 				t.Fatal(err)
 			}
+			f := newFixture(t, c)
 			var ran []outcome
 			for _, one := range cases {
 				t.Run(one.name, func(t *testing.T) {
@@ -159,25 +158,26 @@ func (f *fixture) client(t *testing.T, c client, known results) {
 				})
 			}
 			if len(ran) == len(cases) { // none is filtered out
-				f.finish(t, group{f.name, c.name, name}, ran, known)
+				known.finish(t, group{engine, c.name, name}, ran)
 			}
 		})
 	}
 }
 
 // finish compares a group's outcomes with those that are known, and replaces them in an update.
-func (f *fixture) finish(t *testing.T, g group, ran []outcome, known results) {
+func (r *results) finish(t *testing.T, g group, ran []outcome) {
 	got := summarize(ran)
 	t.Logf("%s: %d of %d passed", t.Name(), got.passed, got.counted)
-	if before, ok := known[g]; ok && !*update {
-		for _, o := range got.others {
-			if o.verdict == failed && !slices.ContainsFunc(before.others, func(b outcome) bool { return b.name == o.name }) {
-				t.Errorf("%s passed before, and fails: %s", o.name, o.why)
-			}
-		}
-	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if *update {
-		known.replace(g, got)
-		known.write(t)
+		r.replace(g, got)
+		r.write(t)
+		return
+	}
+	for _, o := range got.others {
+		if before, ok := r.groups[g]; ok && o.verdict == failed && !slices.ContainsFunc(before.others, func(b outcome) bool { return b.name == o.name }) {
+			t.Errorf("%s passed before, and fails: %s", o.name, o.why)
+		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -28,7 +29,11 @@ type summary struct {
 	others          []outcome
 }
 
-type results map[group]summary
+// results are what groups came to. The mutex guards them while tests run.
+type results struct {
+	mu     sync.Mutex
+	groups map[group]summary
+}
 
 func summarize(ran []outcome) summary {
 	var s summary
@@ -47,21 +52,21 @@ func summarize(ran []outcome) summary {
 }
 
 // replace puts in a new summary. A case that still fails keeps what was written of it.
-func (r results) replace(g group, s summary) {
+func (r *results) replace(g group, s summary) {
 	for i, o := range s.others {
-		for _, old := range r[g].others {
+		for _, old := range r.groups[g].others {
 			if old.name == o.name && old.verdict == o.verdict {
 				s.others[i].why = old.why
 			}
 		}
 	}
-	r[g] = s
+	r.groups[g] = s
 }
 
 // readResults reads lines of engine, client, file, passed and counted; below each, indented,
 // verdict, name and reason of the others.
-func readResults() (results, error) {
-	r := results{}
+func readResults() (*results, error) {
+	r := &results{groups: map[group]summary{}}
 	b, err := os.ReadFile(resultsFile)
 	if err != nil {
 		return nil, err
@@ -71,9 +76,9 @@ func readResults() (results, error) {
 		f := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
 		switch {
 		case len(f) == 4 && f[0] == "":
-			s := r[g]
+			s := r.groups[g]
 			s.others = append(s.others, outcome{f[2], f[1], f[3]})
-			r[g] = s
+			r.groups[g] = s
 		case len(f) == 5:
 			g = group{f[0], f[1], f[2]}
 			p, err := strconv.Atoi(f[3])
@@ -81,7 +86,7 @@ func readResults() (results, error) {
 			if cmp.Or(err, err2) != nil {
 				return nil, fmt.Errorf("%s: %q", resultsFile, line)
 			}
-			r[g] = summary{passed: p, counted: n}
+			r.groups[g] = summary{passed: p, counted: n}
 		default:
 			return nil, fmt.Errorf("%s: %q", resultsFile, line)
 		}
@@ -89,16 +94,16 @@ func readResults() (results, error) {
 	return r, nil
 }
 
-func (r results) sorted() []group {
-	return slices.SortedFunc(maps.Keys(r), func(a, b group) int {
+func (r *results) sorted() []group {
+	return slices.SortedFunc(maps.Keys(r.groups), func(a, b group) int {
 		return cmp.Or(cmp.Compare(a.client, b.client), cmp.Compare(a.engine, b.engine), cmp.Compare(a.file, b.file))
 	})
 }
 
-func (r results) write(t *testing.T) {
+func (r *results) write(t *testing.T) {
 	var b strings.Builder
 	for _, g := range r.sorted() {
-		s := r[g]
+		s := r.groups[g]
 		fmt.Fprintf(&b, "%s\t%s\t%s\t%d\t%d\n", g.engine, g.client, g.file, s.passed, s.counted)
 		for _, o := range s.others {
 			fmt.Fprintf(&b, "\t%s\t%s\t%s\n", o.verdict, o.name, o.why)
@@ -137,7 +142,7 @@ const (
 )
 
 // page is the part of docs/clients.md between the marks.
-func (r results) page(t *testing.T) string {
+func (r *results) page(t *testing.T) string {
 	var b strings.Builder
 	b.WriteString(beginning + "| client | engine | alone | through Berm | share | before | refused | BuildKit |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n")
 	earlier, totals, order := before(t), map[group]summary{}, []group(nil)
@@ -149,9 +154,9 @@ func (r results) page(t *testing.T) string {
 		if !ok {
 			order = append(order, row)
 		}
-		s.passed, s.counted, s.others = s.passed+r[g].passed, s.counted+r[g].counted, append(s.others, r[g].others...)
+		s.passed, s.counted, s.others = s.passed+r.groups[g].passed, s.counted+r.groups[g].counted, append(s.others, r.groups[g].others...)
 		totals[row] = s
-		for _, o := range r[g].others {
+		for _, o := range r.groups[g].others {
 			if key := g.client + " | " + o.name + " | " + strings.ReplaceAll(o.why, "|", `\|`); o.verdict == failed {
 				if why[key] == nil {
 					cases = append(cases, key)
@@ -182,13 +187,13 @@ func (r results) page(t *testing.T) string {
 	return b.String() + ending
 }
 
-func writePage(t *testing.T, r results) {
+func writePage(t *testing.T, r *results) {
 	old, err := os.ReadFile(pageFile)
 	must(t, err)
 	must(t, os.WriteFile(pageFile, []byte(withPage(t, string(old), r)), 0o644))
 }
 
-func withPage(t *testing.T, page string, r results) string {
+func withPage(t *testing.T, page string, r *results) string {
 	head, rest, found := strings.Cut(page, beginning)
 	_, tail, ends := strings.Cut(rest, ending)
 	if !found || !ends {
