@@ -33,12 +33,16 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
-var update = flag.Bool("update", false, "write results.txt and docs/clients.md")
+var (
+	update = flag.Bool("update", false, "write results.txt and docs/clients.md")
+	table  = flag.String("table", "", "write what this run came to into this `file`")
+)
 
 // engines are the Docker Engines, with the programs of newer.sh that each consists of. None
 // means the distribution's.
@@ -105,6 +109,7 @@ func TestClientsMatrix(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	m := &matrix{known: known, now: results{}}
 	for _, e := range engines {
 		t.Run(e.name, func(t *testing.T) {
 			if name := lacking(e.programs); name != "" {
@@ -117,7 +122,7 @@ func TestClientsMatrix(t *testing.T) {
 						t.Skipf("%s isn't built: newer.sh builds it", name)
 					}
 					t.Parallel()
-					c.run(t, e.name, known)
+					c.run(t, e.name, m)
 				})
 			}
 		})
@@ -125,16 +130,25 @@ func TestClientsMatrix(t *testing.T) {
 	if *update {
 		writePage(t, known)
 	}
+	if *table != "" {
+		must(t, os.WriteFile(*table, []byte(m.now.table(t)), 0o644))
+	}
+}
+
+// matrix is a run of all groups, beside what they came to before. Mu guards both.
+type matrix struct {
+	mu         sync.Mutex
+	known, now results
 }
 
 // run runs all groups of a client's cases, each with an engine of its own.
-func (c client) run(t *testing.T, engine string, known *results) {
+func (c client) run(t *testing.T, engine string, m *matrix) {
 	dir := filepath.Join("testdata", c.dir)
 	if exists(filepath.Join(dir, "run.sh")) {
 		t.Run("all", func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t, c)
-			known.finish(t, group{engine, c.name, "all"}, f.program(t, dir))
+			m.finish(t, group{engine, c.name, "all"}, f.program(t, dir))
 		})
 		return
 	}
@@ -158,25 +172,27 @@ func (c client) run(t *testing.T, engine string, known *results) {
 				})
 			}
 			if len(ran) == len(cases) { // none is filtered out
-				known.finish(t, group{engine, c.name, name}, ran)
+				m.finish(t, group{engine, c.name, name}, ran)
 			}
 		})
 	}
 }
 
-// finish compares a group's outcomes with those that are known, and replaces them in an update.
-func (r *results) finish(t *testing.T, g group, ran []outcome) {
+// finish compares a group's outcomes with those that are known, or replaces them in an update.
+func (m *matrix) finish(t *testing.T, g group, ran []outcome) {
 	got := summarize(ran)
 	t.Logf("%s: %d of %d passed", t.Name(), got.passed, got.counted)
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.now[g] = got
 	if *update {
-		r.replace(g, got)
-		r.write(t)
+		m.known.replace(g, got)
+		m.known.write(t)
 		return
 	}
+	before, ok := m.known[g]
 	for _, o := range got.others {
-		if before, ok := r.groups[g]; ok && o.verdict == failed && !slices.ContainsFunc(before.others, func(b outcome) bool { return b.name == o.name }) {
+		if ok && o.verdict == failed && !slices.ContainsFunc(before.others, func(b outcome) bool { return b.name == o.name }) {
 			t.Errorf("%s passed before, and fails: %s", o.name, o.why)
 		}
 	}

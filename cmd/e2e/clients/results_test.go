@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 )
 
@@ -29,11 +28,8 @@ type summary struct {
 	others          []outcome
 }
 
-// results are what groups came to. The mutex guards them while tests run.
-type results struct {
-	mu     sync.Mutex
-	groups map[group]summary
-}
+// results are what groups came to.
+type results map[group]summary
 
 func summarize(ran []outcome) summary {
 	var s summary
@@ -52,21 +48,21 @@ func summarize(ran []outcome) summary {
 }
 
 // replace puts in a new summary. A case that still fails keeps what was written of it.
-func (r *results) replace(g group, s summary) {
+func (r results) replace(g group, s summary) {
 	for i, o := range s.others {
-		for _, old := range r.groups[g].others {
+		for _, old := range r[g].others {
 			if old.name == o.name && old.verdict == o.verdict {
 				s.others[i].why = old.why
 			}
 		}
 	}
-	r.groups[g] = s
+	r[g] = s
 }
 
 // readResults reads lines of engine, client, file, passed and counted; below each, indented,
 // verdict, name and reason of the others.
-func readResults() (*results, error) {
-	r := &results{groups: map[group]summary{}}
+func readResults() (results, error) {
+	r := results{}
 	b, err := os.ReadFile(resultsFile)
 	if err != nil {
 		return nil, err
@@ -76,9 +72,9 @@ func readResults() (*results, error) {
 		f := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
 		switch {
 		case len(f) == 4 && f[0] == "":
-			s := r.groups[g]
+			s := r[g]
 			s.others = append(s.others, outcome{f[2], f[1], f[3]})
-			r.groups[g] = s
+			r[g] = s
 		case len(f) == 5:
 			g = group{f[0], f[1], f[2]}
 			p, err := strconv.Atoi(f[3])
@@ -86,7 +82,7 @@ func readResults() (*results, error) {
 			if cmp.Or(err, err2) != nil {
 				return nil, fmt.Errorf("%s: %q", resultsFile, line)
 			}
-			r.groups[g] = summary{passed: p, counted: n}
+			r[g] = summary{passed: p, counted: n}
 		default:
 			return nil, fmt.Errorf("%s: %q", resultsFile, line)
 		}
@@ -94,16 +90,16 @@ func readResults() (*results, error) {
 	return r, nil
 }
 
-func (r *results) sorted() []group {
-	return slices.SortedFunc(maps.Keys(r.groups), func(a, b group) int {
+func (r results) sorted() []group {
+	return slices.SortedFunc(maps.Keys(r), func(a, b group) int {
 		return cmp.Or(cmp.Compare(a.client, b.client), cmp.Compare(a.engine, b.engine), cmp.Compare(a.file, b.file))
 	})
 }
 
-func (r *results) write(t *testing.T) {
+func (r results) write(t *testing.T) {
 	var b strings.Builder
 	for _, g := range r.sorted() {
-		s := r.groups[g]
+		s := r[g]
 		fmt.Fprintf(&b, "%s\t%s\t%s\t%d\t%d\n", g.engine, g.client, g.file, s.passed, s.counted)
 		for _, o := range s.others {
 			fmt.Fprintf(&b, "\t%s\t%s\t%s\n", o.verdict, o.name, o.why)
@@ -141,12 +137,12 @@ const (
 	ending    = "<!-- end of results -->\n"
 )
 
-// page is the part of docs/clients.md between the marks.
-func (r *results) page(t *testing.T) string {
+// table is what the page has between the marks: how many cases pass, and which don't.
+func (r results) table(t *testing.T) string {
 	var b strings.Builder
-	b.WriteString(beginning + "| client | engine | alone | through Berm | share | before | refused | BuildKit |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n")
+	b.WriteString("| client | engine | alone | through Berm | share | before | refused | BuildKit |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n")
 	earlier, totals, order := before(t), map[group]summary{}, []group(nil)
-	why := map[string][]string{} // by client, case and reason
+	where := map[string][]string{} // by case and reason, in the order of cases
 	var cases []string
 	for _, g := range r.sorted() {
 		row := group{g.engine, g.client, ""}
@@ -154,15 +150,18 @@ func (r *results) page(t *testing.T) string {
 		if !ok {
 			order = append(order, row)
 		}
-		s.passed, s.counted, s.others = s.passed+r.groups[g].passed, s.counted+r.groups[g].counted, append(s.others, r.groups[g].others...)
+		s.passed, s.counted, s.others = s.passed+r[g].passed, s.counted+r[g].counted, append(s.others, r[g].others...)
 		totals[row] = s
-		for _, o := range r.groups[g].others {
-			if key := g.client + " | " + o.name + " | " + strings.ReplaceAll(o.why, "|", `\|`); o.verdict == failed {
-				if why[key] == nil {
-					cases = append(cases, key)
-				}
-				why[key] = append(why[key], g.engine)
+		for _, o := range r[g].others {
+			if o.verdict == lacks {
+				continue
 			}
+			why := cmp.Or(map[string]string{refused: "policy", buildkit: "needs BuildKit"}[o.verdict], o.why)
+			key := strings.ReplaceAll(o.name, "|", `\|`) + " | " + strings.ReplaceAll(why, "|", `\|`)
+			if where[key] == nil {
+				cases = append(cases, key)
+			}
+			where[key] = append(where[key], g.client+" on "+g.engine)
 		}
 	}
 	count := func(s summary, verdict string) (n int) {
@@ -179,27 +178,53 @@ func (r *results) page(t *testing.T) string {
 			cmp.Or(earlier[g.engine+" "+g.client], "-"), count(s, refused), count(s, buildkit))
 	}
 	if len(cases) > 0 {
-		b.WriteString("\n| client | still fails | why | engines |\n| --- | --- | --- | --- |\n")
+		b.WriteString("\n| fails | why | where |\n| --- | --- | --- |\n")
 	}
 	for _, key := range cases {
-		fmt.Fprintf(&b, "| %s | %s |\n", key, strings.Join(why[key], ", "))
+		fmt.Fprintf(&b, "| %s | %s |\n", key, briefly(where[key], order))
 	}
-	return b.String() + ending
+	return b.String()
 }
 
-func writePage(t *testing.T, r *results) {
+// briefly says where a case fails: only the client if it's on all engines that the client ran on.
+func briefly(where []string, ran []group) string {
+	all := map[string][]string{} // the engines of each client
+	for _, g := range ran {
+		all[g.client] = append(all[g.client], g.engine)
+	}
+	var said []string
+	for client, ranOn := range all {
+		var engines []string
+		for _, engine := range ranOn {
+			if slices.Contains(where, client+" on "+engine) {
+				engines = append(engines, engine)
+			}
+		}
+		switch len(engines) {
+		case 0:
+		case len(ranOn):
+			said = append(said, client)
+		default:
+			said = append(said, client+" on "+strings.Join(engines, " and "))
+		}
+	}
+	slices.Sort(said)
+	return strings.Join(said, ", ")
+}
+
+func writePage(t *testing.T, r results) {
 	old, err := os.ReadFile(pageFile)
 	must(t, err)
 	must(t, os.WriteFile(pageFile, []byte(withPage(t, string(old), r)), 0o644))
 }
 
-func withPage(t *testing.T, page string, r *results) string {
+func withPage(t *testing.T, page string, r results) string {
 	head, rest, found := strings.Cut(page, beginning)
 	_, tail, ends := strings.Cut(rest, ending)
 	if !found || !ends {
 		t.Fatalf("%s has no marks", pageFile)
 	}
-	return head + r.page(t) + tail
+	return head + beginning + r.table(t) + ending + tail
 }
 
 // The page has what results.txt says.
