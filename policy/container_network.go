@@ -265,9 +265,10 @@ func (j networkJudge) subnet(s NetworkSubnet) (judged NetworkSubnet, ipv6, ok bo
 }
 
 // ownNetworkName tells whether a caller may give a network this name: an engine goes by
-// names and IDs alike, and may have two networks of one name.
+// names and IDs alike, and may have two networks of one name. Whether the name is the start
+// of an ID is for the caller of the policy to find out.
 func (j networkJudge) ownNetworkName(name string) bool {
-	if !engineNetworkName.MatchString(name) || slices.Contains(reservedNetworks, name) || len(name) >= 12 && hexOnly.MatchString(name) {
+	if !engineNetworkName.MatchString(name) || slices.Contains(reservedNetworks, name) || networkID.MatchString(name) {
 		return false
 	}
 	for _, rule := range j.policy.networks {

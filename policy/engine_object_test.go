@@ -195,6 +195,7 @@ func TestNetworkCreate(t *testing.T) {
 		{"icc", "open", option("com.docker.network.bridge.enable_icc", "false"), nil},
 		{"mtu", "open", option("com.docker.network.driver.mtu", "1400"), nil},
 		{"off", "tight", NetworkCreateRequest{Name: "n", Internal: true}, []string{ruleNetworkOwn}},
+		{"hex digits", "open", NetworkCreateRequest{Name: "0123456789ab"}, nil},
 		{"macvlan", "open", NetworkCreateRequest{Name: "n", Driver: "macvlan"}, []string{ruleNetworkOptions}},
 		{"host", "open", NetworkCreateRequest{Name: "n", Driver: "host"}, []string{ruleNetworkOptions}},
 		{"driver's case", "open", NetworkCreateRequest{Name: "n", Driver: "Bridge"}, []string{ruleNetworkOptions}},
@@ -208,7 +209,7 @@ func TestNetworkCreate(t *testing.T) {
 		{"other", "open", NetworkCreateRequest{Name: "n", Other: []OtherField{{"IPAM.Config", "10.0.0.0/8"}, {"ConfigFrom", "x"}}}, []string{ruleField, ruleField}},
 		{"profile", "gone", NetworkCreateRequest{Name: "n"}, []string{ruleProfileUnknown}},
 	}
-	for _, name := range []string{"", "host", "none", "bridge", "default", "ingress", "docker_gwbridge", "berm-sandbox", "team-net", "a/b", "container:x", strings.Repeat("a", 64), "0123456789ab", strings.Repeat("n", 129), "n\n", "-n"} {
+	for _, name := range []string{"", "host", "none", "bridge", "default", "ingress", "docker_gwbridge", "berm-sandbox", "team-net", "a/b", "container:x", strings.Repeat("a", 64), strings.Repeat("n", 129), "n\n", "-n"} {
 		tests = append(tests, struct {
 			name, profile string
 			req           NetworkCreateRequest

@@ -20,7 +20,6 @@ var (
 	errImageSyntax = errors.New("is not an image reference")
 	errImageID     = errors.New("is an image ID; only references by name are taken")
 
-	hexOnly   = regexp.MustCompile(`^[0-9a-f]+$`)
 	sha256Sum = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 )
 
@@ -32,7 +31,7 @@ type image struct {
 }
 
 // parseImage reads a reference as engines do, with "latest" where it has neither
-// tag nor digest. What an engine could take for an image ID is none.
+// tag nor digest. An image ID is none; its start is read as a name, which gets a tag.
 func parseImage(s string) (image, error) {
 	if len(s) > maxImageBytes {
 		return image{}, errImageSyntax
@@ -55,9 +54,6 @@ func parseImage(s string) (image, error) {
 		}
 	}
 	if img.tag == "" && img.digest == "" {
-		if hexOnly.MatchString(reference.FamiliarName(named)) {
-			return image{}, errImageID
-		}
 		img.tag = "latest"
 	}
 	return img, nil
@@ -142,9 +138,6 @@ func parsePattern(s string) (imagePattern, error) {
 		repo += "/x"
 	}
 	img, err := parseImage(repo)
-	if errors.Is(err, errImageID) { // "cafe" is fine as a repository
-		img, err = parseImage(repo + ":latest")
-	}
 	if err != nil {
 		return p, err
 	}

@@ -35,6 +35,7 @@ func (p *Policy) Networks() []NetworkRule {
 
 var (
 	networkName       = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
+	networkID         = regexp.MustCompile(`^[0-9a-f]{64}$`)
 	engineNetworkName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
 	// reservedNetworks are the engine's own: without isolation, or no networks, or those of
 	// a swarm, of which ones that were there before would keep it.

@@ -29,6 +29,7 @@ type bounds struct {
 	pins                      string          // where the door holds binds
 	shared                    string          // the ID of a network on which others are too
 	networks, containers      map[string]bool // IDs of the attacker's own
+	others                    []string        // IDs of others' containers and networks
 }
 
 var mayHave = []string{"CAP_CHOWN", "CAP_KILL", "CAP_NET_BIND_SERVICE"}
@@ -188,6 +189,7 @@ func (b bounds) inspected(s *siege, ct container.InspectResponse) (e excess) {
 	h := ct.HostConfig
 	e = b.asked(ct.Config, h, nil)
 	e.unless(ct.Image == b.image, "Image", ct.Image)
+	e.unless(!b.misleads(strings.TrimPrefix(ct.Name, "/")), "Name", ct.Name)
 	for _, path := range []string{"/proc/kcore", "/proc/keys", "/sys/firmware"} {
 		e.unless(slices.Contains(h.MaskedPaths, path), "MaskedPaths", "")
 	}
@@ -262,8 +264,13 @@ func (b bounds) network(n network.Inspect) (e excess) {
 	for _, c := range n.IPAM.Config {
 		e.unless(c.Subnet != "203.0.113.0/24", "IPAM", c.Subnet) // as attacks ask for it
 	}
-	e.unless(!slices.Contains([]string{"bridge", "host", "none", "default"}, n.Name) && !hexName.MatchString(n.Name), "Name", n.Name)
+	e.unless(!slices.Contains([]string{"bridge", "host", "none", "default"}, n.Name) && !b.misleads(n.Name), "Name", n.Name)
 	return e
+}
+
+// misleads tells whether a name reads as an ID: a full one, or what clients show of another's.
+func (b bounds) misleads(name string) bool {
+	return fullID.MatchString(name) || len(name) >= 12 && slices.ContainsFunc(b.others, func(id string) bool { return strings.HasPrefix(id, name) })
 }
 
 func (b bounds) volume(v volume.Volume) (e excess) {

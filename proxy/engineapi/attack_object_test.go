@@ -33,9 +33,10 @@ func TestAttackObjects(t *testing.T) {
 		add("network/"+v, post("/networks/create", `{"Name":"siege-n",`+fields+`}`))
 		vectors[len(vectors)-1].bites = v == name
 	}
-	for _, name := range []string{"host", "bridge", "none", "default", "a/b", "", "aaaaaaaaaaaa", strings.Repeat("a", 64), "siege v"} {
+	for _, name := range []string{"host", "bridge", "none", "default", "a/b", "", "{victimnet12}", "{victimnet}", strings.Repeat("a", 64), "siege v"} {
 		add("network/named "+name, post("/networks/create", `{"Name":"`+name+`","Internal":true}`))
 	}
+	add("network/named aaaaaaaaaaaa", post("/networks/create", `{"Name":"aaaaaaaaaaaa","Internal":true}`), "neutral")
 	add("network/with a way out", post("/networks/create", `{"Name":"siege-n","Internal":false}`), "neutral", "bites")
 	for name, fields := range volumeAttacks {
 		v := strings.TrimPrefix(name, "!")
@@ -94,9 +95,11 @@ func TestAttackObjects(t *testing.T) {
 		}
 		return s.ask(address, "POST", "/v1.41/networks/siege-shared/connect", "application/json", `{"Container":"{own}"}`).status >= 300
 	}})
-	for _, name := range []string{"siege-v-one", "aaaaaaaaaaaa", "{victim12}", "a/b", ""} {
+	for _, name := range []string{"siege-v-one", strings.Repeat("a", 64), "{victim12}", "{victim}", "a/b", ""} {
 		add("rename/"+name, post("/containers/{own}/rename?name="+name, ""))
+		add("named/"+name, post("/containers/create?name="+name, `{"Image":"`+testImage+`"}`), map[bool]string{true: "neutral"}[name == ""])
 	}
+	add("rename/aaaaaaaaaaaa", post("/containers/{own}/rename?name=aaaaaaaaaaaa", ""), "neutral")
 	for name, query := range imageAttacks {
 		add("image/"+name, post(query, ""))
 	}

@@ -113,7 +113,8 @@ func startSiege(t *testing.T) *siege {
 		"{victimnet12}", s.victimNet[:12], "{victimimage}", s.victmg, "{operator}", s.operator, "{own}", s.own, "{ownexec}", s.ownExec, "{ownnet}", s.ownNet)
 	s.secrets = []string{secret, s.victim[:12], s.victimNet[:12], s.victimEx[:12], s.victmg[7:19], s.operator[:12], "siege-v"}
 	img := must(direct.ImageInspect(t.Context(), testImage))(t)
-	s.bounds = bounds{owner: s.d.opts.Owner, tenant: "attacker", dir: s.dir, pins: s.d.dir + "/pins", image: img.ID, networks: map[string]bool{s.ownNet: true, s.shared: true}, shared: s.shared, containers: map[string]bool{s.own: true}}
+	s.bounds = bounds{owner: s.d.opts.Owner, tenant: "attacker", dir: s.dir, pins: s.d.dir + "/pins", image: img.ID, networks: map[string]bool{s.ownNet: true, s.shared: true}, shared: s.shared, containers: map[string]bool{s.own: true},
+		others: []string{s.victim, s.victimNet, s.operator, s.shared}}
 	s.calm = s.look()
 	return s
 }

@@ -120,7 +120,7 @@ func refusedRuns(dir string) map[string]refusedRun {
 		"port":             {[]string{"-p", "0.0.0.0:8080:80"}, "ports.address"},
 		"host gateway":     {[]string{"--add-host", "h:host-gateway"}, "dns.syntax"},
 		"secret":           {[]string{"-e", "SECRET_X=1"}, "env.deny"},
-		"name like an ID":  {[]string{"--name", "0123456789ab"}, "request.name"},
+		"name like an ID":  {[]string{"--name", strings.Repeat("0123456789abcdef", 4)}, "request.name"},
 		"seccomp":          {[]string{"--security-opt", "seccomp=unconfined"}, "containers.security_opt"},
 		"new privileges":   {[]string{"--security-opt", "no-new-privileges:false"}, "containers.security_opt"},
 		"pids":             {[]string{"--pid", "host"}, "containers.namespaces"},

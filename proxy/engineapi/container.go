@@ -117,7 +117,7 @@ func renameContainer(c *call, _ upstream.Ask, id string) error {
 	if !objectName.MatchString(name) {
 		return proxy.Malformed("Invalid container name (" + body.Shorten(name) + "), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
 	}
-	if err := errors.Join(idName(name), sharedName(name)); err != nil {
+	if err := errors.Join(checkIDName(c, lifecycle.ObjectContainer, name), sharedName(name)); err != nil {
 		return err
 	}
 	err := c.engine.Post(c.ctx, c.version, "/containers/"+id+"/rename", url.Values{"name": {name}}, nil, nil)

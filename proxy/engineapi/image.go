@@ -369,6 +369,11 @@ func tagAs(c *call, id string, target url.Values) error {
 	if there != nil && othersImage(c, there.Config.Labels) {
 		return conflict(fmt.Sprintf("the image name %q is taken", familiar(name)))
 	}
+	if short, ok := strings.CutSuffix(familiar(name), ":latest"); ok {
+		if err := checkIDName(c, lifecycle.ObjectImage, short); err != nil {
+			return err
+		}
+	}
 	return c.engine.Post(c.ctx, c.version, "/images/"+id+"/tag", target, nil, nil)
 }
 

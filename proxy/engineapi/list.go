@@ -193,6 +193,7 @@ func ownEntry(c *call, kind lifecycle.ObjectKind, list string, entry json.RawMes
 // listPaths are the paths of the engine's lists.
 var listPaths = map[lifecycle.ObjectKind]string{
 	lifecycle.ObjectContainer: "/containers/json", lifecycle.ObjectNetwork: "/networks", lifecycle.ObjectVolume: "/volumes",
+	lifecycle.ObjectImage: "/images/json",
 }
 
 // eachOwn gives do the caller's own containers, networks or volumes that the filters leave.

@@ -1,6 +1,7 @@
 package engineapi
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -184,7 +185,7 @@ func createNetwork(c *call, asked *network.CreateRequest) error {
 	if err := c.judged(err); err != nil {
 		return err
 	}
-	if err := c.judged(checkSubnets(c, spec)); err != nil {
+	if err := c.judged(cmp.Or(checkIDName(c, lifecycle.ObjectNetwork, spec.Name), checkSubnets(c, spec))); err != nil {
 		return err
 	}
 	labels, err := stampLabels(c, lifecycle.ObjectNetwork, asked.Labels)

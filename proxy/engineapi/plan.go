@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/url"
 	"regexp"
 	"slices"
 	"strings"
@@ -91,7 +92,7 @@ func judgePlan(c *call, p *plan, req policy.ContainerRequest) error {
 	for range 3 {
 		img, err := seenImage(c, asked)
 		if err == nil && img == nil {
-			img, err = lookUpImage(c, asked)
+			img, err = lookUpImage(c, byName(c, asked))
 		}
 		if err != nil {
 			return err
@@ -174,7 +175,16 @@ func stamped(name string) bool {
 	}, name)
 }
 
-var imageID = regexp.MustCompile(`^(sha256:)?[0-9a-f]{4,64}$`)
+var imageID = regexp.MustCompile(`^(sha256:)?[0-9a-f]{1,64}$`)
+
+// byName gives a reference that no engine takes for the start of an ID, but in mode audit, in
+// which those of images that the caller may not see go through as well.
+func byName(c *call, ref string) string {
+	if idStart.MatchString(ref) && !c.caller.Audit {
+		return ref + ":latest"
+	}
+	return ref
+}
 
 // nameOf gives a name that the policy can judge for an image that may be asked for by its
 // ID, or the start of it.
@@ -300,7 +310,7 @@ func completePlan(c *call, p *plan) error {
 		}
 		n.ID, n.Internal = info.ID, info.Internal
 	}
-	if err := p.names(c.query.Get("name")); err != nil {
+	if err := checkNames(c, p, c.query.Get("name")); err != nil {
 		return err
 	}
 	for _, e := range p.image.Config.Env {
@@ -326,16 +336,20 @@ func completePlan(c *call, p *plan) error {
 	return nil
 }
 
-var hexName = regexp.MustCompile(`^/?[0-9a-f]{12,64}$`)
+var (
+	hexName   = regexp.MustCompile(`^[0-9a-f]{12,64}$`)
+	nameRules = map[lifecycle.ObjectKind]string{
+		lifecycle.ObjectContainer: "request.name", lifecycle.ObjectNetwork: "networks.name", lifecycle.ObjectImage: "images.tags",
+	}
+)
 
-// names refuses what could be taken for another's: a container's name that reads as the
-// start of an ID, and on a network that others share any name that reads as a host's on
-// the Internet.
-func (p *plan) names(name string) error {
+// checkNames refuses what could be taken for another's: a container's name that reads as an ID,
+// and on a network that others share any name that reads as a host's on the Internet.
+func checkNames(c *call, p *plan, name string) error {
 	if name != "" && !objectName.MatchString(name) {
 		return proxy.Malformed("Invalid container name (" + body.Shorten(name) + "), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
 	}
-	if err := idName(name); err != nil {
+	if err := checkIDName(c, lifecycle.ObjectContainer, strings.TrimPrefix(name, "/")); err != nil {
 		return err
 	}
 	shared := slices.ContainsFunc(p.Spec.Networks, func(n policy.ContainerNetwork) bool { return n.Mode == policy.NetNamed && !n.Own })
@@ -345,12 +359,27 @@ func (p *plan) names(name string) error {
 	return sharedName(name + p.Body.Hostname)
 }
 
-// idName refuses a container's name that reads as the start of an ID.
-func idName(name string) error {
-	if hexName.MatchString(name) {
-		return denied("request.name", "name", fmt.Sprintf("the name %q reads as an ID", body.Shorten(name)), "another name")
+// checkIDName refuses a name that reads as an ID, or that is the start of anybody's. Clients show
+// the first 12 digits of IDs, and engines look for names first.
+func checkIDName(c *call, kind lifecycle.ObjectKind, name string) error {
+	if !hexName.MatchString(name) {
+		return nil
 	}
-	return nil
+	taken := fullID.MatchString(name)
+	query := url.Values{"all": {"1"}}
+	if kind != lifecycle.ObjectImage {
+		query.Set("filters", filters{"id": {name}}.String())
+	}
+	err := c.engine.Each(c.ctx, upstream.Ask{Version: c.version, Path: listPaths[kind], Query: query}, func(_ string, entry json.RawMessage) error {
+		var o labelled
+		err := json.Unmarshal(entry, &o)
+		taken = taken || strings.HasPrefix(strings.TrimPrefix(o.ID, "sha256:"), name)
+		return err
+	})
+	if err == nil && taken {
+		err = denied(nameRules[kind], "name", fmt.Sprintf("the name %q reads as an ID", body.Shorten(name)), "another name")
+	}
+	return err
 }
 
 // sharedName refuses a name that reads as a host's on the Internet: on a network that

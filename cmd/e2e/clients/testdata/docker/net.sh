@@ -3,6 +3,10 @@
 ### network create
 docker network create net
 has "$(docker network ls)" net bridge
+### network and container whose names are all hex digits
+docker network create 0123456789ab
+up cafe0123beef --network 0123456789ab
+same "$(docker network inspect -f '{{range .Containers}}{{.Name}}{{end}}' 0123456789ab)" cafe0123beef
 ### network create -d bridge
 docker network create -d bridge net
 same "$(docker network inspect -f '{{.Driver}} {{.Scope}}' net)" "bridge local"
