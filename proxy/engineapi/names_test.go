@@ -58,6 +58,29 @@ func TestNamesOfHexDigits(t *testing.T) {
 	report(t, c.ContainerRemove(ctx, made.ID, forced))
 }
 
+// TestImageIsShownAsAsked looks at what clients compare.
+func TestImageIsShownAsAsked(t *testing.T) {
+	d, direct := engineDoor(t, namesPolicy)
+	sweepOwn(t, direct, d)
+	c, ctx := d.client("mine"), t.Context()
+	noError(t, direct.ImageTag(ctx, testImage, "busybox"))
+	defer func() { _, _ = direct.ImageRemove(context.Background(), "busybox", image.RemoveOptions{}) }()
+	for _, ref := range []string{"busybox", "busybox:latest", "docker.io/library/busybox", "index.docker.io/library/busybox:latest", must(direct.ImageInspect(ctx, testImage))(t).ID} {
+		made, err := c.ContainerCreate(ctx, &container.Config{Image: ref}, nil, nil, nil, "")
+		if err != nil {
+			t.Errorf("%s: %v", ref, err)
+			continue
+		}
+		if got := inspect(t, c, made.ID).Config.Image; got != ref {
+			t.Errorf("%s: inspected as %s", ref, got)
+		}
+		list := must(c.ContainerList(ctx, container.ListOptions{All: true, Limit: 1}))(t)
+		if len(list) != 1 || list[0].ID != made.ID || list[0].Image != ref {
+			t.Errorf("%s: listed as %+v", ref, list)
+		}
+	}
+}
+
 // TestImagesByStartsOfIDs looks at what the engine is told when a name may be an ID.
 func TestImagesByStartsOfIDs(t *testing.T) {
 	hex := strings.Repeat("ada0", 16)
@@ -71,6 +94,8 @@ func TestImagesByStartsOfIDs(t *testing.T) {
 		{"one that isn't to be seen", "ada", "secret.local/x:1", ""},
 		{"one whose name the policy allows isn't to be seen", "cafe", "secret.local/x:1", ""},
 		{"a digest", "busybox@sha256:" + hex, "busybox:latest", "busybox@sha256:" + hex},
+		{"a digest and a tag", "busybox:1@sha256:" + hex, "busybox:latest", "busybox:1@sha256:" + hex},
+		{"a name in full", "docker.io/library/cafe", "cafe:latest", "docker.io/library/cafe"},
 	} {
 		_, s, address := scripted(t, "1.41", namesPolicy)
 		text := fmt.Sprintf(`{"Id":"sha256:%s","RepoTags":[%q],"RepoDigests":[],"Config":{}}`, hex, tt.tags)

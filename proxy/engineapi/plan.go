@@ -160,6 +160,8 @@ func settleImage(c *call, p *plan, img *imageInfo, byID string, overridden []pol
 			return denied("images.pins", "Image", "the image of this ID is not the one that the policy has in its stead", p.Spec.Image)
 		}
 		p.ImageRef = img.ID
+	} else if !imageID.MatchString(p.Body.Image) && sameImage(p.Body.Image, p.Spec.Image) {
+		p.ImageRef = p.Body.Image // which clients compare, and every engine reads as the judged one
 	}
 	for _, o := range overridden {
 		p.warnings = append(p.warnings, fmt.Sprintf("%s: %v instead of %q (rule %s)", o.Field, o.Effective, fmt.Sprint(o.Requested), o.Rule))

@@ -366,6 +366,12 @@ docker run --rm "$(docker inspect -f '{{.Id}}' $IMAGE)" true
 ### run of an image whose name is all hex digits
 docker run --rm cafe true
 docker run --rm deadbeef:latest true
+### run shows the image as it was asked for
+for ref in busybox busybox:latest docker.io/library/busybox "$(docker image inspect -f '{{.Id}}' $IMAGE)"; do
+	docker create --name one "$ref"
+	same "$(field one '{{.Config.Image}}')" "$ref"
+	docker rm one
+done
 ### run of an image without a tag
 docker run --rm busybox true
 same "$(docker create --name one busybox && field one '{{.Config.Image}}' | tail -1)" "$(docker ps -aq --no-trunc)
