@@ -138,6 +138,18 @@ func TestTagRef(t *testing.T) {
 	}
 }
 
+// TestTagsOfLocalhost is of the names that Testcontainers makes up for what it builds.
+func TestTagsOfLocalhost(t *testing.T) {
+	for tags, want := range map[string]bool{"localhost/*": true, "localhost:5000/*": false, "*": false} {
+		p := mustParse(t, "images: {allow: ['*']}\nprofiles: {default: {engine_api: {tags: ['"+tags+"']}}}", Options{})
+		for _, ref := range []string{"localhost/0123456789ab:ba9876543210", "localhost:5000/x:1"} {
+			if _, err := p.TagRef("", ref); (err == nil) != (want && ref != "localhost:5000/x:1") {
+				t.Errorf("%s by %s: %v", ref, tags, err)
+			}
+		}
+	}
+}
+
 func TestListsImage(t *testing.T) {
 	p := containerPolicies(t)
 	digest := mustParse(t, "images: {require_digest: true, allow: [busybox]}\nprofiles: {default: {image: 'busybox@"+sum+"'}}", Options{})

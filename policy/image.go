@@ -163,8 +163,11 @@ func (p imagePattern) match(i image) bool {
 	return true
 }
 
-// wide tells whether a pattern is of whole registries.
-func (p imagePattern) wide() bool { return p.all || p.prefix && !strings.Contains(p.repo, "/") }
+// wide tells whether a pattern is of whole registries. Names below localhost are those of
+// local images.
+func (p imagePattern) wide() bool {
+	return p.all || p.prefix && !strings.Contains(p.repo, "/") && p.repo != "localhost"
+}
 
 func (l *loader) loadImages() {
 	f := &l.file.Images
