@@ -88,9 +88,10 @@ func (j *containerJudge) namespaces(asked []ContainerNamespace) {
 }
 
 // pidOf refuses the processes of a container that has more than this profile gives now. Who
-// sees processes can end them, and reach what they reach.
+// sees processes can end them, and reach what they reach. Neither may have a socket of Berm's:
+// other callers of the tenant, who may work in the one without, would reach it.
 func (j *containerJudge) pidOf(p *ContainerPeer) {
-	const field, allowed = "HostConfig.PidMode", "a container of the caller's with the same profile, and no more privileges than that gives"
+	const field, allowed = "HostConfig.PidMode", "a container of the caller's with the same profile, no more privileges than that gives, and no socket of the engine's"
 	if p == nil {
 		return
 	}
@@ -101,8 +102,9 @@ func (j *containerJudge) pidOf(p *ContainerPeer) {
 	more := slices.ContainsFunc(p.Allowed.Capabilities, func(c string) bool { return !slices.Contains(j.api.Capabilities, c) })
 	root := j.api.Users == wordNonRoot && !isNonRoot(p.Allowed.User)
 	other := j.profile.User != "" && p.Allowed.User != j.profile.User
-	if p.Allowed.Profile != j.profile.Name || p.Allowed.PidOf != "" || more || root || other {
-		j.deny(ruleNamespace, field, p.Asked, allowed, fmt.Sprintf("the processes of container %q are refused: it has another profile, user or capabilities than profile %s gives, or joined another container's", shorten(p.Asked), j.profile.Name))
+	socket := slices.ContainsFunc(slices.Concat(p.Allowed.Binds, j.spec.Binds), func(m Mount) bool { return m.Socket })
+	if p.Allowed.Profile != j.profile.Name || p.Allowed.PidOf != "" || more || root || other || socket {
+		j.deny(ruleNamespace, field, p.Asked, allowed, fmt.Sprintf("the processes of container %q are refused: it has another profile, user or capabilities than profile %s gives, or joined another container's, or one of the two has the engine's socket", shorten(p.Asked), j.profile.Name))
 	}
 	j.spec.PidOf = p.ID
 }

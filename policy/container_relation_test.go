@@ -41,6 +41,7 @@ func TestPidOf(t *testing.T) {
 		"a joined one":            {"", &ContainerPeer{Asked: "x", ID: id, Allowed: &ContainerSpec{Profile: "default", PidOf: "b"}}, false},
 		"another user":            {"user", peer("user", "8:8"), false},
 		"not the caller's":        {"", &ContainerPeer{Asked: "container:x", ID: id}, false},
+		"one with a socket":       {"", &ContainerPeer{Asked: "container:x", ID: id, Allowed: &ContainerSpec{Profile: "default", Binds: []Mount{{Socket: true}}}}, false},
 		"no ID":                   {"", &ContainerPeer{Asked: "container:x", Allowed: &ContainerSpec{Profile: "default"}}, false},
 	} {
 		v := p.Container(ContainerRequest{Profile: tt.profile, Image: "busybox", User: map[string]string{"numbers": "5"}[tt.profile], PidOf: tt.peer})

@@ -132,6 +132,15 @@ func TestDockerSocketAttacks(t *testing.T) {
 		}
 		must(wide.ContainerExecCreate(t.Context(), id, container.ExecOptions{Cmd: []string{"true"}}))(t)
 	}
+	// Nor by a container that sees its processes, in which every caller of the tenant may work.
+	pidOf := func(id string) *container.HostConfig {
+		return &container.HostConfig{PidMode: container.PidMode("container:" + id)}
+	}
+	deniedBy(t, makeOneOr(t, wide, pidOf(id)), "containers.namespaces")
+	plain := makeOne(t, wide, nil, "")
+	both := pidOf(plain)
+	both.Binds = []string{"/run/docker.sock:/s"}
+	deniedBy(t, makeOneOr(t, wide, both), "containers.namespaces")
 	in := from(t, direct, id, "/s")
 	sibling := makeOne(t, in, &container.HostConfig{Resources: container.Resources{Memory: 400 << 20}}, "")
 	if got := inspect(t, direct, sibling).Config.Labels["berm.profile"]; got != "wide" {
