@@ -36,6 +36,7 @@ func TestBindSources(t *testing.T) {
 		"fifo":                        {source: "/fifo", keep: true, rule: ruleNotADirectory},
 		"missing":                     {source: "/dir/a/b", want: Mount{Source: "/dir/a/b", Missing: "a/b"}},
 		"missing, not to be made":     {source: "/dir/a/b", keep: true, rule: ruleNotADirectory},
+		"missing, only read":          {source: "/dir/a/b", profile: "offline_readonly", rule: ruleNotADirectory},
 		"missing, refused":            {source: "/dir/a/b", refusing: true, rule: ruleNotADirectory},
 		"missing by a link out":       {source: "/etc/a", rule: ruleAlwaysRefused},
 		"file outside":                {source: "/outside/file", rule: ruleAllowedRoots},
@@ -67,6 +68,19 @@ func TestBindSources(t *testing.T) {
 	}
 	if v := p.Sandbox(Request{HostPath: ptr(root + "/dir/a")}); v.Allowed() {
 		t.Error("a sandbox's directory is made")
+	}
+}
+
+// A file of Berm's own is refused where a link to it leads, too.
+func TestRefusedFile(t *testing.T) {
+	root, err := filepath.EvalSymlinks(t.TempDir())
+	must(t, err, os.Mkdir(root+"/v1", 0o755), os.WriteFile(root+"/v1/tokens", nil, 0o600), os.Symlink("v1", root+"/now"), os.Symlink("now/tokens", root+"/tokens"))
+	p := mustParse(t, "mounts: {allowed_roots: ["+root+"]}\n", Options{Resolve: ResolveDir, Refuse: []string{root + "/tokens"}})
+	for _, source := range []string{"/tokens", "/now/tokens", "/v1/tokens", "/v1", "/now", ""} {
+		v := p.Container(ContainerRequest{Image: "python:3.11-slim", Mounts: []ContainerMount{{Field: "M", Type: "bind", Source: root + source, Target: "/x"}}})
+		if len(v.Denials) != 1 || v.Denials[0].Rule != ruleAlwaysRefused {
+			t.Errorf("%s: %+v", source, v.Denials)
+		}
 	}
 }
 

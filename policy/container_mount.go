@@ -116,9 +116,10 @@ func (j *containerJudge) bind(m ContainerMount) {
 		j.deny(lockedRule(j.profile.Name), m.Field, m.Source, "no binds, as long as the profile locks extra_mounts", fmt.Sprintf("bind %q is refused: profile %s locks extra_mounts", shorten(m.Source), j.profile.Name))
 		return
 	}
-	judged, ok := j.mount(m.Field, m.Source, sources{files: !m.OnlyDir, missing: m.Create && j.policy.mounts.createMissing})
+	onlyRead := j.profile.HostPathMode == modeRO && j.profile.locked("host_path_mode")
+	judged, ok := j.mount(m.Field, m.Source, sources{files: !m.OnlyDir, missing: m.Create && j.policy.mounts.createMissing && !onlyRead})
 	judged.MountPath, judged.Mode = m.Target, mode
-	if judged.Mode == modeRW && j.profile.HostPathMode == modeRO && j.profile.locked("host_path_mode") {
+	if judged.Mode == modeRW && onlyRead {
 		j.override(lockedRule(j.profile.Name), m.Field, modeRW, modeRO)
 		judged.Mode = modeRO
 	}

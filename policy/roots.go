@@ -239,7 +239,11 @@ func (l *loader) places(paths ...string) (out []string) {
 			continue
 		}
 		add(clean)
-		if resolved, err := r.resolve(r.toLocal(clean)); err == nil {
+		resolved, err := r.resolve(r.toLocal(clean))
+		if err != nil {
+			resolved, err = r.resolveFile(r.toLocal(clean))
+		}
+		if err == nil {
 			add(r.toEngine(resolved))
 		} else if dir, err := r.resolve(r.toLocal(path.Dir(clean))); err == nil {
 			add(path.Join(r.toEngine(dir), path.Base(clean)))

@@ -53,6 +53,7 @@ func TestOwnPathsAreRefused(t *testing.T) {
 	cfg.Engine.Address, cfg.HTTP.Listen = "unix://"+filepath.Join(dir, "engine.sock"), "unix://"+filepath.Join(dir, "berm.sock")
 	cfg.Security.TokenFile = filepath.Join(dir, "tokens")
 	cfg.Sandbox.ChatsRoot, cfg.Sandbox.DependenciesRoot, cfg.Sandbox.LambdaToolsRoot = filepath.Join(dir, "chats"), filepath.Join(dir, "deps"), filepath.Join(dir, "tools")
+	cfg.EngineAPI.SpoolDir = filepath.Join(dir, "spool")
 	opts := policyOptions(cfg, View{Root: true}, nil)
 	opts.Resolve = func(path string) (string, error) { return path, nil } // all of it is there
 	p, err := policy.Parse([]byte("version: 1\nmounts: {allowed_roots: ["+dir+"]}\n"), opts)
@@ -60,7 +61,7 @@ func TestOwnPathsAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, allowed := range map[string]bool{
-		"work": true, "": false, "state": false, "state/hold": false, "etc": false, "engine.sock": false, "berm.sock": false, "tokens": false,
+		"work": true, "": false, "state": false, "state/hold": false, "etc": false, "engine.sock": false, "berm.sock": false, "tokens": false, "spool": false,
 		"chats": false, "chats/.tenants/other/key": false, "deps": false, "tools/bin": false,
 	} {
 		path := filepath.Join(dir, name)
