@@ -7,6 +7,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/body"
 	"github.com/bermhq/berm/runtime"
 )
@@ -77,6 +78,9 @@ func mountsFrom(c *call, p *plan) error {
 			}
 		}
 		p.Mounts = body.From(p.Mounts, e.ContainerSpec, ct.Mounts, readOnly, fmt.Sprintf("%s[%d]", field, i))
+		if len(p.Mounts) > body.MaxLookedUp {
+			return proxy.Malformed(fmt.Sprintf("there are more than %d mounts", body.MaxLookedUp))
+		}
 	}
 	return nil
 }

@@ -2,6 +2,8 @@ package engineapi
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -144,6 +146,29 @@ func TestVolumesFromAnother(t *testing.T) {
 	i := slices.IndexFunc(held, func(m container.MountPoint) bool { return m.Destination == "/a" })
 	_, err := c.ContainerCreate(ctx, sleeper, volumes(mount.Mount{Type: mount.TypeVolume, Source: held[i].Name, Target: "/x"}), nil, nil, "")
 	deniedBy(t, err, "mounts.target_overlap")
+}
+
+// TestManyVolumesFrom bounds how often the engine is asked about the mounts of others.
+func TestManyVolumesFrom(t *testing.T) {
+	d, s, address := scripted(t, "1.51", "")
+	s.answers["GET /images/berm.local/busybox:latest/json"] = `{"Id":"sha256:cafe","RepoTags":["berm.local/busybox:latest"],"Config":{}}`
+	for _, id := range []string{mineID, theirsID, strings.Repeat("c3", 32)} {
+		var spec policy.ContainerSpec
+		var mounts []container.MountPoint
+		for i := range 60 {
+			target := fmt.Sprintf("/%s/%d", id[:2], i)
+			spec.Volumes = append(spec.Volumes, policy.ContainerMount{Type: "volume", Source: "v", Target: target})
+			mounts = append(mounts, container.MountPoint{Type: mount.TypeVolume, Name: "v", Destination: target})
+		}
+		labels := d.labels(lifecycle.ObjectContainer, "mine", lifecycle.LabelEffective, string(must(json.Marshal(spec))(t)))
+		d.firsts.put(labels[lifecycle.LabelSessionID], id)
+		answer := must(json.Marshal(map[string]any{"Id": id, "Config": map[string]any{"Labels": labels}, "State": struct{}{}, "Mounts": mounts}))(t)
+		s.answers["GET /containers/"+id+"/json"] = string(answer)
+	}
+	status, told := say(t, address, "POST", "/containers/create", fmt.Sprintf(`{"Image":%q,"HostConfig":{"VolumesFrom":[%q,%q,%q]}}`, testImage, mineID, theirsID, strings.Repeat("c3", 32)))
+	if n := len(s.said("GET /volumes/")); status != http.StatusBadRequest || n > 0 {
+		t.Errorf("the engine was asked of %d volumes: %d %s", n, status, told)
+	}
 }
 
 func mapsEqual(a, b map[string]string) bool {
