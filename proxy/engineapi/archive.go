@@ -85,7 +85,18 @@ func exportContainer(c *call, a upstream.Ask, id string) error {
 func putArchive(c *call, _ upstream.Ask, id string) error {
 	return transfer(c, id, func(r io.Reader) error {
 		return withArchive(c, id, func(a upstream.Ask, ct *container.InspectResponse) error {
-			plain, err := openTar(r, maxInflated)
+			r, err := inflate(r, maxInflated)
+			if err != nil {
+				return err
+			}
+			if _, compressed := r.(*inflated); compressed {
+				leave, err := c.enter("compressed archives", maxCompressed)
+				if err != nil {
+					return err
+				}
+				defer leave()
+			}
+			plain, err := plainTar(r)
 			if err != nil {
 				return err
 			}
@@ -172,6 +183,8 @@ func tarHeader(block []byte) bool {
 const (
 	// maxTransfers bounds the archives of one tenant that go in and out at a time.
 	maxTransfers = 16
+	// maxCompressed bounds those of them that are decompressed, each with maxWindow of memory.
+	maxCompressed = 4
 	// transferStall is how long a caller may take for another 64 KiB of an archive.
 	transferStall = 30 * time.Second
 	// transferTime bounds a whole archive.

@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	maxTarEntries = 1 << 19 // of one archive
+	maxTarEntries = 1 << 18 // of one archive, for which the table of them takes 9 MiB
 	maxTarName    = 4096    // bytes of a name or of a link's target
 	tarXattr      = "SCHILY.xattr."
 )

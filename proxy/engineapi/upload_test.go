@@ -65,6 +65,26 @@ func TestRefusedAtOnce(t *testing.T) {
 	}
 }
 
+// TestCompressedUploads bounds the archives of a tenant that are decompressed at once.
+func TestCompressedUploads(t *testing.T) {
+	d, s, address := scripted(t, "1.51", "")
+	s.ownContainerOf(d, "mine", mineID, "c")
+	noise := make([]byte, 4<<10)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(noise)
+	body := squeezed(t, tarOf(t, "f", string(noise)))["gzip"][:2<<10]
+	put := func(length int) string {
+		return fmt.Sprintf("PUT /v1.51/containers/%s/archive?path=/ HTTP/1.1\r\nHost: docker\r\nContent-Type: application/x-tar\r\nContent-Length: %d\r\n\r\n%s", mineID, length, body)
+	}
+	for range maxCompressed {
+		hold(t, address, put(1<<20))
+	}
+	eventually(t, func() bool { return d.making("compressed archives mine") == maxCompressed })
+	resp := must(http.ReadResponse(bufio.NewReader(hold(t, address, put(len(body)))), nil))(t)
+	if resp.StatusCode != http.StatusTooManyRequests {
+		t.Errorf("one more: %s", resp.Status)
+	}
+}
+
 // squeezed are one archive in all forms, of which Go can't write two.
 func squeezed(t testing.TB, plain []byte) map[string][]byte {
 	t.Helper()
