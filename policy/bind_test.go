@@ -15,7 +15,7 @@ func bindPolicy(t *testing.T, more string) (p *Policy, root string) {
 	root, err := filepath.EvalSymlinks(t.TempDir())
 	outside := t.TempDir()
 	must(t, err, os.WriteFile(outside+"/file", nil, 0o600), os.Symlink(outside, root+"/outside"), os.Mkdir(root+"/dir", 0o755), os.WriteFile(root+"/file", nil, 0o600), os.Symlink("file", root+"/link"),
-		os.Symlink("/etc/passwd", root+"/out"), os.Symlink("gone", root+"/dangling"), os.Symlink("/etc", root+"/etc"), syscall.Mkfifo(root+"/fifo", 0o600))
+		os.Symlink("/etc/passwd", root+"/out"), os.Symlink("gone", root+"/dangling"), os.Symlink("/etc", root+"/etc"), os.Symlink(".", root+"/self"), syscall.Mkfifo(root+"/fifo", 0o600))
 	return mustParse(t, "mounts: {allowed_roots: ["+root+"]"+more+"}\nprofiles: {sock: {host_path_mode: none, engine_api: {docker_socket: on}}}\n",
 		Options{Resolve: ResolveDir, Refuse: []string{root + "/state"}}), root
 }
@@ -43,6 +43,8 @@ func TestBindSources(t *testing.T) {
 		"missing outside by a link":   {source: "/outside/a", rule: ruleAllowedRoots},
 		"missing outside":             {source: "/../elsewhere/a", rule: ruleAllowedRoots},
 		"missing in what is refused":  {source: "/state/hold/x", rule: ruleAlwaysRefused},
+		"missing, refused by a link":  {source: "/self/state", rule: ruleAlwaysRefused},
+		"missing below, by a link":    {source: "/self/state/x", rule: ruleAlwaysRefused},
 		"missing and what is refused": {source: "/state", rule: ruleAlwaysRefused},
 		"too deep":                    {source: strings.Repeat("/d", maxMissing+1), rule: ruleNotADirectory},
 	} {
@@ -62,6 +64,9 @@ func TestBindSources(t *testing.T) {
 		if !v.Allowed() || v.Spec.Binds[0] != want {
 			t.Errorf("%s: %+v, %v", name, v.Spec.Binds, v.Err())
 		}
+	}
+	if v := p.Container(ContainerRequest{Image: "python:3.11-slim", Mounts: []ContainerMount{{Field: "M", Type: "bind", Source: root + "/file", Target: "/x", OnlyDir: true}}}); v.Allowed() {
+		t.Error("a file where only a directory will do")
 	}
 	if v := p.Sandbox(Request{HostPath: ptr(root + "/file")}); v.Allowed() {
 		t.Error("a sandbox gets a file")
