@@ -76,7 +76,9 @@ profiles:
   c: {engine_api: {log_drivers: []}}
   u: {engine_api: {build_add_url: ["https://x.local", "ftp://x/", "https://x/../", "https://u@x/", "https://x/?a/", "http://x/", "https:///", "http://x/"]}}
   d: {extends: a, engine_api: {volumes: own}}
+  n: {engine_api: {docker_socket: x, host_gateway: x, load: [UPPER], push: [UPPER], login: ["https://x.local", x.local/a], max_memlock_mb: -1, subnets: [10.0.0.0/33]}}
 `
+	const noRegistry = " must be a registry as images name it: a host, and a port if it isn't 443"
 	const noPrefix = " must be http:// or https://, a host and a path that ends with /"
 	want := []string{
 		`line 5: profiles.a.engine_api.capabilities: "ALL" is not the name of one capability`, `line 5: profiles.a.engine_api.capabilities: "cap_all" is not the name of one capability`,
@@ -103,6 +105,10 @@ profiles:
 		`line 29: profiles.u.engine_api.build_add_url[2]: "https://x/../"` + noPrefix, `line 29: profiles.u.engine_api.build_add_url[3]: "https://u@x/"` + noPrefix,
 		`line 29: profiles.u.engine_api.build_add_url[4]: "https://x/?a/"` + noPrefix, `line 29: profiles.u.engine_api.build_add_url[6]: "https:///"` + noPrefix,
 		`line 29: profiles.u.engine_api.build_add_url[7]: "http://x/" is there twice`,
+		`line 31: profiles.n.engine_api.host_gateway: is "x", must be off or on`, `line 31: profiles.n.engine_api.docker_socket: is "x", must be off or on`,
+		"line 31: profiles.n.engine_api.max_memlock_mb: is -1, must be from 0 to 1099511627776", `line 31: profiles.n.engine_api.subnets[0]: "10.0.0.0/33" is not a range such as 10.80.0.0/16`,
+		`line 31: profiles.n.engine_api.load[0]: "UPPER" is no pattern: is not an image reference`, `line 31: profiles.n.engine_api.push[0]: "UPPER" is no pattern: is not an image reference`,
+		`line 31: profiles.n.engine_api.login[0]: "https://x.local"` + noRegistry, `line 31: profiles.n.engine_api.login[1]: "x.local/a"` + noRegistry,
 	}
 	_, err := Parse([]byte(yaml), Options{Resolve: fakeHost{}.resolve})
 	wantProblems(t, want, err)

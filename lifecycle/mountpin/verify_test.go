@@ -46,6 +46,8 @@ func TestVerify(t *testing.T) {
 		"as held":          {[]Pinned{pinned(sources[0], sources[0], false), pinned(sources[1], sources[1], true)}, nil},
 		"through a link":   {[]Pinned{pinned(sources[0], link, false)}, nil},
 		"none":             {nil, nil},
+		"any mount":        {[]Pinned{{Target: sources[0]}}, nil},
+		"any, by a link":   {[]Pinned{{Target: link}}, ErrExchanged},
 		"writable":         {[]Pinned{pinned(sources[0], sources[0], true)}, ErrExchanged},
 		"writable, a link": {[]Pinned{pinned(sources[0], link, true)}, ErrExchanged},
 		"another":          {[]Pinned{pinned(sources[0], sources[1], false)}, ErrExchanged},
