@@ -76,6 +76,16 @@ func TestBindSources(t *testing.T) {
 	}
 }
 
+// An allowed root that is gone isn't made again.
+func TestRootIsGone(t *testing.T) {
+	p, root := bindPolicy(t, ", missing: create")
+	must(t, os.RemoveAll(root))
+	v := p.Container(ContainerRequest{Image: "python:3.11-slim", Mounts: []ContainerMount{{Field: "M", Type: "bind", Source: root + "/a", Target: "/x", Create: true}}})
+	if len(v.Denials) != 1 || v.Denials[0].Rule != ruleAllowedRoots {
+		t.Errorf("%+v", v.Denials)
+	}
+}
+
 // A file of Berm's own is refused where a link to it leads, too.
 func TestRefusedFile(t *testing.T) {
 	root, err := filepath.EvalSymlinks(t.TempDir())
