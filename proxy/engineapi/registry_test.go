@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strings"
 	"testing"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/docker/docker/api/types/container"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/proxy"
 )
 
 const registryPolicy = `version: 1
@@ -32,11 +34,15 @@ func TestRegistryCalls(t *testing.T) {
 			labels := map[string]string{}
 			if tenant, ok := owner[name]; ok {
 				labels = d.labels(lifecycle.ObjectImage, tenant)
-			} else if name != "reg.local:5000/team/base:1" && name != "reg.local:5000/private/base:1" {
+			} else if name != "reg.local:5000/team/base:1" && name != "reg.local:5000/other/base:1" && name != "reg.local:5000/private/base:1" {
 				http.NotFound(w, r)
 				return
 			}
-			_ = json.NewEncoder(w).Encode(map[string]any{"Id": "sha256:" + standInID, "RepoTags": []string{name}, "Config": map[string]any{"Labels": labels}})
+			names := []string{name}
+			if name == "reg.local:5000/other/base:1" {
+				names = append(names, "reg.local:5000/team/base:1")
+			}
+			_ = json.NewEncoder(w).Encode(map[string]any{"Id": "sha256:" + standInID, "RepoTags": names, "Config": map[string]any{"Labels": labels}})
 			return
 		}
 		text, _ := io.ReadAll(r.Body)
@@ -63,6 +69,8 @@ func TestRegistryCalls(t *testing.T) {
 		"push what may be seen":    {"POST /images/reg.local:5000/team/base/push?tag=1", "", "", `/images/reg.local:5000/team/base/push?tag=1 {}`},
 		"push another's":           {"POST /images/reg.local:5000/ci/theirs/push?tag=1", "", "", "!No such image"},
 		"push what isn't listed":   {"POST /images/reg.local:5000/private/base/push?tag=1", "", "", "!No such image"},
+		"push by a hidden name":    {"POST /images/reg.local:5000/other/base/push?tag=1", "", "", "!No such image"},
+		"push by two tags":         {"POST /images/reg.local:5000/ci/own:1/push?tag=1", "", "", "!invalid reference"},
 		"push elsewhere":           {"POST /images/evil.local/ci/own/push?tag=1", "", "", "!images.push"},
 		"push by ID":               {"POST /images/" + standInID + "/push?tag=1", "", "", "!"},
 		"push by tag":              {"POST /images/reg.local:5000/ci/own:1/push", "", "", "!invalid reference"},
@@ -93,6 +101,11 @@ func TestRegistryCalls(t *testing.T) {
 			t.Errorf("%s: the engine got %q, %s", name, got, text)
 		}
 	}
+	_, leave := d.limits.enter("logins "+standInTenant, maxLogins)
+	if status, told := say(t, address, "POST", "/auth", `{"serveraddress":"reg.local:5000"}`); status != http.StatusTooManyRequests {
+		t.Errorf("one more login: %d %s", status, told)
+	}
+	leave()
 	if log := string(readFile(t, d.audit)); strings.Contains(log, "password") || strings.Contains(log, `"b"`) {
 		t.Errorf("the audit log has a body: %s", log)
 	}
@@ -152,6 +165,7 @@ func TestCommitChanges(t *testing.T) {
 		"here":         {[]string{"CMD <<EOF\nx\nEOF"}, "!"},
 		"the kernel's": {[]string{"WORKDIR /proc/self/fd/8"}, "!kernel"},
 		"escape":       {[]string{"# escape=`", "ENV A=b\\", "LABEL berm.tenant=x"}, "!"},
+		"too many":     {[]string{strings.Repeat("ENV A=b\n", maxInstructions+1)}, "!more than"},
 		"a space":      {[]string{"ENV A=\u2028LABEL"}, "!"},
 	} {
 		lines, err := readChanges(tt.changes)
@@ -161,6 +175,30 @@ func TestCommitChanges(t *testing.T) {
 		}
 		if refusal, refused := strings.CutPrefix(tt.want, "!"); got != tt.want && !(refused && err != nil && strings.Contains(got, refusal)) {
 			t.Errorf("%s: %q", name, got)
+		}
+	}
+}
+
+// TestCacheFromNames has the engine take layers only of images that the caller may see.
+func TestCacheFromNames(t *testing.T) {
+	d, s, _ := scripted(t, "1.41", registryPolicy)
+	for _, name := range []string{"reg.local:5000/team/base", "reg.local:5000/private/base"} {
+		s.answers["GET /images/"+name+"/json"] = fmt.Sprintf(`{"Id":"sha256:%s","RepoTags":[%q],"Config":{}}`, standInID, name+":latest")
+	}
+	for refs, want := range map[string]string{
+		`["reg.local:5000/team/base"]`:                            `["sha256:` + standInID + `"]`,
+		`["reg.local:5000/team/base","reg.local:5000/team/none"]`: `["sha256:` + standInID + `"]`,
+		`["reg.local:5000/team/none"]`:                            "",
+		`["reg.local:5000/private/base"]`:                         "!images.allow",
+		`["reg.local:5000/private/none"]`:                         "!images.allow",
+		`["reg.local:5000/team/base"`:                             "!JSON list",
+		"[" + strings.Repeat(`"a",`, maxBases) + `"a"]`:           "!JSON list",
+	} {
+		c := &call{Proxy: d.Proxy, ctx: t.Context(), rules: d.opts.Policy(), caller: Caller{Name: "r", Tenant: "mine"}, version: 41, query: url.Values{"cachefrom": {refs}}}
+		query := url.Values{}
+		err := cacheFrom(c, query)
+		if refusal, refused := strings.CutPrefix(want, "!"); refused != (err != nil) || refused && !strings.Contains(fmt.Sprint(err, proxy.FaultOf(err).Detail, proxy.FaultOf(err).Reasons), refusal) || !refused && query.Get("cachefrom") != want {
+			t.Errorf("%s: %q, %v", refs, query.Get("cachefrom"), err)
 		}
 	}
 }

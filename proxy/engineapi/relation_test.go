@@ -213,6 +213,50 @@ func TestLinks(t *testing.T) {
 	}
 }
 
+// TestHostLinks bounds the links of a network that come from two places.
+func TestHostLinks(t *testing.T) {
+	n := policy.ContainerNetwork{Own: true, Mode: policy.NetNamed, ID: mineID, Field: modeField}
+	var links []string
+	for i := range maxAliases {
+		links = append(links, fmt.Sprintf("c:a%d", i))
+	}
+	endpoints := map[string]*network.EndpointSettings{mineID: {Links: links[:1]}}
+	if err := hostLinks(links, &n, endpoints); err != nil || len(n.Options) > 0 || !slices.Equal(endpoints[mineID].Links, links) {
+		t.Errorf("%v, %v, %v", endpoints[mineID].Links, n.Options, err)
+	}
+	if err := hostLinks([]string{"c:more"}, &n, endpoints); err == nil {
+		t.Error("more than there may be")
+	}
+	for name, other := range map[string]policy.ContainerNetwork{
+		"shared": {Mode: policy.NetNamed, ID: mineID, Field: modeField}, "none": {Own: true, Mode: policy.NetNone, Field: modeField},
+		"a container's": {Own: true, Mode: policy.NetContainer, ID: mineID, Field: modeField}, "not the default": {Own: true, Mode: policy.NetNamed, ID: mineID, Field: "E"},
+	} {
+		if err := hostLinks(links[:1], &other, map[string]*network.EndpointSettings{}); err != nil || len(other.Options) != 1 {
+			t.Errorf("%s: %v, %v", name, other.Options, err)
+		}
+	}
+}
+
+func TestSameSubnets(t *testing.T) {
+	four, six := network.IPAMConfig{Subnet: "10.1.0.0/24", Gateway: "10.1.0.1"}, network.IPAMConfig{Subnet: "fd00::/64"}
+	asked, made := network.IPAMConfig{Subnet: "10.1.0.0/24"}, network.IPAMConfig{Subnet: "172.18.0.0/16", Gateway: "172.18.0.1"}
+	list := func(l ...network.IPAMConfig) []network.IPAMConfig { return l }
+	for name, tt := range map[string]struct {
+		got, want []network.IPAMConfig
+		same      bool
+	}{
+		"none": {nil, nil, true}, "made up": {list(made), nil, true}, "a gateway made up": {list(four), list(asked), true}, "with IPv6": {list(four, six), list(asked, six), true},
+		"IPv6 beside what is made up": {list(made, six), list(six), true},
+		"another":                     {list(made), list(asked), false}, "another gateway": {list(network.IPAMConfig{Subnet: "10.1.0.0/24", Gateway: "10.1.0.9"}), list(four), false},
+		"another range": {list(network.IPAMConfig{Subnet: "10.1.0.0/24", IPRange: "10.1.0.0/28"}), list(asked), false},
+		"IPv6 unasked":  {list(made, six), nil, false}, "one more": {list(four, made), list(asked), false}, "IPv6 is missing": {list(four), list(asked, six), false},
+	} {
+		if sameSubnets(tt.got, tt.want) != tt.same {
+			t.Errorf("%s: same is %v", name, !tt.same)
+		}
+	}
+}
+
 // TestSubnets makes networks with addresses of the policy's pools.
 func TestSubnets(t *testing.T) {
 	d, direct := engineDoor(t, relationRules)
