@@ -52,6 +52,12 @@ func TestLabelsAreHidden(t *testing.T) {
 					t.Errorf("%s: the engine was asked %s", path, asked)
 				}
 			}
+			s.answers["POST /volumes/prune"] = "{}"
+			_, _ = say(t, address, "POST", "/volumes/prune?filters="+url.QueryEscape(`{"label!":["berm.tenant","a"]}`), "")
+			asked := must(url.QueryUnescape(strings.Join(s.said("POST /volumes/prune"), " ")))(t)
+			if strings.Contains(asked, `"berm.tenant":true`) != show || !strings.Contains(asked, `"label!":{"a":true`) {
+				t.Errorf("prune: the engine was asked %s", asked)
+			}
 		})
 	}
 }

@@ -263,3 +263,33 @@ func TestRepeatedBody(t *testing.T) {
 		t.Errorf("exec: the engine was asked %q", got)
 	}
 }
+
+// TestOddHeaders sends a body that another reader could take for something else.
+func TestOddHeaders(t *testing.T) {
+	d, s, address := scripted(t, "1.41", "")
+	s.ownContainerOf(d, "mine", mineID, "c")
+	s.answers["POST /containers/"+mineID+"/kill"] = "{}"
+	for name, tt := range map[string]struct {
+		headers http.Header
+		ok      bool
+	}{
+		"plain": {http.Header{"Content-Type": {"application/json"}}, true}, "encoded": {http.Header{"Content-Type": {"application/json"}, "Content-Encoding": {"gzip"}}, false},
+		"two types": {http.Header{"Content-Type": {"application/json", "text/plain"}}, false}, "a form": {http.Header{"Content-Type": {"application/x-www-form-urlencoded"}}, false},
+	} {
+		req := must(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://docker/containers/c/kill", strings.NewReader("{}")))(t)
+		req.Header = tt.headers
+		resp := must(raw(address).Do(req))(t)
+		_ = resp.Body.Close()
+		if (resp.StatusCode == http.StatusOK) != tt.ok {
+			t.Errorf("%s: %s", name, resp.Status)
+		}
+	}
+	s.answers["GET /containers/"+mineID+"/stats"] = "{}"
+	for _, query := range []string{"", "?stream=1", "?stream=0"} {
+		_, _ = say(t, address, "GET", "/containers/c/stats"+query, "")
+	}
+	stats := "GET /containers/" + mineID + "/stats?stream="
+	if got := s.said(stats); !slices.Equal(got, []string{stats + "1", stats + "1", stats + "0"}) {
+		t.Errorf("the engine was asked %q", got)
+	}
+}

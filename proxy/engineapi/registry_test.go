@@ -221,6 +221,23 @@ func TestCacheFrom(t *testing.T) {
 	}
 }
 
+// The engine gets the changes of a commit as Berm writes them, and Berm's labels after them.
+func TestCommitChangesAreWritten(t *testing.T) {
+	d, s, address := scripted(t, "1.41", basePolicy+"profiles: {default: {engine_api: {commit: \"on\"}}}\n")
+	s.ownContainerOf(d, "mine", mineID, "c")
+	s.answers["GET /images/json"] = "[]"
+	_, _ = say(t, address, "POST", "/commit?container=c&changes="+url.QueryEscape("cmd  [ \"a\" ]\nenv A b c"), "")
+	asked := s.said("POST /commit")
+	if len(asked) != 1 {
+		t.Fatalf("the engine was asked %q", asked)
+	}
+	query := must(url.ParseQuery(strings.TrimPrefix(asked[0], "POST /commit?")))(t)
+	changes := query["changes"]
+	if len(changes) < 3 || changes[0] != `CMD ["a"]` || changes[1] != `ENV A "b c"` && changes[1] != `ENV A b c` && changes[1] != `ENV A="b c"` || !strings.HasPrefix(changes[2], "LABEL berm.") {
+		t.Errorf("changes: %q", changes)
+	}
+}
+
 // TestCommitWithChanges has the engine read what Berm writes of changes.
 func TestCommitWithChanges(t *testing.T) {
 	d, direct := engineDoor(t, loadPolicy)

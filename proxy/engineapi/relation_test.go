@@ -257,6 +257,40 @@ func TestSameSubnets(t *testing.T) {
 	}
 }
 
+// TestNetworkOfALiar has an engine make another network than it is asked for.
+func TestNetworkOfALiar(t *testing.T) {
+	var labels map[string]string
+	var lie string
+	removed := false
+	d := doorBefore(t, &standIn{handler: func(w http.ResponseWriter, r *http.Request) {
+		switch path := strings.TrimPrefix(r.URL.Path, "/v1.41/networks"); {
+		case path == "/create":
+			var asked network.CreateRequest
+			report(t, json.NewDecoder(r.Body).Decode(&asked))
+			labels = asked.Labels
+			_, _ = fmt.Fprintf(w, `{"Id":%q}`, mineID)
+		case r.Method == http.MethodDelete:
+			removed = true
+		case path == "/"+mineID:
+			_, _ = fmt.Fprintf(w, `{"Name":"n","Id":%q,"Scope":"local","Driver":"bridge","Options":{},"Labels":%s%s}`, mineID, labelsJSON(labels), lie)
+		default:
+			_, _ = fmt.Fprint(w, "[]")
+		}
+	}}, basePolicy+"profiles: {default: {engine_api: {networks: own, subnets: [198.51.100.0/24]}}}\n")
+	address := d.listen(Caller{Name: "n", Tenant: standInTenant})
+	const honest = `,"IPAM":{"Config":[{"Subnet":"198.51.100.0/28","Gateway":"198.51.100.1"}]}`
+	for what, ok := range map[string]bool{
+		honest: true, honest + `,"EnableIPv6":true`: false, honest + `,"Internal":true`: false, `,"IPAM":{"Config":[{"Subnet":"198.51.100.0/24"}]}`: false,
+		honest + `,"Driver":"macvlan"`: false, honest + `,"Labels":null`: false, honest + `,"Options":{"parent":"eth0"}`: false,
+	} {
+		lie, removed = what, false
+		status, told := say(t, address, http.MethodPost, "/v1.41/networks/create", `{"Name":"n","IPAM":{"Config":[{"Subnet":"198.51.100.0/28"}]}}`)
+		if (status == http.StatusCreated) != ok || removed == ok {
+			t.Errorf("%s: %d %s, removed: %v", what, status, told, removed)
+		}
+	}
+}
+
 // TestSubnets makes networks with addresses of the policy's pools.
 func TestSubnets(t *testing.T) {
 	d, direct := engineDoor(t, relationRules)

@@ -138,6 +138,7 @@ func TestDockerSocketAttacks(t *testing.T) {
 	}
 	deniedBy(t, makeOneOr(t, wide, pidOf(id)), "containers.namespaces")
 	plain := makeOne(t, wide, nil, "")
+	deniedBy(t, makeOneOr(t, narrow, &container.HostConfig{VolumesFrom: []string{id}}), "mounts.type")
 	both := pidOf(plain)
 	both.Binds = []string{"/run/docker.sock:/s"}
 	deniedBy(t, makeOneOr(t, wide, both), "containers.namespaces")
