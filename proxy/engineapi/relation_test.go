@@ -89,6 +89,21 @@ func TestPidOfAnother(t *testing.T) {
 	}
 }
 
+// TestPidOfAnOldRunc joins no processes where these could lead runc elsewhere.
+func TestPidOfAnOldRunc(t *testing.T) {
+	for version, rule := range map[string]string{"1.1.5": ruleNested, "1.3.2": ruleNested, "": ruleNested, "1.3.3": ""} {
+		d, s, _ := scripted(t, "1.51", "")
+		d.opts.ArchiveFixed = false
+		s.ownContainerOf(d, "mine", mineID, "c")
+		s.answers["GET /"] = fmt.Sprintf(`{"Version":"29.5.1","Components":[{"Name":"runc","Version":%q}]}`, version) // of /version
+		peer := policy.ContainerPeer{Asked: "container:" + mineID}
+		c := &call{Proxy: d.Proxy, ctx: t.Context(), rules: d.opts.Policy(), caller: Caller{Name: "mine", Tenant: "mine"}, version: 51}
+		if err := findPeer(c, &peer); rule == "" && (err != nil || peer.ID != mineID) || rule != "" && (err == nil || peer.ID != "") {
+			t.Errorf("runc %q: %+v, %v", version, peer, err)
+		}
+	}
+}
+
 // TestVolumesFromAnother has the mounts of another container judged and written as mounts.
 func TestVolumesFromAnother(t *testing.T) {
 	d, direct := engineDoor(t, "")
@@ -226,6 +241,9 @@ func TestHostLinks(t *testing.T) {
 	}
 	if err := hostLinks([]string{"c:more"}, &n, endpoints); err == nil {
 		t.Error("more than there may be")
+	}
+	if options, err := endpointOptions(&network.EndpointSettings{Links: links[:1]}, policy.ContainerNetwork{Mode: policy.NetNamed, ID: mineID}); err != nil || len(options) != 1 {
+		t.Errorf("a shared network: %v, %v", options, err)
 	}
 	for name, other := range map[string]policy.ContainerNetwork{
 		"shared": {Mode: policy.NetNamed, ID: mineID, Field: modeField}, "none": {Own: true, Mode: policy.NetNone, Field: modeField},

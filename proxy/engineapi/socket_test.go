@@ -14,7 +14,7 @@ import (
 
 const socketRules = basePolicy + `
 profiles:
-  default: {host_path_mode: none, max_memory_mb: 256, memory_mb: 64, engine_api: {docker_socket: "on"}}
+  default: {host_path_mode: none, max_memory_mb: 256, memory_mb: 64, engine_api: {docker_socket: "on", commit: "on"}}
   wide: {extends: default, memory_mb: 128, max_memory_mb: 512, engine_api: {docker_socket: "on"}}
   without: {extends: default, engine_api: {docker_socket: "off"}}
 `
@@ -125,12 +125,15 @@ func TestDockerSocketAttacks(t *testing.T) {
 		_, _, copyErr := narrow.CopyFromContainer(t.Context(), id, "/etc")
 		putErr := narrow.CopyToContainer(t.Context(), id, "/", strings.NewReader(strings.Repeat("\x00", 1024)), container.CopyToContainerOptions{})
 		_, attachErr := narrow.ContainerAttach(t.Context(), id, container.AttachOptions{Stream: true, Stdin: true})
-		for what, err := range map[string]error{"exec": execErr, "copy": copyErr, "put": putErr, "attach": attachErr} {
+		made := must(wide.ContainerExecCreate(t.Context(), id, container.ExecOptions{Cmd: []string{"true"}}))(t)
+		startErr := narrow.ContainerExecStart(t.Context(), made.ID, container.ExecStartOptions{Detach: true})
+		_, commitErr := narrow.ContainerCommit(t.Context(), id, container.CommitOptions{})
+		for what, err := range map[string]error{"exec": execErr, "copy": copyErr, "put": putErr, "attach": attachErr, "start of an exec": startErr, "commit": commitErr} {
 			if err == nil || !strings.Contains(err.Error(), "socket that serves as another caller") && !strings.Contains(err.Error(), "received 403") {
 				t.Errorf("%s: %v", what, err)
 			}
 		}
-		must(wide.ContainerExecCreate(t.Context(), id, container.ExecOptions{Cmd: []string{"true"}}))(t)
+		deniedBy(t, makeOneOr(t, narrow, &container.HostConfig{NetworkMode: container.NetworkMode("container:" + id)}), "networks.foreign")
 	}
 	// Nor by a container that sees its processes, in which every caller of the tenant may work.
 	pidOf := func(id string) *container.HostConfig {
