@@ -128,13 +128,11 @@ func (f *tarFilter) judge(h *tar.Header) (*tar.Header, error) {
 	refuse := func(rule, reason, allowed string) (*tar.Header, error) {
 		return nil, denied(rule, "", fmt.Sprintf("archive entry %q is refused: %s", body.Shorten(h.Name), reason), allowed)
 	}
-	name := path.Clean(h.Name)
+	name := path.Clean(strings.TrimLeft(h.Name, "/")) // of an absolute name, as engines do
 	components := strings.Split(h.Name, "/")
 	switch {
 	case h.Name == "" || len(h.Name) > maxTarName || strings.Contains(h.Name, "\x00"):
 		return refuse("archive.name", "its name is empty or too long", fmt.Sprintf("names of 1 to %d bytes", maxTarName))
-	case path.IsAbs(h.Name):
-		return refuse("archive.name", "its name is absolute", "names relative to the path of the call")
 	case slices.Contains(components, ".."):
 		return refuse("archive.name", `its name has ".."`, "names that lead downwards")
 	case slices.ContainsFunc(components, func(s string) bool { return strings.HasPrefix(s, ".wh..wh.") }):

@@ -94,6 +94,7 @@ func TestArchiveEntries(t *testing.T) {
 		"long names":               {entries: many},
 		"name like bzip2":          {entries: []tar.Header{reg("BZhello", 0o644)}},
 		"name that isn't text":     {entries: []tar.Header{{Name: "\xff\xfe", Typeflag: tar.TypeReg, Mode: 0o644, Format: tar.FormatGNU}}},
+		"absolute":                 {entries: []tar.Header{{Name: "/", Typeflag: tar.TypeDir, Mode: 0o755}, reg("/etc//passwd", 0o644)}},
 		"without parents":          {entries: []tar.Header{reg("a/b/c", 0o644)}},
 		"sticky directory":         {entries: []tar.Header{{Name: "tmp/", Typeflag: tar.TypeDir, Mode: 0o1777}}},
 		"setgid directory":         {entries: []tar.Header{{Name: "shared/", Typeflag: tar.TypeDir, Mode: 0o2775}}},
@@ -112,7 +113,9 @@ func TestArchiveEntries(t *testing.T) {
 		"overlay":                {entries: []tar.Header{file, xattr("trusted.overlay.opaque")}, rule: "archive.xattr"},
 		"overlay of users":       {entries: []tar.Header{file, xattr("user.overlay.redirect")}, rule: "archive.xattr"},
 		"access list":            {entries: []tar.Header{file, xattr("system.posix_acl_access")}, rule: "archive.xattr"},
-		"absolute":               {entries: []tar.Header{file, reg("/etc/passwd", 0o644)}, rule: "archive.name"},
+		"absolute dots":          {entries: []tar.Header{file, reg("/../x", 0o644)}, rule: "archive.name"},
+		"absolute below a link":  {entries: []tar.Header{link, reg("//l/passwd", 0o644)}, rule: "archive.parent"},
+		"absolute, closed":       {entries: []tar.Header{reg("/there/passwd", 0o644)}, closed: true, rule: "archive.parent"},
 		"dots":                   {entries: []tar.Header{file, reg("d/../../x", 0o644)}, rule: "archive.name"},
 		"layer's names":          {entries: []tar.Header{file, reg(".wh..wh.plnk/1", 0o644)}, rule: "archive.name"},
 		"root that is a link":    {entries: []tar.Header{{Name: ".", Typeflag: tar.TypeSymlink, Linkname: "/etc"}}, rule: "archive.name"},
@@ -144,7 +147,7 @@ func TestArchiveEntries(t *testing.T) {
 			if err != nil {
 				break
 			}
-			if path.Clean(h.Name) != path.Clean(want[0].Name) || h.Size != want[0].Size || h.Mode != want[0].Mode&^0o6000 {
+			if path.Join("/", h.Name) != path.Join("/", want[0].Name) || h.Size != want[0].Size || h.Mode != want[0].Mode&^0o6000 {
 				t.Errorf("%s: %+v, want %+v", name, h, want[0])
 			}
 		}
