@@ -101,6 +101,7 @@ type ContainerPort struct {
 	Field    string
 	HostIP   string // empty is every address
 	HostPort int    // 0 is any that is free
+	HostEnd  int    `json:",omitempty"` // if not 0, any from HostPort to it that is free
 	Port     int    // in the container
 	Protocol string // "tcp", "udp" or "sctp"
 }

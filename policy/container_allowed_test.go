@@ -55,8 +55,9 @@ func TestContainerAllows(t *testing.T) {
 		{"own container's", "tight", nets(ContainerNetwork{Mode: NetContainer, ID: id, Own: true}), func(s ContainerSpec) any { return []any{s.Network, s.Networks} },
 			[]any{"container", []ContainerNetwork{{Mode: NetContainer, ID: id, Own: true}}}},
 
-		{"port", "open", onePort("", 8080, 80, "tcp"), func(s ContainerSpec) any { return s.Ports }, []ContainerPort{{"P", "", 8080, 80, "tcp"}}},
-		{"any port", "open", onePort("10.0.0.1", 0, 65535, "sctp"), func(s ContainerSpec) any { return s.Ports }, []ContainerPort{{"P", "10.0.0.1", 0, 65535, "sctp"}}},
+		{"port", "open", onePort("", 8080, 80, "tcp"), func(s ContainerSpec) any { return s.Ports }, []ContainerPort{{Field: "P", HostPort: 8080, Port: 80, Protocol: "tcp"}}},
+		{"any port", "open", onePort("10.0.0.1", 0, 65535, "sctp"), func(s ContainerSpec) any { return s.Ports }, []ContainerPort{{Field: "P", HostIP: "10.0.0.1", Port: 65535, Protocol: "sctp"}}},
+		{"ports", "open", portRange(8000, 9000), func(s ContainerSpec) any { return s.Ports }, []ContainerPort{{Field: "P", HostPort: 8000, HostEnd: 9000, Port: 80, Protocol: "tcp"}}},
 		{"loopback port", "tight", onePort("::1", 1024, 80, "udp"), func(s ContainerSpec) any { return s.Ports[0].HostIP }, "::1"},
 
 		{"added", "", capAdd("cap_kill"), func(s ContainerSpec) any { return len(s.Capabilities) }, 12},
@@ -222,7 +223,7 @@ func checkSpec(t testing.TB, p *Policy, profile string, s ContainerSpec) {
 	checkNetworks(p, pr, s, check)
 	for _, port := range s.Ports {
 		low, high, _ := parsePortRange(api.PortRange)
-		check(api.Ports != "off" && (port.HostPort == 0 || port.HostPort >= low && port.HostPort <= high), "ports")
+		check(api.Ports != "off" && (port.HostPort == 0 && port.HostEnd == 0 || port.HostPort >= low && max(port.HostPort, port.HostEnd) <= high), "ports")
 		check(api.Ports != "loopback" || port.HostIP == loopback || port.HostIP == "::1" || strings.HasPrefix(port.HostIP, "127."), "port's address")
 	}
 	check(slices.Contains(api.LogDrivers, s.LogDriver), "log driver")

@@ -28,8 +28,12 @@ func (j *containerJudge) ports(asked []ContainerPort) {
 	}
 	low, high, _ := parsePortRange(j.api.PortRange)
 	for _, p := range asked {
-		shown := fmt.Sprintf("%s:%d:%d/%s", p.HostIP, p.HostPort, p.Port, p.Protocol)
-		if p.HostPort < 0 || p.HostPort > 65535 || p.Port < 1 || p.Port > 65535 || !slices.Contains([]string{"tcp", "udp", "sctp"}, p.Protocol) {
+		host, end := strconv.Itoa(p.HostPort), max(p.HostPort, p.HostEnd)
+		if p.HostEnd != 0 {
+			host += "-" + strconv.Itoa(p.HostEnd)
+		}
+		shown := fmt.Sprintf("%s:%s:%d/%s", p.HostIP, host, p.Port, p.Protocol)
+		if p.HostPort < 0 || end > 65535 || p.HostEnd != 0 && (p.HostPort == 0 || p.HostEnd < p.HostPort) || p.Port < 1 || p.Port > 65535 || !slices.Contains([]string{"tcp", "udp", "sctp"}, p.Protocol) {
 			j.invalid(rulePortSyntax, p.Field, shown, "ports up to 65535, of tcp, udp or sctp", fmt.Sprintf("%q is no port to be published", shorten(shown)))
 			continue
 		}
@@ -37,9 +41,9 @@ func (j *containerJudge) ports(asked []ContainerPort) {
 			j.deny(rulePorts, p.Field, shown, "no ports, as long as the profile's engine_api.ports is off", fmt.Sprintf("port %q is refused: profile %s has engine_api.ports off", shorten(shown), j.profile.Name))
 			continue
 		}
-		if p.HostPort != 0 && (p.HostPort < low || p.HostPort > high) {
+		if p.HostPort != 0 && (p.HostPort < low || end > high) {
 			allowed := fmt.Sprintf("0 (any that is free), and %d to %d", low, high)
-			j.deny(rulePortRange, p.Field, strconv.Itoa(p.HostPort), allowed, fmt.Sprintf("host port %d is refused; allowed is %s", p.HostPort, allowed))
+			j.deny(rulePortRange, p.Field, host, allowed, fmt.Sprintf("host port %s is refused; allowed is %s", host, allowed))
 		}
 		p.HostIP = j.portAddress(p)
 		j.spec.Ports = append(j.spec.Ports, p)

@@ -74,6 +74,11 @@ func oneMount(m ...ContainerMount) ContainerRequest {
 func onePort(ip string, host, port int, proto string) ContainerRequest {
 	return ContainerRequest{Ports: []ContainerPort{{Field: "P", HostIP: ip, HostPort: host, Port: port, Protocol: proto}}}
 }
+func portRange(host, end int) ContainerRequest {
+	r := onePort("", host, 80, "tcp")
+	r.Ports[0].HostEnd = end
+	return r
+}
 func logs(driver string, options ...string) ContainerRequest {
 	r := ContainerRequest{LogDriver: driver, LogOptions: map[string]string{}}
 	for i := 0; i < len(options); i += 2 {
@@ -225,6 +230,8 @@ func hostTests() []bad {
 		{"ports off", "", onePort("127.0.0.1", 8080, 80, "tcp"), rulePorts, "P"},
 		{"port range", "open", onePort("", 80, 80, "tcp"), rulePortRange, "P"},
 		{"port range above", "open", onePort("", 9001, 80, "tcp"), rulePortRange, "P"},
+		{"ports from below", "open", portRange(7999, 8001), rulePortRange, "P"},
+		{"ports to above", "open", portRange(8999, 9001), rulePortRange, "P"},
 		{"too many ports", "open", ContainerRequest{Ports: make([]ContainerPort, 129)}, rulePortSyntax, "HostConfig.PortBindings"},
 		{"log driver", "", logs("syslog"), ruleLogDriver, "HostConfig.LogConfig.Type"},
 		{"log driver of the profile", "tight", logs("json-file"), ruleLogDriver, "HostConfig.LogConfig.Type"},
@@ -248,6 +255,7 @@ func hostTests() []bad {
 	}
 	for i, r := range []ContainerRequest{
 		onePort("", -1, 80, "tcp"), onePort("", 65536, 80, "tcp"), onePort("", 8000, 0, "tcp"), onePort("", 8000, 65536, "tcp"), onePort("", 8000, 80, "icmp"), onePort("", 8000, 80, ""), onePort("", 8000, 80, "TCP"),
+		portRange(0, 8000), portRange(8001, 8000), portRange(8000, -1), portRange(8000, 65536),
 	} {
 		tests = append(tests, bad{fmt.Sprint("port ", i), "open", r, rulePortSyntax, "P"})
 	}

@@ -318,6 +318,24 @@ func TestTmpfsFlags(t *testing.T) {
 	}
 }
 
+func TestPortRanges(t *testing.T) {
+	want := nat.PortMap{"80/tcp": {{HostPort: "8080-8090"}, {HostPort: "8080"}, {}}}
+	parsed := func(m nat.PortMap) ([]policy.ContainerPort, error) {
+		var h Host
+		h.PortBindings = m
+		return h.ports()
+	}
+	ports, err := parsed(want)
+	if got := portMap(ports); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%v, %v", got, err)
+	}
+	for _, s := range []string{"8090-8080", "0-8080", "8080-0", "8080-", "-8080", "8080-65536", "8080-8081-8082", "8080-+1", " 8080-8081"} {
+		if ports, err := parsed(nat.PortMap{"80/tcp": {{HostPort: s}}}); err == nil {
+			t.Errorf("%q: %v", s, ports)
+		}
+	}
+}
+
 func decodeNulls(body string, v any) error {
 	r := httptest.NewRequest(http.MethodPost, "/containers/create", strings.NewReader(body))
 	r.Header.Set("Content-Type", "application/json")

@@ -177,6 +177,9 @@ func portMap(ports []policy.ContainerPort) nat.PortMap {
 		if p.HostPort != 0 {
 			b.HostPort = strconv.Itoa(p.HostPort)
 		}
+		if p.HostEnd != 0 {
+			b.HostPort += "-" + strconv.Itoa(p.HostEnd)
+		}
 		key := natPort(p.Port, p.Protocol)
 		m[key] = append(m[key], b)
 	}

@@ -175,11 +175,16 @@ func (h *Host) ports() ([]policy.ContainerPort, error) {
 		for _, b := range bindings {
 			p := policy.ContainerPort{Field: field, HostIP: b.HostIP, Port: port, Protocol: protocol}
 			if b.HostPort != "" {
-				n, err := strconv.ParseUint(b.HostPort, 10, 16)
-				if err != nil {
-					return nil, proxy.Malformed(fmt.Sprintf("%s: the host port %q is not a port's number; ranges aren't taken", field, Shorten(b.HostPort)))
+				first, last, isRange := strings.Cut(b.HostPort, "-")
+				n, err := strconv.ParseUint(first, 10, 16)
+				end, endErr := uint64(0), error(nil)
+				if isRange {
+					end, endErr = strconv.ParseUint(last, 10, 16)
 				}
-				p.HostPort = int(n)
+				if err != nil || endErr != nil || isRange && (n == 0 || end < n) {
+					return nil, proxy.Malformed(fmt.Sprintf("%s: the host port %q is neither a port's number nor a range of them", field, Shorten(b.HostPort)))
+				}
+				p.HostPort, p.HostEnd = int(n), int(end)
 			}
 			list = append(list, p)
 		}
