@@ -2,6 +2,8 @@ package engine
 
 import (
 	"net/http"
+	"net/http/httptest"
+	"strings"
 	"testing"
 )
 
@@ -28,6 +30,7 @@ func TestRegistry(t *testing.T) {
 		{"no user", "team/tool/manifests/1", "", "", http.StatusUnauthorized},
 		{"unknown tag", "team/tool/manifests/2", "somebody", "secret", http.StatusNotFound},
 		{"unknown image", "team/else/manifests/1", "somebody", "secret", http.StatusNotFound},
+		{"tags", "team/tool/tags/list", "somebody", "secret", http.StatusOK},
 	} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+r.Host()+"/v2/"+tt.path, nil)
 		if err != nil {
@@ -54,5 +57,28 @@ func TestRegistry(t *testing.T) {
 	}
 	if _, err := http.Get("http://" + r.Host() + "/v2/"); err == nil {
 		t.Error("a closed registry answers")
+	}
+}
+
+// Engines send a blob in pieces.
+func TestRegistryUpload(t *testing.T) {
+	s := new(RegistryStore)
+	ask := func(method, path, body string) *httptest.ResponseRecorder {
+		reply := httptest.NewRecorder()
+		s.ServeHTTP(reply, httptest.NewRequest(method, path, strings.NewReader(body)))
+		return reply
+	}
+	at := ask(http.MethodPost, "/v2/team/tool/blobs/uploads/", "").Header().Get("Location")
+	at = ask(http.MethodPatch, at, "one ").Header().Get("Location")
+	at = ask(http.MethodPatch, at, "two").Header().Get("Location")
+	if reply := ask(http.MethodPut, at+"?digest=sha256:0", ""); reply.Code != http.StatusBadRequest {
+		t.Errorf("a wrong digest: status %d", reply.Code)
+	}
+	digest := digestOf([]byte("one two"))
+	if reply := ask(http.MethodPut, at+"?digest="+digest, ""); reply.Code != http.StatusCreated {
+		t.Errorf("the last piece: status %d", reply.Code)
+	}
+	if got := ask(http.MethodGet, "/v2/team/tool/blobs/"+digest, "").Body.String(); got != "one two" {
+		t.Errorf("got %q", got)
 	}
 }

@@ -2,21 +2,25 @@ package engine
 
 import (
 	"bytes"
+	"crypto/rand"
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 )
 
 // RegistryStore is the handler of a registry of images that keeps all in memory. It takes
-// blobs in one piece, manifests of any kind, and checks nothing but digests. The zero
-// value is empty, and any number of goroutines may use it.
+// manifests of any kind, and checks nothing but digests. The zero value is empty, and any
+// number of goroutines may use it.
 type RegistryStore struct {
 	mu        sync.Mutex
 	blobs     map[string][]byte                    // by digest, of all repositories
+	uploads   map[string][]byte                    // blobs that come in pieces
 	manifests map[string]map[string]storedManifest // by repository, and by tag and digest
 }
 
@@ -33,8 +37,10 @@ func (s *RegistryStore) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	reads := r.Method == http.MethodGet || r.Method == http.MethodHead
 	switch {
 	case path == "" && reads:
-	case isUpload && upload == "" && repo != "" && r.Method == http.MethodPost:
-		s.putBlob(w, r, repo)
+	case isUpload && repo != "" && (upload == "") == (r.Method == http.MethodPost) && !reads:
+		s.upload(w, r, repo, upload)
+	case reads && strings.HasSuffix(path, "/tags/list"):
+		s.tags(w, strings.TrimSuffix(path, "/tags/list"))
 	case isBlob && reads:
 		s.blob(w, r, blobRepo, digest)
 	case isManifest && r.Method == http.MethodPut:
@@ -63,22 +69,58 @@ func registryError(w http.ResponseWriter, status int, code, message string) {
 
 func digestOf(content []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(content)) }
 
-func (s *RegistryStore) putBlob(w http.ResponseWriter, r *http.Request, repo string) {
-	content, err := io.ReadAll(r.Body)
-	digest := digestOf(content)
-	if err != nil || digest != r.URL.Query().Get("digest") {
-		registryError(w, http.StatusBadRequest, "DIGEST_INVALID", "the blob has the digest "+digest)
-		return
-	}
+// upload takes a blob, or a piece of one. The last one comes with the digest.
+func (s *RegistryStore) upload(w http.ResponseWriter, r *http.Request, repo, id string) {
+	piece, err := io.ReadAll(r.Body)
+	want := r.URL.Query().Get("digest")
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	content := append(s.uploads[id], piece...)
+	digest := digestOf(content)
+	switch {
+	case err != nil || want != "" && digest != want:
+		registryError(w, http.StatusBadRequest, "DIGEST_INVALID", "the blob has the digest "+digest)
+		return
+	case want == "":
+		if id == "" {
+			id = rand.Text()
+		}
+		if s.uploads == nil {
+			s.uploads = make(map[string][]byte)
+		}
+		s.uploads[id] = content
+		w.Header().Set("Location", "/v2/"+repo+"/blobs/uploads/"+id)
+		w.Header().Set("Range", fmt.Sprintf("0-%d", max(len(content), 1)-1))
+		w.Header().Set("Docker-Upload-UUID", id)
+		w.WriteHeader(http.StatusAccepted)
+		return
+	}
 	if s.blobs == nil {
 		s.blobs = make(map[string][]byte)
 	}
 	s.blobs[digest] = content
+	delete(s.uploads, id)
 	w.Header().Set("Location", "/v2/"+repo+"/blobs/"+digest)
 	w.Header().Set("Docker-Content-Digest", digest)
 	w.WriteHeader(http.StatusCreated)
+}
+
+func (s *RegistryStore) tags(w http.ResponseWriter, repo string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	tags := []string{}
+	for ref := range s.manifests[repo] {
+		if !strings.Contains(ref, ":") {
+			tags = append(tags, ref)
+		}
+	}
+	if len(tags) == 0 {
+		registryError(w, http.StatusNotFound, "NAME_UNKNOWN", "there is no repository "+repo)
+		return
+	}
+	slices.Sort(tags)
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(map[string]any{"name": repo, "tags": tags})
 }
 
 func (s *RegistryStore) blob(w http.ResponseWriter, r *http.Request, repo, digest string) {
