@@ -55,7 +55,7 @@ clients: compiler compose build engines ## run the clients that people have, str
 	@dpkg-query -W libseccomp-dev pkg-config >/dev/null 2>&1 || { \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends libseccomp-dev pkg-config; }
 	rm -f bin/clients.md
-	runtime/runtimetest/engine/newer.sh dockerd-28 dockerd-29 containerd-2 runc docker-cli buildx
+	runtime/runtimetest/engine/newer.sh dockerd-28 dockerd-29 containerd-2 runc docker-cli buildx compose-2 compose
 	$(TEST) --format testname -- -race -count=1 -timeout 30m -run '^TestClients' ./...
 	$(E2E) $(TEST) --format testname -- -count=1 -timeout 180m -parallel 4 -run '^TestClients' ./clients -table $(CURDIR)/bin/clients.md $(UPDATE); \
 		result=$$?; cat $(CURDIR)/bin/clients.md; exit $$result

@@ -67,6 +67,9 @@ func clients(t *testing.T) []client {
 	all := []client{
 		{"docker-20.10", "docker", nil},
 		{"docker-29", "docker", []string{"docker-cli", "buildx"}},
+		{"compose-1.29", "compose", nil},
+		{"compose-2.40", "compose", []string{"compose-2", "docker-cli", "buildx"}},
+		{"compose-5", "compose", []string{"compose", "docker-cli", "buildx"}},
 	}
 	programs, err := filepath.Glob("testdata/*/run.sh")
 	if err != nil {

@@ -55,3 +55,14 @@ up() {
 logged() {
 	docker logs "$1" 2>&1 | grep -q "$2"
 }
+# web writes a compose.yaml with a service that sleeps, and with what it reads
+web() {
+	{
+		printf 'services:\n  web:\n    image: busybox\n    command: sleep 1000\n    stop_signal: KILL\n'
+		cat
+	} >compose.yaml
+}
+# of SERVICE TEMPLATE
+of() {
+	field "$(docker-compose ps -q "$1")" "$2"
+}
