@@ -18,10 +18,12 @@ const (
 
 	hidden    = "[not shown]"
 	setByUs   = "[set by policy]"
-	envSyntax = "a name of letters, digits and _, not beginning with a digit"
+	envSyntax = "a name of letters, digits and _ . : -, beginning with a letter or _"
 )
 
-var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+// envName has what programs take beside shells, as in discovery.type. It has no slash, which
+// patterns treat as a separator.
+var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.:-]*$`)
 
 type envRules struct {
 	allow, deny []string

@@ -231,7 +231,7 @@ func TestParseProblems(t *testing.T) {
 			"line 2: images.require_digest: image busybox:latest of profile x has no digest, and no pin gives it one"}},
 		{"env", "version: 1\nenv:\n  allow: ['[', '']\n  pin: {1A: x, BERM_X: y, D: z, N: \"a\\0b\"}\n  inject:\n    A: {}\n    B: {file: x}\n    C: {env: GONE}\n    D: {env: EMPTY}\n    E: {env: NUL}", []string{
 			`line 3: env.allow[0]: "[" is not a pattern`, `line 3: env.allow[1]: "" is not a pattern`,
-			"line 4: env.pin.1A: needs a name of letters, digits and _, not beginning with a digit", "line 4: env.pin.BERM_X: names that begin with BERM_ are Berm's own", "line 4: env.pin.N: its value contains a NUL",
+			"line 4: env.pin.1A: needs a name of letters, digits and _ . : -, beginning with a letter or _", "line 4: env.pin.BERM_X: names that begin with BERM_ are Berm's own", "line 4: env.pin.N: its value contains a NUL",
 			"line 6: env.inject.A: needs either file or env", "line 7: env.inject.B.file: must be an absolute path", "line 8: env.inject.C: can't be read: gone",
 			"line 9: env.inject.D: is pinned as well", "line 9: env.inject.D: the secret is empty", "line 10: env.inject.E: the secret contains a NUL"}},
 		{"profile names", "version: 1\nprofiles: {'a b': {}, default: {extends: x}, network_basic: {extends: default}}", []string{
