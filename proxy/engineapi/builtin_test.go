@@ -75,7 +75,8 @@ func TestAbsent(t *testing.T) {
 	s.answers["GET /images/json"], s.answers["GET /containers/json"], s.answers["GET /networks"] = "[]", "[]", "[]"
 	const swarm = "This node is not a swarm manager"
 	for path, want := range map[string]string{
-		"/containers/gone/json": "404 No such container: gone", "/images/gone/json": "404 No such image: gone:latest", "/networks/gone": "404 network gone not found",
+		"/containers/gone/json": "404 No such container: gone", "/containers/a/b:c/json": "404 No such container: a/b:c", "/networks/a/b:c": "404 network a/b:c not found",
+		"/volumes/a/b:c": "404 get a/b:c: no such volume", "/images/gone/json": "404 No such image: gone:latest", "/networks/gone": "404 network gone not found",
 		"/volumes/gone": "404 get gone: no such volume", "/plugins/gone/json": `404 plugin "gone" not found`, "/plugins/a/b:c/json": `404 plugin "a/b:c" not found`,
 		"/swarm": "503 " + swarm, "/nodes": "503 " + swarm, "/nodes/gone": "503 " + swarm, "/services/gone": "503 " + swarm, "/services/gone/logs": "503 " + swarm,
 		"/tasks/gone": "503 " + swarm, "/secrets/gone": "503 " + swarm, "/configs/gone": "503 " + swarm, "/plugins": "200 []", "/plugins?filters=%7B%7D": "200 []",

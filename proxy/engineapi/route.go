@@ -28,7 +28,7 @@ type route struct {
 
 	segments []string // of the template
 	at       int      // which of them is the name; -1 is none
-	long     bool     // the name is an image's, and may have slashes
+	long     bool     // the name may have slashes: an image's, or in a read, what isn't there
 }
 
 // unmatched stands for every request that is no route's.
@@ -130,7 +130,8 @@ func compile(list []route) []route {
 		rt := &list[i]
 		rt.segments = strings.Split(rt.template[1:], "/")
 		rt.at = slices.IndexFunc(rt.segments, func(s string) bool { return s[0] == '{' })
-		rt.long = strings.Contains(rt.template, "{image}")
+		rt.long = strings.Contains(rt.template, "{image}") ||
+			rt.method == http.MethodGet && slices.Contains([]string{"/containers/{id}/json", "/networks/{id}", "/volumes/{name}"}, rt.template)
 		if rt.filters != nil && rt.query == nil {
 			rt.query = params{}
 		}

@@ -103,7 +103,7 @@ up mine --pids-limit 50
 same "$(field mine '{{.HostConfig.PidsLimit}}')" 50
 ### run --blkio-weight
 docker run --rm --blkio-weight 300 $IMAGE true
-### run --oom-kill-disable
+### run --oom-kill-disable [policy]
 docker run --rm -m 64m --oom-kill-disable $IMAGE true
 ### run --oom-score-adj
 docker run --rm --oom-score-adj 500 $IMAGE grep 500 /proc/self/oom_score_adj
@@ -148,7 +148,7 @@ docker create -v /etc:/x $IMAGE
 ### run --security-opt seccomp=unconfined [policy]
 docker create --security-opt seccomp=unconfined $IMAGE
 ### run --volume-driver [policy]
-docker create --volume-driver local --mount type=volume,source=x,target=/x,volume-opt=type=none,volume-opt=o=bind,volume-opt=device=/etc $IMAGE
+docker create --volume-driver local --mount type=volume,source=vol,target=/x,volume-opt=type=none,volume-opt=o=bind,volume-opt=device=/etc $IMAGE
 ### run --security-opt no-new-privileges
 docker run --rm --security-opt no-new-privileges $IMAGE grep 'NoNewPrivs.*1' /proc/self/status
 ### run --security-opt no-new-privileges:true
@@ -187,15 +187,20 @@ docker run --rm --network net $IMAGE nslookup other 127.0.0.11
 docker network create --subnet 10.99.1.0/24 net
 up one --network net --ip 10.99.1.77
 same "$(field one '{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}')" 10.99.1.77
-### run --mac-address
+### run --mac-address on the default network [policy]
 docker run --rm --mac-address 02:42:ac:11:00:99 $IMAGE ip link show eth0
+### run --mac-address
+docker network create net
+has "$(docker run --rm --network net --mac-address 02:42:ac:11:00:99 $IMAGE ip link show eth0)" 02:42:ac:11:00:99
 ### run --dns
-has "$(docker run --rm --dns 192.0.2.1 --dns-search example.org --dns-option ndots:2 $IMAGE cat /etc/resolv.conf)" 192.0.2.1 example.org ndots:2
+up one --dns 192.0.2.1 --dns-search example.org --dns-option ndots:2
+same "$(field one '{{index .HostConfig.Dns 0}}')" 192.0.2.1
+has "$(docker exec one cat /etc/resolv.conf)" example.org ndots:2
 ### run --add-host
 has "$(docker run --rm --add-host name:192.0.2.7 $IMAGE cat /etc/hosts)" 192.0.2.7
 ### run --add-host with host-gateway
 docker run --rm --add-host host.docker.internal:host-gateway $IMAGE grep host.docker.internal /etc/hosts
-### run --link
+### run --link on the default network [policy]
 up one
 docker run --rm --link one:other $IMAGE grep other /etc/hosts
 ### run --link on a network of one's own
@@ -264,7 +269,7 @@ same "$(docker run --rm -v "$PWD/app:/app" -v "$PWD/config:/app/config" $IMAGE c
 ### run -v of a directory and a volume below it
 mkdir -p app
 docker run --rm -v "$PWD/app:/app" -v vol:/app/cache $IMAGE touch /app/cache/x
-### run -v of a volume and a tmpfs below it
+### run -v of a volume and a tmpfs below it [policy]
 docker run --rm -v vol:/app --tmpfs /app/tmp $IMAGE touch /app/tmp/x
 ### run --volumes-from
 up one -v vol:/data
@@ -327,8 +332,8 @@ eventually sh -c 'docker ps --filter health=healthy -q | grep .'
 up one --no-healthcheck
 ### run --sysctl
 same "$(docker run --rm --sysctl net.core.somaxconn=777 $IMAGE cat /proc/sys/net/core/somaxconn)" 777
-### run --sysctl of the host [policy]
-docker create --sysctl kernel.domainname=x $IMAGE
+### run --sysctl that isn't listed [policy]
+docker create --sysctl kernel.msgmnb=65536 $IMAGE
 ### run --runtime runc
 docker run --rm --runtime runc $IMAGE true
 ### run --isolation default
@@ -341,7 +346,7 @@ docker run --rm --pull missing $REGISTRY/hello:1 true
 docker run --rm --pull always $REGISTRY/hello:1 true
 ### run --platform
 docker run --rm --platform linux/amd64 $IMAGE true
-### run --annotation
+### run --annotation [policy]
 docker run --rm --annotation a=b $IMAGE true
 ### run --cgroupns private
 docker run --rm --cgroupns private $IMAGE true
@@ -353,7 +358,7 @@ docker run --rm --sig-proxy=false $IMAGE true
 docker run --rm --quiet $IMAGE true
 ### run --storage-opt
 docker create --storage-opt size=1G $IMAGE
-### run --gpus
+### run --gpus [policy]
 docker create --gpus all $IMAGE
 ### run of an image that pulls
 has "$(docker run --rm $REGISTRY/hello:1 echo hello 2>&1)" hello

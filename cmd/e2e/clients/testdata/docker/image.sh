@@ -102,9 +102,9 @@ docker rmi berm.local/new:1
 has "$(docker load -i out.tar)" "Loaded image: berm.local/new:1"
 docker run --rm berm.local/new:1 test -f /x
 ### load from standard input, quietly
-docker save $IMAGE | docker load -q
+docker save alpine:3.20 | docker load -q
 ### load of a compressed file
-docker save $IMAGE | gzip >out.tar.gz
+docker save alpine:3.20 | gzip >out.tar.gz
 docker load <out.tar.gz
 ### load of rubbish
 echo rubbish >out.tar
@@ -200,7 +200,7 @@ printf 'FROM %s\nCOPY --from=alpine /etc/passwd /y\n' $IMAGE >Dockerfile
 docker build .
 ### build COPY --chown
 echo text >file
-printf 'FROM %s\nCOPY --chown=nobody file /file\n' $IMAGE >Dockerfile
+printf 'FROM %s\nCOPY --chown=1000:1000 file /file\n' $IMAGE >Dockerfile
 docker build .
 ### build with ADD of an archive
 echo text >file

@@ -187,7 +187,7 @@ has "$(fails docker logs nosuch)" "No such container"
 docker run -d --name one $IMAGE sh -c 'sleep 1; echo said'
 same "$(docker attach one)" said
 ### attach with input
-docker run -di --name one $IMAGE head -n1
+docker run -di --name one $IMAGE sh -c 'read x; sleep 1; echo $x'
 same "$(echo typed | docker attach one)" typed
 ### attach --no-stdin
 docker run -di --name one $IMAGE sh -c 'sleep 1; echo said'
