@@ -70,6 +70,8 @@ func TestContainerAllows(t *testing.T) {
 		{"runtime class", "tight", ContainerRequest{Runtime: "runsc"}, func(s ContainerSpec) any { return s.Runtime }, "runsc"},
 		{"runtime", "open", ContainerRequest{Runtime: "kata"}, func(s ContainerSpec) any { return s.Runtime }, "kata"},
 		{"sysctl", "open", ContainerRequest{Sysctls: map[string]string{"net.core.somaxconn": "1024"}}, func(s ContainerSpec) any { return s.Sysctls }, map[string]string{"net.core.somaxconn": "1024"}},
+		{"ulimits of its own", "", ContainerRequest{Ulimits: []ContainerUlimit{{"stack", 1 << 40, -1}, {"cpu", 0, 5}, {"fsize", -1, -1}}}, func(s ContainerSpec) any { return s.Ulimits },
+			[]ContainerUlimit{{"stack", 1 << 40, -1}, {"cpu", 0, 5}, {"fsize", -1, -1}}},
 		{"ulimits", "", ContainerRequest{Ulimits: []ContainerUlimit{{"nofile", 0, 1 << 20}, {"core", 0, 0}}}, func(s ContainerSpec) any { return s.Ulimits }, []ContainerUlimit{{"nofile", 0, 1 << 20}, {"core", 0, 0}}},
 		{"restart", "open", ContainerRequest{Restart: "on-failure"}, func(s ContainerSpec) any { return s.Restart }, "on-failure"},
 		{"no restart", "tight", ContainerRequest{Restart: "no"}, func(s ContainerSpec) any { return s.Restart }, "no"},
@@ -80,8 +82,9 @@ func TestContainerAllows(t *testing.T) {
 
 		{"no log", "", logs("none"), func(s ContainerSpec) any { return []any{s.LogDriver, len(s.LogOptions)} }, []any{"none", 0}},
 		{"log size", "", logs("local", "max-size", "10M", "compress", "false", "mode", "non-blocking", "max-buffer-size", "4m"), func(s ContainerSpec) any { return s.LogOptions },
-			map[string]string{"max-size": "10485760", "max-file": "3", "compress": "false", "mode": "non-blocking", "max-buffer-size": "4m"}},
-		{"large log file", "", logs("", "max-size", "20m"), func(s ContainerSpec) any { return s.LogOptions }, map[string]string{"max-size": "20971520", "max-file": "1"}},
+			map[string]string{"max-size": "10M", "max-file": "3", "compress": "false", "mode": "non-blocking", "max-buffer-size": "4m"}},
+		{"large log file", "", logs("", "max-size", "20m"), func(s ContainerSpec) any { return s.LogOptions }, map[string]string{"max-size": "20m", "max-file": "1"}},
+		{"log labels", "", logs("", "labels", "com.example/a,b_c-d"), func(s ContainerSpec) any { return s.LogOptions["labels"] }, "com.example/a,b_c-d"},
 		{"log files", "", logs("", "max-file", "10"), func(s ContainerSpec) any { return s.LogOptions }, map[string]string{"max-size": "3145728", "max-file": "10"}},
 
 		{"limits", "open", ContainerRequest{CPUs: 1.5, MemoryBytes: 1 << 30, SwapBytes: 1 << 30, PidsLimit: ptr(int64(512)), ShmBytes: 1 << 20, OOMScoreAdj: 500, ReadOnlyRootfs: true},
@@ -236,7 +239,7 @@ func checkSpec(t testing.TB, p *Policy, profile string, s ContainerSpec) {
 	check(api.Users != "non_root" || isNonRoot(s.User), "user")
 	check(pr.User == "" || s.User == pr.User, "user of the profile")
 	for _, u := range s.Ulimits {
-		check(u.Soft >= 0 && u.Hard >= u.Soft && u.Hard <= api.MaxUlimit, "ulimits")
+		check(slices.Contains(ownUlimits, u.Name) || u.Soft >= 0 && u.Hard >= u.Soft && u.Hard <= api.MaxUlimit, "ulimits")
 	}
 	for name := range s.Sysctls {
 		check(slices.Contains(api.Sysctls, name), "sysctls")

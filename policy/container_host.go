@@ -159,16 +159,21 @@ func (j *containerJudge) logs(req ContainerRequest) {
 	}
 }
 
-const logValues = "max-size from 64k, max-file up to 100, compress true or false, mode blocking or non-blocking, max-buffer-size up to 4m, " +
+const logValues = "max-size from 64k, max-file up to 100, compress true or false, mode blocking or non-blocking, max-buffer-size up to 4m, labels, " +
 	"and a tag of letters, digits, _ . : / @ - and {{.ID}}, {{.FullID}}, {{.Name}}, {{.ImageName}}, {{.ImageID}}, {{.ImageFullID}}, {{.DaemonName}}"
 
 // logTag is what a tag may be. The engine executes it as a template, so it has no other actions.
 var logTag = regexp.MustCompile(`^([A-Za-z0-9_.:/@-]|\{\{ ?\.(ID|FullID|Name|ImageName|ImageID|ImageFullID|DaemonName) ?\}\}){0,64}$`)
 
+// logLabels is a list of labels that each line of a log is to have. Of variables there is none,
+// as it would tell those that the policy keeps back.
+var logLabels = regexp.MustCompile(`^[A-Za-z0-9_./,-]{0,256}$`)
+
 // logOptions are those that a caller may give, by what a good value is.
 var logOptions = map[string]func(string) bool{
 	"max-size":        func(s string) bool { return parseBytes(s) >= minLogBytes },
 	"max-file":        func(s string) bool { n, ok := wholeNumber(s); return ok && n >= 1 && n <= maxLogFiles },
+	"labels":          logLabels.MatchString,
 	"compress":        func(s string) bool { return s == "true" || s == "false" },
 	"mode":            func(s string) bool { return s == "blocking" || s == "non-blocking" },
 	"tag":             logTag.MatchString,
@@ -176,7 +181,7 @@ var logOptions = map[string]func(string) bool{
 }
 
 // logSize sees to it that the files of a log hold no more than the profile's maximum
-// in all, and fills in what wasn't given.
+// in all, and fills in what wasn't given. What was given and fits stays as it is written.
 func (j *containerJudge) logSize(options map[string]string) {
 	const field = "HostConfig.LogConfig.Config" // of all files
 	most := j.api.LogMaxMB << 20
@@ -188,13 +193,13 @@ func (j *containerJudge) logSize(options map[string]string) {
 			files = min(max(most/size, 1), logFiles)
 		}
 	}
-	if size < 0 {
-		size = most / files
-	}
 	if size > most/files {
 		size = atMost(&j.judge, field, size*files, most) / files
+		options["max-size"] = strconv.FormatInt(size, 10)
+	} else if size < 0 {
+		options["max-size"] = strconv.FormatInt(most/files, 10)
 	}
-	options["max-file"], options["max-size"] = strconv.FormatInt(files, 10), strconv.FormatInt(size, 10)
+	options["max-file"] = strconv.FormatInt(files, 10)
 }
 
 var (

@@ -88,21 +88,26 @@ func (j *containerJudge) sysctls(asked map[string]string) {
 	}
 }
 
+// ownUlimits bound only the processes that they are of, and engines don't set them.
+var ownUlimits = []string{"cpu", "data", "fsize", "rss", "stack"}
+
 // ulimits allows those of open files, processes and locked memory up to the profile's maxima,
-// and no core dumps: where one goes is the host's business.
+// ownUlimits as they are, and no core dumps: where one goes is the host's business.
 func (j *containerJudge) ulimits(asked []ContainerUlimit) {
 	most := map[string]int64{"nofile": j.api.MaxUlimit, "nproc": j.api.MaxUlimit, "core": 0}
-	allowed := "nofile and nproc, and core of 0"
+	names := append([]string{"nofile", "nproc"}, ownUlimits...)
 	if mb := j.api.MaxMemlockMB; mb > 0 {
 		most["memlock"] = mb << 20
-		allowed = "nofile, nproc and memlock, and core of 0"
+		names = append(names, "memlock")
 	}
+	allowed := orList(names) + ", and core of 0"
 	seen := map[string]bool{}
 	for _, u := range asked {
 		high, ok := most[u.Name]
+		own := slices.Contains(ownUlimits, u.Name)
 		field := "HostConfig.Ulimits." + shorten(u.Name)
 		switch {
-		case !ok:
+		case !ok && !own, own && min(u.Soft, u.Hard) < -1:
 			j.deny(ruleUlimit, field, u.Name, allowed, fmt.Sprintf("ulimit %q is refused; allowed is %s", shorten(u.Name), allowed))
 			continue
 		case seen[u.Name]:
@@ -112,8 +117,9 @@ func (j *containerJudge) ulimits(asked []ContainerUlimit) {
 			j.invalid(ruleUlimit, field, fmt.Sprintf("%d:%d", u.Soft, u.Hard), "a soft limit that isn't over the hard one", fmt.Sprintf("ulimit %s has a soft limit of %d, over its hard one of %d", u.Name, u.Soft, u.Hard))
 			continue
 		}
-		seen[u.Name] = true
-		u.Soft, u.Hard = j.ulimit(field, u.Soft, high), j.ulimit(field, u.Hard, high)
+		if seen[u.Name] = true; !own {
+			u.Soft, u.Hard = j.ulimit(field, u.Soft, high), j.ulimit(field, u.Hard, high)
+		}
 		j.spec.Ulimits = append(j.spec.Ulimits, u)
 	}
 }

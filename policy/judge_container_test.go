@@ -261,7 +261,7 @@ func hostTests() []bad {
 	}
 	for _, o := range [][2]string{
 		{"max-size", "-1"}, {"max-size", "0"}, {"max-size", "1"}, {"max-size", "x"}, {"max-size", ""}, {"max-size", "1.5m"}, {"max-size", "10 m"}, {"max-size", "1t"}, {"max-size", "9999999999999m"}, {"max-size", "1mib"}, {"max-size", "17179869185g"}, {"max-size", "1048577g"},
-		{"max-file", "0"}, {"max-file", "-1"}, {"max-file", "101"}, {"max-file", "1e3"}, {"max-file", "99999999999999999999"}, {"compress", "yes"}, {"mode", "x"}, {"max-buffer-size", "5m"}, {"max-buffer-size", "-1"},
+		{"max-file", "0"}, {"max-file", "-1"}, {"max-file", "101"}, {"max-file", "1e3"}, {"max-file", "99999999999999999999"}, {"compress", "yes"}, {"mode", "x"}, {"max-buffer-size", "5m"}, {"max-buffer-size", "-1"}, {"labels", "a b"}, {"labels", "{{.x}}"}, {"env", "A"}, {"env-regex", "A"}, {"labels-regex", "A"},
 	} {
 		tests = append(tests, bad{"log " + o[0] + " " + o[1], "", logs("", o[0], o[1]), ruleLogOptions, "HostConfig.LogConfig.Config." + o[0]})
 	}
@@ -307,6 +307,9 @@ func resourceTests() []bad {
 		{"sysctl by another name", "open", ContainerRequest{Sysctls: map[string]string{"net/core/somaxconn": "1"}}, ruleSysctl, "HostConfig.Sysctls.net/core/somaxconn"},
 		{"sysctl's value", "open", ContainerRequest{Sysctls: map[string]string{"net.core.somaxconn": "1\n2"}}, ruleSysctl, "HostConfig.Sysctls.net.core.somaxconn"},
 		{"ulimit", "", ulimit("memlock", 1, 1), ruleUlimit, "HostConfig.Ulimits.memlock"},
+		{"own ulimit's soft over hard", "", ulimit("stack", 6, 5), ruleUlimit, "HostConfig.Ulimits.stack"},
+		{"own ulimit below", "", ulimit("stack", -2, -1), ruleUlimit, "HostConfig.Ulimits.stack"},
+		{"ulimit of others", "", ulimit("rtprio", 1, 1), ruleUlimit, "HostConfig.Ulimits.rtprio"},
 		{"ulimit's case", "", ulimit("NOFILE", 1, 1), ruleUlimit, "HostConfig.Ulimits.NOFILE"},
 		{"core", "", ulimit("core", 0, 1), ruleOverMax, "HostConfig.Ulimits.core"},
 		{"files", "tight", ulimit("nofile", 10, 101), ruleOverMax, "HostConfig.Ulimits.nofile"},

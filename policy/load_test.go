@@ -296,7 +296,7 @@ func TestParseOtherProblems(t *testing.T) {
 		{"can't be made", "version: 1\nmounts: {shared_root: /srv}", Options{Resolve: fakeHost{"/srv": "/srv"}.resolve, MakeDir: func(string, string, *Owner) error { return errors.New("read-only") }},
 			"policy: line 2: mounts.shared_root: the default workspace can't be made: read-only"},
 		{"not made", "version: 1\nmounts: {shared_root: /srv}", Options{Resolve: fakeHost{"/srv": "/srv"}.resolve, MakeDir: func(string, string, *Owner) error { return nil }},
-			`policy: line 2: mounts.shared_root: the default workspace can't be used: host path "/srv/default" is not an existing directory; allowed is one in /srv and below`},
+			`policy: line 2: mounts.shared_root: the default workspace can't be used: host path "/srv/default" does not exist, or is no directory; allowed is one in /srv and below`},
 		{"link on the way", "version: 1\nmounts: {allowed_roots: [/srv], default_workspace: /srv/link/x}",
 			Options{Resolve: fakeHost{"/srv": "/srv", "/srv/link": "/home"}.resolve, MakeDir: func(string, string, *Owner) error { panic("made") }},
 			`policy: line 2: mounts.default_workspace: the default workspace can't be used: host path "/srv/link/x" is not under an allowed root, or leads out of it; allowed is /srv and below`},

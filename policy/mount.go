@@ -188,7 +188,7 @@ func (r *mountRules) judge(asked string, also sources) (Mount, *Reason) {
 		if also.files {
 			kinds = "directory or regular file"
 		}
-		return refuse(ruleNotADirectory, roots, "is not an existing %s; allowed is one in %s", kinds, roots)
+		return refuse(ruleNotADirectory, roots, "does not exist, or is no %s; allowed is one in %s", kinds, roots)
 	}
 	source, knownSource := r.toEngine(local), r.toEngine(known)
 	// What a link leads to is not told: it is none of the caller's business.

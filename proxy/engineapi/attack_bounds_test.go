@@ -108,11 +108,14 @@ func (b bounds) limits(h *container.HostConfig) (e excess) {
 	e.unless(len(h.BlkioWeightDevice) == 0 && h.BlkioWeight == 0, "BlkioWeight", h.BlkioWeight)
 	e.unless(slices.Contains([]string{"", "no", "on-failure"}, string(h.RestartPolicy.Name)), "RestartPolicy", h.RestartPolicy.Name)
 	for _, u := range h.Ulimits {
+		if slices.Contains([]string{"cpu", "data", "fsize", "rss", "stack"}, u.Name) {
+			continue // of nobody's but its own processes
+		}
 		e.unless((u.Name == "nofile" || u.Name == "nproc" || u.Name == "core") && u.Hard >= 0 && u.Hard <= 1024 && u.Soft <= u.Hard, "Ulimits", u)
 	}
 	e.unless(h.LogConfig.Type == "none" || h.LogConfig.Type == "json-file" && h.LogConfig.Config["max-size"] != "", "LogConfig", h.LogConfig.Type)
 	for name := range h.LogConfig.Config {
-		e.unless(slices.Contains([]string{"max-size", "max-file", "compress", "mode", "max-buffer-size"}, name), "LogConfig", name)
+		e.unless(slices.Contains([]string{"max-size", "max-file", "compress", "mode", "max-buffer-size", "labels"}, name), "LogConfig", name)
 	}
 	return e
 }

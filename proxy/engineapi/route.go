@@ -43,7 +43,7 @@ var routes = compile([]route{
 	{method: http.MethodGet, template: "/system/df", query: params{"type*": nil, "verbose": nil}, since: 25, serve: diskUsage},
 	{method: http.MethodGet, template: "/containers/json", query: params{
 		"all": boolean, "limit": limit, "size": boolean, "before": nil, "since": nil, "trunc_cmd": nil,
-	}, filters: []string{"ancestor", "before", "since", "exited", "expose", "health", "id", "label", "name", "network", "publish", "status", "volume"}, serve: listContainers},
+	}, filters: []string{"ancestor", "before", "since", "exited", "expose", "health", "id", "is-task", "label", "name", "network", "publish", "status", "volume"}, serve: listContainers},
 	{method: http.MethodGet, template: "/containers/{id}/json", query: params{"size": boolean}, serve: inspectContainer},
 	{method: http.MethodPost, template: "/containers/{id}/stop", query: params{"t": stopTime, "signal": signal}, change: true, serve: onContainer(stopContainer)},
 	{method: http.MethodPost, template: "/containers/{id}/kill", query: params{"signal": signal}, change: true, serve: onContainer(killContainer)},
