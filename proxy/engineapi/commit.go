@@ -2,16 +2,13 @@ package engineapi
 
 import (
 	"fmt"
-	"maps"
 	"net/http"
 	"net/url"
 	"reflect"
-	"slices"
 	"strings"
 
 	"github.com/bermhq/berm/proxy/engineapi/body"
 
-	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
 )
 
@@ -38,9 +35,9 @@ func commit(c *call) error {
 			return denied("commit.config", "", "an image can't be given another configuration than the container's", "none")
 		}
 	}
-	changes, err := readChanges(c.query["changes"])
+	changes, labels, err := imageChanges(c)
 	if err != nil {
-		return denied("commit.config", "changes", "the changes are refused: "+err.Error(), strings.Join(commitInstructions, ", "))
+		return err
 	}
 	ct, _, err := c.container(c.query.Get("container"))
 	if err != nil {
@@ -55,10 +52,6 @@ func commit(c *call) error {
 			return err
 		}
 	}
-	labels, err := stampLabels(c, lifecycle.ObjectImage, nil)
-	if err != nil {
-		return err
-	}
 	query := c.passed
 	query.Set("container", ct.ID)
 	query.Set("pause", "1")
@@ -66,9 +59,6 @@ func commit(c *call) error {
 		query.Set("pause", "0")
 	}
 	query["changes"] = changes
-	for _, name := range slices.Sorted(maps.Keys(labels)) { // last, or a change could replace them
-		query.Add("changes", "LABEL "+name+"="+dockerfileQuote(labels[name]))
-	}
 	for _, e := range ct.Config.Env {
 		if name, _, _ := strings.Cut(e, "="); c.rules.Redacted(c.caller.Profile, name) {
 			return denied("commit.env", "", fmt.Sprintf("the variable %q is kept back from the caller, and the engine would keep it in the image", body.Shorten(name)), "containers without such variables")

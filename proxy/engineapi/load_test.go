@@ -212,3 +212,58 @@ func TestLoad(t *testing.T) {
 		t.Logf("this engine wants a layer's content: %v", err)
 	}
 }
+
+// TestImport makes an image of an archive of files.
+func TestImport(t *testing.T) {
+	d, direct := engineDoor(t, loadPolicy)
+	ownImages(t, direct, d)
+	c, ctx := d.client("mine"), t.Context()
+	send := func(ref, from string, files []byte, o image.ImportOptions) (string, error) {
+		r, err := c.ImageImport(ctx, image.ImportSource{Source: bytes.NewReader(files), SourceName: from}, ref, o)
+		if err != nil {
+			return "", err
+		}
+		defer r.Close()
+		var m struct{ Status string }
+		err = json.NewDecoder(r).Decode(&m)
+		return m.Status, err
+	}
+	files := []byte(loadLayer(t))
+	for how, text := range squeezed(t, files) {
+		ref := "loaded.local/mine/" + strings.ReplaceAll(how, " ", "-") + ":1"
+		_, err := send(ref, "-", text, image.ImportOptions{Message: "a message", Changes: []string{"CMD x", "LABEL a=b"}})
+		img, inspectErr := direct.ImageInspect(ctx, ref)
+		if err != nil || inspectErr != nil {
+			t.Fatalf("%s: %v, %v", how, err, inspectErr)
+		}
+		if img.Comment != "a message" || img.Config.Cmd[0] != "/bin/sh" || img.Config.Labels["a"] != "b" || img.Config.Labels[lifecycle.LabelTenant] != "mine" {
+			t.Errorf("%s: %q, %+v", how, img.Comment, img.Config)
+		}
+	}
+	for name, try := range map[string]func() (string, error){
+		"name":        func() (string, error) { return send("elsewhere.local/x:1", "-", files, image.ImportOptions{}) },
+		"everybody's": func() (string, error) { return send(testImage, "-", files, image.ImportOptions{}) },
+		"address":     func() (string, error) { return send("", "http://192.0.2.1/x", nil, image.ImportOptions{}) },
+		"instructions": func() (string, error) {
+			return send("", "-", files, image.ImportOptions{Changes: []string{"ONBUILD USER 0"}})
+		},
+		"label": func() (string, error) {
+			return send("", "-", files, image.ImportOptions{Changes: []string{"LABEL berm.tenant=x"}})
+		},
+	} {
+		if id, err := try(); !errdefs.IsPermissionDenied(err) {
+			t.Errorf("%s: %q, %v", name, id, err)
+		}
+	}
+	if id, err := send("", "-", squeezed(t, squeezed(t, files)["gzip"])["gzip"], image.ImportOptions{}); err == nil || !strings.Contains(err.Error(), "not a ") {
+		t.Errorf("gzip twice: %q, %v", id, err)
+	}
+	d = doorTo(t, d.host, basePolicy)
+	if id, err := send("", "-", files, image.ImportOptions{}); err != nil {
+		t.Errorf("without a name: %q, %v", id, err)
+	}
+	c = d.client("mine")
+	if id, err := send("", "-", files, image.ImportOptions{}); !errdefs.IsPermissionDenied(err) {
+		t.Errorf("without load: %q, %v", id, err)
+	}
+}

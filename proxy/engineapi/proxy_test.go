@@ -47,7 +47,7 @@ var judgedBy = map[string]string{
 	"GET /images/{image}/history":    "images that the policy allows, and the caller's own",
 	"GET /images/{image}/get":        "images that the policy allows, and the caller's own",
 	"GET /images/get":                "images that the policy allows, and the caller's own",
-	"POST /images/create":            "`pull`, images; from a registry only",
+	"POST /images/create":            "`pull`, images; from a registry, or with `load` and `tags` of an archive that is sent along",
 	"POST /images/{image}/push":      "`push`, images; one tag, with credentials of that registry",
 	"GET /distribution/{image}/json": "`pull`, images",
 	"POST /images/load":              "`load`, `tags`, `max_objects`",

@@ -88,8 +88,8 @@ var routes = compile([]route{
 	{method: http.MethodPost, template: "/volumes/prune", change: true, since: 25, filters: []string{"label", "label!", "all"}, serve: pruneVolumes},
 	{method: http.MethodGet, template: "/images/json", query: params{"all": boolean, "digests": boolean, "shared-size": boolean, "manifests": boolean}, filters: []string{"before", "dangling", "label", "reference", "since", "until"}, serve: listImages},
 	{method: http.MethodPost, template: "/images/create", query: params{
-		"fromImage": nil, "tag": nil, "platform": platform, "fromSrc": unoffered, "repo": unoffered, "message": unoffered, "changes*": unoffered,
-	}, op: policy.OpPull, change: true, serve: pullImage},
+		"fromImage": nil, "tag": nil, "platform": platform, "fromSrc": nil, "repo": nil, "message": short, "changes*": nil,
+	}, body: true, upload: true, change: true, serve: createImage},
 	{method: http.MethodGet, template: "/images/{image}/json", query: params{"manifests": boolean, "platform": ociPlatform}, serve: inspectImage},
 	{method: http.MethodGet, template: "/images/{image}/history", query: params{"platform": ociPlatform}, serve: imageHistory},
 	{method: http.MethodPost, template: "/images/{image}/tag", query: params{"repo": nil, "tag": nil}, change: true, serve: tagImage},

@@ -1,0 +1,131 @@
+package engineapi
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+)
+
+// createImage pulls an image, or makes one of the files that come along.
+func createImage(c *call) error {
+	if c.query.Get("fromImage") == "" && c.query.Get("fromSrc") == "-" {
+		return importImage(c)
+	}
+	for _, name := range []string{"fromSrc", "repo", "message", "changes"} {
+		for _, value := range c.query[name] {
+			if _, err := unoffered(name, value); err != nil {
+				return err
+			}
+		}
+	}
+	if err := c.operation(policy.OpPull); err != nil {
+		return err
+	}
+	if c.r.ContentLength != 0 {
+		if err := dropBody(c); err != nil {
+			return err
+		}
+	}
+	return pullImage(c)
+}
+
+// importImage has the engine make an image of the caller's of one layer, whose files come as
+// an archive. The image gets its name only when it has been looked at.
+func importImage(c *call) error {
+	if err := c.operation(policy.OpLoad); err != nil {
+		return err
+	}
+	changes, labels, err := imageChanges(c)
+	if err != nil {
+		return err
+	}
+	var target url.Values
+	if ref := c.query.Get("repo"); ref != "" {
+		if tag := c.query.Get("tag"); tag != "" {
+			ref += ":" + tag
+		}
+		name, err := c.rules.LoadRef(c.caller.Profile, ref)
+		if err := c.judged(err); err != nil {
+			return err
+		}
+		if target, err = taggedName(cmp.Or(name, ref)); err != nil {
+			return err
+		}
+	}
+	over, err := c.enter("loads of images", maxLoads)
+	if err != nil {
+		return err
+	}
+	defer over()
+	leave, err := c.room("images", 1)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	query := c.passed
+	query.Set("fromSrc", "-")
+	query["changes"] = changes
+	return transferArchive(c, time.Now().Add(saveTime), func(_ context.CancelCauseFunc, r io.Reader) error {
+		files, err := openTar(r, maxLoaded)
+		if err != nil {
+			return err
+		}
+		id, err := sendImport(c, query, files)
+		if err != nil {
+			return err
+		}
+		if err := committed(c, id, labels, target); err != nil {
+			removeUnwanted(c, "/images/"+id, nil)
+			return err
+		}
+		return c.answer(http.StatusOK, map[string]string{"status": id})
+	})
+}
+
+// sendImport has the engine import the files, and returns the image's ID.
+func sendImport(c *call, query url.Values, files io.Reader) (id string, err error) {
+	resp, err := c.open(upstream.Ask{Path: "/images/create", Query: query, Header: http.Header{"Content-Type": {"application/x-tar"}}, Body: files, Length: -1})
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	for dec := json.NewDecoder(io.LimitReader(resp.Body, upstream.MaxAnswer)); ; {
+		var m struct{ Status, Error string }
+		switch err := dec.Decode(&m); {
+		case errors.Is(err, io.EOF) && builtID.MatchString(id):
+			return id, nil
+		case errors.Is(err, io.EOF):
+			return "", errors.New("import: the engine's answer has no ID")
+		case err != nil:
+			return "", upstream.Unavailable(c.ctx, err)
+		case m.Error != "":
+			return "", &upstream.Error{Status: http.StatusInternalServerError, Message: m.Error}
+		}
+		id = m.Status
+	}
+}
+
+// imageChanges judges the changes that are asked for of an image's configuration, and adds the
+// labels of what the caller owns.
+func imageChanges(c *call) (changes []string, labels map[string]string, err error) {
+	if changes, err = readChanges(c.query["changes"]); err != nil {
+		return nil, nil, denied("commit.config", "changes", "the changes are refused: "+err.Error(), strings.Join(commitInstructions, ", "))
+	}
+	if labels, err = stampLabels(c, lifecycle.ObjectImage, nil); err != nil {
+		return nil, nil, err
+	}
+	for _, name := range sortedKeys(labels) { // last, or a change could replace them
+		changes = append(changes, "LABEL "+name+"="+dockerfileQuote(labels[name]))
+	}
+	return changes, labels, nil
+}
