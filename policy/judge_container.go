@@ -124,6 +124,16 @@ func (p *Policy) ContainerExec(profile string, privileged bool, user string, env
 	return judged, j.overridden, j.err()
 }
 
+// BuildLimits judges the extra hosts and the ulimits that the commands of a build are to have.
+func (p *Policy) BuildLimits(profile string, req ContainerRequest) ContainerVerdict {
+	j, ok := p.containerJudge(profile)
+	if ok {
+		j.dns(ContainerRequest{ExtraHosts: req.ExtraHosts})
+		j.ulimits(req.Ulimits)
+	}
+	return j.verdict()
+}
+
 // refusedFields refuses what no policy allows.
 func (j *containerJudge) refusedFields(req ContainerRequest) {
 	if req.Privileged {

@@ -157,7 +157,7 @@ func buildQuery(c *call, args map[string]string) (url.Values, []url.Values, erro
 		}
 		query.Set("buildargs", string(text))
 	}
-	if err := cacheFrom(c, query); err != nil {
+	if err := cmp.Or(cacheFrom(c, query), buildLimits(c, query)); err != nil {
 		return nil, nil, err
 	}
 	mode, err := buildNetwork(c, p)
@@ -238,6 +238,35 @@ func cacheFrom(c *call, query url.Values) error {
 	return err
 }
 
+// buildLimits judges the hosts and limits that a build's commands are to have.
+func buildLimits(c *call, query url.Values) error {
+	req := policy.ContainerRequest{}
+	for _, host := range c.query["extrahosts"] {
+		if !slices.Contains(emptyValues, host) {
+			req.ExtraHosts = append(req.ExtraHosts, host)
+		}
+	}
+	if text := c.query.Get("ulimits"); !slices.Contains(emptyValues, text) && proxy.DecodeJSON([]byte(text), &req.Ulimits) != nil {
+		return proxy.Malformed("the limits are not a JSON list of Name, Soft and Hard")
+	}
+	if len(req.Ulimits) > body.MaxListed {
+		return proxy.Malformed("the limits are more than anybody needs")
+	}
+	verdict := c.rules.BuildLimits(c.caller.Profile, req)
+	if err := c.allow(verdict.Denials); err != nil {
+		return err
+	}
+	if len(req.ExtraHosts) > 0 {
+		query["extrahosts"] = verdict.Spec.ExtraHosts
+	}
+	if len(req.Ulimits) == 0 {
+		return nil
+	}
+	text, err := json.Marshal(verdict.Spec.Ulimits)
+	query.Set("ulimits", string(text))
+	return err
+}
+
 // buildNetwork is the network that the build's commands have: the profile's, or none.
 func buildNetwork(c *call, p policy.Profile) (string, error) {
 	asked := c.query.Get("networkmode")
@@ -245,11 +274,10 @@ func buildNetwork(c *call, p policy.Profile) (string, error) {
 		return "none", nil
 	}
 	if isDefaultNetwork(asked) {
-		i := slices.IndexFunc(c.rules.Networks(), func(r policy.NetworkRule) bool { return r.Name == p.Network })
-		if i < 0 {
-			return "none", nil
+		var err error
+		if asked, err = defaultNetwork(c); err != nil || asked == "" {
+			return "none", err
 		}
-		asked = c.rules.Networks()[i].EngineNetwork
 	}
 	n, err := resolveNetwork(c, asked, true)
 	if err != nil {

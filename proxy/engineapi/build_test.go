@@ -19,6 +19,7 @@ import (
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/api/types/registry"
+	"github.com/docker/docker/client"
 
 	"github.com/bermhq/berm/lifecycle"
 	private "github.com/bermhq/berm/runtime/runtimetest/engine"
@@ -357,5 +358,32 @@ func TestPull(t *testing.T) {
 	}
 	if log := readFile(t, d.audit); bytes.Contains(log, []byte(password)) || bytes.Contains(log, []byte(auth)) || !bytes.Contains(log, []byte(`"/images/create"`)) {
 		t.Errorf("the audit log tells the password, or nothing: %s", log)
+	}
+}
+
+// TestBuildLimits builds with hosts and limits that the policy allows, and with others.
+func TestBuildLimits(t *testing.T) {
+	rules := strings.Replace(buildPolicy, `build: "on"`, `build: "on", dns: "on", max_ulimit: 100`, 1)
+	d, direct := engineDoor(t, rules)
+	ownImages(t, direct, d)
+	c, ctx := d.client("mine"), t.Context()
+	files := func(most int64) []*container.Ulimit {
+		return []*container.Ulimit{{Name: "nofile", Soft: 64, Hard: most}}
+	}
+	good := build.ImageBuildOptions{ExtraHosts: []string{"other:192.0.2.7"}, Ulimits: files(100)}
+	if said, _, err := buildOf(ctx, t, c, "FROM "+testImage+"\nRUN grep 192.0.2.7 /etc/hosts && test $(ulimit -n) = 64\n", good); err != nil {
+		t.Errorf("%v: %s", err, said)
+	}
+	strict := doorTo(t, d.host, buildPolicy).client("mine")
+	for name, try := range map[string]struct {
+		c *client.Client
+		o build.ImageBuildOptions
+	}{
+		"many files": {c, build.ImageBuildOptions{Ulimits: files(101)}}, "real time": {c, build.ImageBuildOptions{Ulimits: []*container.Ulimit{{Name: "rtprio", Soft: 1, Hard: 1}}}},
+		"no address": {c, build.ImageBuildOptions{ExtraHosts: []string{"other:host-gateway"}}}, "hosts": {strict, build.ImageBuildOptions{ExtraHosts: good.ExtraHosts}},
+	} {
+		if said, _, err := buildOf(ctx, t, try.c, "FROM "+testImage+"\n", try.o); !errdefs.IsPermissionDenied(err) {
+			t.Errorf("%s: %v: %s", name, err, said)
+		}
 	}
 }

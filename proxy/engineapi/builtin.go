@@ -39,13 +39,11 @@ func builtinNetwork(c *call, ref string) (*network.Inspect, error) {
 		return nil, nil
 	}
 	n := builtinNetworks[i]
-	p, err := c.profile()
-	rules := c.rules.Networks()
-	at := slices.IndexFunc(rules, func(r policy.NetworkRule) bool { return r.Name == p.Network })
-	if err != nil || n.Driver != "bridge" || at < 0 {
+	name, err := defaultNetwork(c)
+	if err != nil || n.Driver != "bridge" || name == "" {
 		return &n, err
 	}
-	meant, err := lookUpNetwork(c, rules[at].EngineNetwork)
+	meant, err := lookUpNetwork(c, name)
 	if err == nil && meant != nil && policyOwn(c, meant) {
 		n.Internal, n.IPAM.Config = meant.Internal, nil
 		for _, config := range meant.IPAM.Config {
@@ -53,6 +51,30 @@ func builtinNetwork(c *call, ref string) (*network.Inspect, error) {
 		}
 	}
 	return &n, err
+}
+
+// defaultNetwork is the engine's name of the profile's network, which callers know as bridge;
+// empty if the profile has none.
+func defaultNetwork(c *call) (string, error) {
+	p, err := c.profile()
+	rules := c.rules.Networks()
+	i := slices.IndexFunc(rules, func(r policy.NetworkRule) bool { return r.Name == p.Network })
+	if err != nil || i < 0 {
+		return "", err
+	}
+	return rules[i].EngineNetwork, nil
+}
+
+// meantName is the engine's name of a network that a caller means.
+func meantName(c *call, ref string) (string, error) {
+	if ref != "bridge" {
+		return ref, nil
+	}
+	name, err := defaultNetwork(c)
+	if err == nil && name == "" {
+		err = noNetwork(ref)
+	}
+	return name, err
 }
 
 // listedBuiltins are those that the filters of a list leave.
@@ -91,9 +113,12 @@ func (f filters) keepBuiltin(n *network.Inspect) bool {
 	return true
 }
 
-// absentSwarm answers reads of Swarm's objects as an engine outside of a swarm; nil for
-// other requests.
+// absentSwarm answers reads of Swarm's objects, and a leave, as an engine outside of a swarm;
+// nil for other requests.
 func absentSwarm(method string, segments []segment) error {
+	if method == http.MethodPost && literally([]string{"swarm", "leave"}, segments) {
+		return &proxy.Fault{Status: http.StatusServiceUnavailable, Code: "no_swarm", Title: "No swarm", Detail: "This node is not part of a swarm"}
+	}
 	if method != http.MethodGet || !slices.Contains([]string{"swarm", "nodes", "services", "tasks", "secrets", "configs"}, segments[0].raw) {
 		return nil
 	}

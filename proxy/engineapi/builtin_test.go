@@ -41,6 +41,15 @@ func TestBuiltinNetworks(t *testing.T) {
 	if n := get("none"); n.Driver != "null" {
 		t.Errorf("none: %+v", n)
 	}
+	s.ownContainerOf(d, "mine", strings.Repeat("c3", 32), "c")
+	s.answers["POST /networks/"+mineID+"/connect"], s.answers["POST /networks/"+mineID+"/disconnect"] = "{}", "{}"
+	s.answers["GET /containers/c/json"] = strings.Replace(s.answers["GET /containers/c/json"], `"NetworkSettings":{}`, `"NetworkSettings":{"Networks":{"shared":{"NetworkID":"`+mineID+`"}}}`, 1)
+	for _, verb := range []string{"connect", "disconnect"} {
+		status, told := say(t, address, "POST", "/networks/bridge/"+verb, `{"Container":"c"}`)
+		if asked := s.said("POST /networks/" + mineID + "/" + verb); status != 200 || len(asked) != 1 {
+			t.Errorf("%s: %d %s, the engine was asked %q", verb, status, told, asked)
+		}
+	}
 	// One that isn't the policy's by its seal has no addresses to show.
 	s.answers["GET /networks/shared"] = fmt.Sprintf(policys, false, "{}")
 	if n := get("bridge"); len(n.IPAM.Config) > 0 {
@@ -96,6 +105,9 @@ func TestAbsent(t *testing.T) {
 		if status, told := say(t, address, "POST", path, "{}"); status != 403 {
 			t.Errorf("%s: %d %s", path, status, told)
 		}
+	}
+	if status, told := say(t, address, "POST", "/v1.41/swarm/leave?force=1", ""); status != 503 || !strings.Contains(told, "not part of a swarm") {
+		t.Errorf("leave: %d %s", status, told)
 	}
 	if got := s.said("GET /swarm"); len(got) > 0 {
 		t.Errorf("the engine was asked %q", got)

@@ -328,6 +328,9 @@ func joinOf(c *call, ref string, info *network.Inspect) policy.ContainerNetwork 
 // joinable judges a network for a container that is there already, gives its ID, and tells
 // whether it is the caller's own. Of one that isn't, or the policy's, it says that it isn't there.
 func joinable(c *call, ref string, settings *network.EndpointSettings) (id string, own bool, err error) {
+	if ref, err = meantName(c, ref); err != nil {
+		return "", false, err
+	}
 	info, err := namedNetwork(c, ref)
 	if err != nil {
 		return "", false, err
@@ -352,7 +355,11 @@ func disconnectNetwork(c *call, asked *network.DisconnectOptions) error {
 	if err != nil {
 		return err
 	}
-	n, _, err := anyNetwork(c, c.name)
+	name, err := meantName(c, c.name)
+	if err != nil {
+		return err
+	}
+	n, _, err := anyNetwork(c, name)
 	if err != nil {
 		return err
 	}

@@ -106,7 +106,7 @@ var routes = compile([]route{
 			"dockerfile": nil, "t*": nil, "q": nil, "nocache": boolean, "pull": nil, "rm": nil, "forcerm": nil, "memory": nil, "memswap": nil, "cpushares": nil,
 			"cpuperiod": nil, "cpuquota": nil, "buildargs": nil, "shmsize": nil, "labels": nil, "networkmode": nil, "platform": platform,
 			"target": like(baseImage, "the target is no stage's name"), "version": builder, "buildid": nil,
-			"cpusetcpus": never, "cpusetmems": never, "cachefrom": nil, "ulimits": never, "cgroupparent": never, "extrahosts*": never, "remote": never,
+			"cpusetcpus": never, "cpusetmems": never, "cachefrom": nil, "ulimits": nil, "cgroupparent": never, "extrahosts*": nil, "remote": never,
 			"squash": never, "isolation": never, "session": never, "outputs": never, "securityopt*": never,
 		},
 	},
