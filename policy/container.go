@@ -147,8 +147,9 @@ type ContainerSpec struct {
 	Internal bool               `json:"-"` // networks that the caller makes have no way out
 	Ports    []ContainerPort    `json:"ports,omitempty"`
 
-	PidOf           string            `json:"pid_of,omitempty"` // ID of the container whose processes it sees; empty is its own
-	Capabilities    []string          `json:"capabilities"`     // all that it has: CAP_…, sorted
+	IpcNone         bool              `json:"ipc_none,omitempty"` // no /dev/shm
+	PidOf           string            `json:"pid_of,omitempty"`   // ID of the container whose processes it sees; empty is its own
+	Capabilities    []string          `json:"capabilities"`       // all that it has: CAP_…, sorted
 	NoNewPrivileges bool              `json:"no_new_privileges"`
 	Sysctls         map[string]string `json:"sysctls,omitempty"`
 	Ulimits         []ContainerUlimit `json:"ulimits,omitempty"`

@@ -80,6 +80,7 @@ func TestContainerAllows(t *testing.T) {
 				return len(s.DNS) + len(s.DNSOptions) + len(s.DNSSearch) + len(s.ExtraHosts)
 			}, 8},
 
+		{"no shared memory", "", ContainerRequest{Namespaces: []ContainerNamespace{{"HostConfig.IpcMode", "ipc", "none"}}}, func(s ContainerSpec) any { return s.IpcNone }, true},
 		{"no log", "", logs("none"), func(s ContainerSpec) any { return []any{s.LogDriver, len(s.LogOptions)} }, []any{"none", 0}},
 		{"log size", "", logs("local", "max-size", "10M", "compress", "false", "mode", "non-blocking", "max-buffer-size", "4m"), func(s ContainerSpec) any { return s.LogOptions },
 			map[string]string{"max-size": "10M", "max-file": "3", "compress": "false", "mode": "non-blocking", "max-buffer-size": "4m"}},

@@ -81,6 +81,10 @@ func (j *containerJudge) namespaces(asked []ContainerNamespace) {
 		if n.Mode == "" || n.Mode == "private" && n.Kind != "userns" {
 			continue
 		}
+		if n.Kind == "ipc" && n.Mode == "none" {
+			j.spec.IpcNone = true
+			continue
+		}
 		j.deny(ruleNamespace, n.Field, n.Mode, "the container's own: leave it out",
 			fmt.Sprintf("%s namespace %q is refused; allowed is the container's own", shorten(n.Kind), shorten(n.Mode)))
 	}

@@ -119,7 +119,7 @@ func privilegeTests() []bad {
 		tests = append(tests, bad{"option " + o, "", security(o), ruleSecurityOpt, opt})
 	}
 	for _, n := range [][2]string{
-		{"pid", "host"}, {"pid", "container:abc"}, {"ipc", "host"}, {"ipc", "shareable"}, {"ipc", "none"}, {"ipc", "container:x"}, {"uts", "host"}, {"cgroup", "host"},
+		{"pid", "host"}, {"pid", "container:abc"}, {"ipc", "host"}, {"ipc", "shareable"}, {"ipc", "container:x"}, {"uts", "host"}, {"cgroup", "host"},
 		{"userns", "host"}, {"userns", "private"}, {"userns", "keep-id"}, {"pid", "Private"}, {"time", "host"},
 	} {
 		tests = append(tests, bad{n[0] + " " + n[1], "", namespace(n[0], n[1]), ruleNamespace, "NS"})

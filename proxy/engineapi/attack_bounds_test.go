@@ -84,7 +84,7 @@ func (b bounds) privileges(h *container.HostConfig) (e excess) {
 	profile, err := runtime.SeccompOption(goruntime.GOARCH)
 	e.unless(err == nil && slices.Equal(h.SecurityOpt, []string{"no-new-privileges", profile}), "SecurityOpt", body.Shorten(fmt.Sprint(h.SecurityOpt)))
 	e.unless(h.PidMode == "", "PidMode", h.PidMode)
-	e.unless(h.IpcMode == "private", "IpcMode", h.IpcMode)
+	e.unless(h.IpcMode == "private" || h.IpcMode == "none", "IpcMode", h.IpcMode)
 	e.unless(h.UTSMode == "", "UTSMode", h.UTSMode)
 	e.unless(h.UsernsMode == "", "UsernsMode", h.UsernsMode)
 	e.unless(h.CgroupnsMode == "private", "CgroupnsMode", h.CgroupnsMode)

@@ -234,7 +234,7 @@ func TestUnknown(t *testing.T) {
 		{"GET", "/containers/json?all=1&all=1", 200},
 		{"GET", "/containers/json?ALL=1", 200},
 		{"GET", "/containers/json?filters=%7B%22label%22%3A%5B%22a%22%5D%2C%22label%22%3A%5B%5D%7D", 400},
-		{"GET", "/containers/json?filters=%7B%22is-task%22%3A%5B%22a%22%5D%7D", 403},
+		{"GET", "/containers/json?filters=%7B%22is-tasks%22%3A%5B%22a%22%5D%7D", 403},
 		{"GET", "/containers/json?filters=%7B%22label%22%3A%7B%22a%22%3Afalse%7D%7D", 400},
 		{"POST", "/containers/json", 403},
 		{"POST", "/swarm/init", 403},

@@ -443,3 +443,23 @@ func TestCreateImageEnv(t *testing.T) {
 		t.Errorf("it said %q with %d", out, code)
 	}
 }
+
+// TestCreateOwnLife asks for what harms nobody else: no shared memory, a limit of its own
+// stack, labels in its log; and for a weight, which isn't passed on.
+func TestCreateOwnLife(t *testing.T) {
+	d, direct := engineDoor(t, "")
+	c := d.client("own")
+	h := &container.HostConfig{IpcMode: container.IPCModeNone, LogConfig: container.LogConfig{Type: "json-file", Config: map[string]string{"labels": "a", "max-size": "1m"}}}
+	h.BlkioWeight, h.Ulimits = 300, []*container.Ulimit{{Name: "stack", Soft: 1 << 20, Hard: -1}}
+	cfg := &container.Config{Image: testImage, Cmd: []string{"sh", "-c", "ulimit -s; grep -c ' /dev/shm ' /proc/mounts"}, Labels: map[string]string{"a": "b"}}
+	ct := must(c.ContainerCreate(t.Context(), cfg, h, nil, nil, ""))(t)
+	if len(ct.Warnings) != 1 || !strings.Contains(ct.Warnings[0], "BlkioWeight: 300 isn't passed on") {
+		t.Errorf("warnings: %q", ct.Warnings)
+	}
+	if out, _ := finish(t, c, direct, ct.ID); out != "1024\n0\n" {
+		t.Errorf("it said %q", out)
+	}
+	if h := inspect(t, c, ct.ID).HostConfig; h.IpcMode != "none" || h.BlkioWeight != 0 || h.LogConfig.Config["max-size"] != "1m" {
+		t.Errorf("inspected: %+v", h)
+	}
+}

@@ -185,6 +185,7 @@ type seen struct {
 	HostConfig struct {
 		NetworkMode container.NetworkMode
 		AutoRemove  bool
+		LogConfig   container.LogConfig
 	}
 	State           *struct{ Running bool }
 	Mounts          []container.MountPoint

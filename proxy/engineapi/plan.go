@@ -330,6 +330,9 @@ func completePlan(c *call, p *plan) error {
 			return err
 		}
 	}
+	if weight := p.Body.HostConfig.BlkioWeight; weight != 0 {
+		p.warnings = append(p.warnings, fmt.Sprintf("HostConfig.BlkioWeight: %d isn't passed on, as it would take other containers' share", weight))
+	}
 	for _, m := range p.Mounts {
 		if m.Label {
 			p.warnings = append(p.warnings, m.Field+": the option to label it for SELinux isn't passed on")

@@ -42,12 +42,15 @@ func (c *call) parse() (err error) {
 }
 
 // dropBody reads the body of a route that takes none. Some clients send what is in the query
-// there again, or an empty object; the engine reads neither.
+// there again, an empty object or null; the engine reads none of it.
 func dropBody(c *call) error {
-	var repeated map[string]json.RawMessage
+	var repeated *map[string]json.RawMessage // null is nil
 	err := proxy.DecodeBody(c.w, c.r, maxFormBody, true, &repeated)
 	sent := c.r.URL.Query()
-	for name := range repeated {
+	if repeated == nil {
+		repeated = &map[string]json.RawMessage{}
+	}
+	for name := range *repeated {
 		if !sent.Has(name) {
 			err = fmt.Errorf("%q isn't in the query", name)
 		}

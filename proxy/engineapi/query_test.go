@@ -135,6 +135,7 @@ func TestQuery(t *testing.T) {
 		{"dockerode's stop", "POST", "/containers/c/stop?t=5", `{"t":5}`, 200, "POST /containers/" + mineID + "/stop?t=5"},
 		{"dockerode's pull", "POST", "/images/create?fromImage=berm.local%2Fbusybox&tag=latest", `{"fromImage":"berm.local/busybox","tag":"latest"}`, 200,
 			"POST /images/create?fromImage=berm.local%2Fbusybox&tag=latest"},
+		{"null", "POST", "/containers/c/kill", `null`, 200, "POST /containers/" + mineID + "/kill?"},
 		{"an empty object", "POST", "/containers/c/kill", `{}`, 200, "POST /containers/" + mineID + "/kill?"},
 		{"a body of another's", "POST", "/containers/c/restart", `{"HostConfig":{"Privileged":true}}`, 400, ""},
 		{"a body beside the query", "POST", "/containers/c/stop?t=5", `{"t":5,"signal":"KILL"}`, 400, ""},
@@ -291,5 +292,23 @@ func TestOddHeaders(t *testing.T) {
 	stats := "GET /containers/" + mineID + "/stats?stream="
 	if got := s.said(stats); !slices.Equal(got, []string{stats + "1", stats + "1", stats + "0"}) {
 		t.Errorf("the engine was asked %q", got)
+	}
+}
+
+// TestLogDetails asks for the details of a log that has variables, and of one that has none.
+func TestLogDetails(t *testing.T) {
+	d, s, address := scripted(t, "1.51", "")
+	s.ownContainerOf(d, "mine", mineID, "c")
+	s.answers["GET /containers/"+mineID+"/logs"] = "said"
+	plain := s.answers["GET /containers/c/json"]
+	for config, want := range map[string]int{"{}": 200, `{"labels":"a"}`: 200, `{"env":"A"}`: 403, `{"labels":"a","env-regex":"A"}`: 403} {
+		s.answers["GET /containers/c/json"] = strings.Replace(plain, `"HostConfig":{}`, `"HostConfig":{"LogConfig":{"Type":"json-file","Config":`+config+`}}`, 1)
+		s.answers["GET /containers/"+mineID+"/json"] = s.answers["GET /containers/c/json"]
+		if status, told := say(t, address, "GET", "/containers/c/logs?stdout=1&details=1", ""); status != want {
+			t.Errorf("%s: %d %s", config, status, told)
+		}
+		if status, told := say(t, address, "GET", "/containers/c/logs?stdout=1&details=0", ""); status != 200 {
+			t.Errorf("%s without details: %d %s", config, status, told)
+		}
 	}
 }

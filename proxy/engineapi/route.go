@@ -68,7 +68,7 @@ var routes = compile([]route{
 	{method: http.MethodGet, template: "/containers/{id}/attach/ws", query: attachParams, change: true, serve: inContainer(attachWS)},
 	{method: http.MethodPost, template: "/containers/{id}/resize", query: consoleSize, serve: forwardContainer},
 	{method: http.MethodGet, template: "/containers/{id}/logs", query: params{
-		"follow": boolean, "stdout": boolean, "stderr": boolean, "timestamps": boolean, "since": moment, "until": moment, "tail": moment, "details": noDetails,
+		"follow": boolean, "stdout": boolean, "stderr": boolean, "timestamps": boolean, "since": moment, "until": moment, "tail": moment, "details": boolean,
 	}, serve: onContainer(containerLogs)},
 	{method: http.MethodGet, template: "/containers/{id}/stats", query: params{"stream": boolean, "one-shot": boolean}, serve: onContainer(containerStats)},
 	{method: http.MethodGet, template: "/containers/{id}/top", query: params{"ps_args": psOptions}, serve: forwardContainer},

@@ -124,7 +124,7 @@ func sameSet(a, b []string) bool {
 
 func (d *Differences) namespaces(s policy.ContainerSpec, h *container.HostConfig, v int) {
 	d.Add(h.PidMode == pidMode(s), "HostConfig.PidMode")
-	d.Add(h.IpcMode.IsPrivate(), "HostConfig.IpcMode")
+	d.Add(h.IpcMode == ipcMode(s), "HostConfig.IpcMode")
 	d.Add(h.UTSMode == "", "HostConfig.UTSMode")
 	d.Add(h.UsernsMode == "", "HostConfig.UsernsMode")
 	d.Add(v < 41 || h.CgroupnsMode.IsPrivate(), "HostConfig.CgroupnsMode")

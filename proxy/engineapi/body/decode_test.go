@@ -31,7 +31,7 @@ var (
 		"HostConfig.MemoryReservation", "HostConfig.MemorySwappiness",
 	}
 	// droppedFields mean nothing to an engine on Linux, or are done otherwise.
-	droppedFields = []string{"ArgsEscaped", "HostConfig.ContainerIDFile"}
+	droppedFields = []string{"ArgsEscaped", "HostConfig.BlkioWeight", "HostConfig.ContainerIDFile"}
 	// judgedFields are the policy's to judge.
 	judgedFields = []string{
 		"User", "Env", "Image", "Volumes", "NetworkDisabled",
@@ -48,7 +48,7 @@ var (
 	zeroFields = []string{
 		"MacAddress", "OnBuild", "Runtime", "HostConfig.VolumeDriver", "HostConfig.Annotations", "HostConfig.Capabilities",
 		"HostConfig.Cgroup", "HostConfig.StorageOpt", "HostConfig.Isolation", "HostConfig.MaskedPaths", "HostConfig.ReadonlyPaths",
-		"HostConfig.CpuShares", "HostConfig.CgroupParent", "HostConfig.BlkioWeight", "HostConfig.BlkioWeightDevice", "HostConfig.BlkioDeviceReadBps",
+		"HostConfig.CpuShares", "HostConfig.CgroupParent", "HostConfig.BlkioWeightDevice", "HostConfig.BlkioDeviceReadBps",
 		"HostConfig.BlkioDeviceWriteBps", "HostConfig.BlkioDeviceReadIOps", "HostConfig.BlkioDeviceWriteIOps", "HostConfig.CpuRealtimePeriod",
 		"HostConfig.CpuRealtimeRuntime", "HostConfig.DiskQuota", "HostConfig.LxcConf", "HostConfig.KernelMemory", "HostConfig.KernelMemoryTCP", "HostConfig.CpuCount",
 		"HostConfig.CpuPercent", "HostConfig.IOMaximumIOps", "HostConfig.IOMaximumBandwidth",

@@ -116,7 +116,7 @@ func (p *Judged) host(v int) *container.HostConfig {
 		AutoRemove:    b.AutoRemove, ConsoleSize: b.ConsoleSize, Init: b.Init,
 		CapDrop: []string{"ALL"}, CapAdd: s.Capabilities, SecurityOpt: p.security(),
 		DNS: s.DNS, DNSOptions: s.DNSOptions, DNSSearch: s.DNSSearch, ExtraHosts: s.ExtraHosts, GroupAdd: s.Groups,
-		IpcMode: container.IPCModePrivate, OomScoreAdj: s.OOMScoreAdj, PortBindings: portMap(s.Ports),
+		IpcMode: ipcMode(s), OomScoreAdj: s.OOMScoreAdj, PortBindings: portMap(s.Ports),
 		ReadonlyRootfs: s.ReadOnlyRootfs, Tmpfs: p.tmpfs(), ShmSize: s.ShmBytes, Sysctls: s.Sysctls, Runtime: s.Runtime,
 		Mounts: p.MountList(),
 		Resources: container.Resources{
@@ -135,6 +135,13 @@ func (p *Judged) host(v int) *container.HostConfig {
 		h.CgroupnsMode = container.CgroupnsModePrivate
 	}
 	return h
+}
+
+func ipcMode(s policy.ContainerSpec) container.IpcMode {
+	if s.IpcNone {
+		return container.IPCModeNone
+	}
+	return container.IPCModePrivate
 }
 
 func pidMode(s policy.ContainerSpec) container.PidMode {

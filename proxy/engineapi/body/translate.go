@@ -128,7 +128,9 @@ func (b *Create) refused() []policy.OtherField {
 	o.Add(h.Isolation != "" && h.Isolation != container.IsolationDefault, "HostConfig.Isolation", h.Isolation)
 	o.Add(h.MaskedPaths != nil, "HostConfig.MaskedPaths", h.MaskedPaths)
 	o.Add(h.ReadonlyPaths != nil, "HostConfig.ReadonlyPaths", h.ReadonlyPaths)
-	return append(o, Refused("HostConfig.", &h.Resources, h.DiskQuota)...)
+	r := h.Resources
+	r.BlkioWeight = 0 // left out, as by an engine whose kernel has none
+	return append(o, Refused("HostConfig.", &r, h.DiskQuota)...)
 }
 
 // defaultShares is the weight of a container that asks for none.
