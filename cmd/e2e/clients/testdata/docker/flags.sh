@@ -157,7 +157,7 @@ docker run --rm --security-opt no-new-privileges:true $IMAGE true
 docker run --rm --ipc private $IMAGE true
 ### run --ipc none
 docker run --rm --ipc none $IMAGE true
-### run --ipc shareable and container:
+### run --ipc shareable and container: [policy]
 up one --ipc shareable
 docker run --rm --ipc container:one $IMAGE true
 ### run --pid container:
@@ -187,11 +187,8 @@ docker run --rm --network net $IMAGE nslookup other 127.0.0.11
 docker network create --subnet 10.99.1.0/24 net
 up one --network net --ip 10.99.1.77
 same "$(field one '{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}')" 10.99.1.77
-### run --mac-address on the default network [policy]
+### run --mac-address [policy]
 docker run --rm --mac-address 02:42:ac:11:00:99 $IMAGE ip link show eth0
-### run --mac-address
-docker network create net
-has "$(docker run --rm --network net --mac-address 02:42:ac:11:00:99 $IMAGE ip link show eth0)" 02:42:ac:11:00:99
 ### run --dns
 up one --dns 192.0.2.1 --dns-search example.org --dns-option ndots:2
 same "$(field one '{{index .HostConfig.Dns 0}}')" 192.0.2.1
@@ -310,8 +307,10 @@ up one --log-opt max-size=1m --log-opt max-file=3
 same "$(field one '{{index .HostConfig.LogConfig.Config "max-size"}}')" 1m
 ### run --log-opt tag
 docker run --rm --log-opt tag='{{.Name}}' $IMAGE true
-### run --log-opt compress, labels and env
-docker run --rm --log-opt max-size=1m --log-opt max-file=2 --log-opt compress=true --log-opt labels=a --log-opt env=B $IMAGE true
+### run --log-opt compress and labels
+docker run --rm --log-opt max-size=1m --log-opt max-file=2 --log-opt compress=true --log-opt labels=a $IMAGE true
+### run --log-opt env [policy]
+docker run --rm --log-opt env=B $IMAGE true
 ### run --log-opt mode
 docker run --rm --log-opt mode=non-blocking --log-opt max-buffer-size=1m $IMAGE true
 ### run --restart on-failure

@@ -137,7 +137,7 @@ same "$(docker volume inspect -f '{{json .Labels}}' vol)" '{"a":"b"}'
 docker volume create -d local vol
 ### volume create of a bind [policy]
 docker volume create -o type=none -o o=bind -o device=/etc vol
-### volume create of a tmpfs
+### volume create of a tmpfs [policy]
 docker volume create -o type=tmpfs -o device=tmpfs -o o=size=8m vol
 ### volume create twice
 docker volume create vol
@@ -221,8 +221,8 @@ docker system prune -af --filter label=a=b
 docker run --rm --name one $IMAGE true
 has "$(docker events --since 1m --until 0s)" create start die one
 ### events --filter
-docker run --rm --name one $IMAGE true
-same "$(docker events --since 1m --until 0s --filter container=one --filter event=start --filter type=container --format '{{.Action}}')" start
+docker run --rm --name $CASE $IMAGE true
+same "$(docker events --since 1m --until 0s --filter container=$CASE --filter event=start --filter type=container --format '{{.Action}}')" start
 ### events --format json
 docker run --rm --name one $IMAGE true
 has "$(docker events --since 1m --until 0s --format '{{json .}}')" '"start"'
