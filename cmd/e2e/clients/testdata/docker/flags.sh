@@ -355,7 +355,7 @@ docker run --rm --disable-content-trust $IMAGE true
 docker run --rm --sig-proxy=false $IMAGE true
 ### run --quiet
 docker run --rm --quiet $IMAGE true
-### run --storage-opt
+### run --storage-opt [policy]
 docker create --storage-opt size=1G $IMAGE
 ### run --gpus [policy]
 docker create --gpus all $IMAGE
