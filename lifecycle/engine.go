@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,6 +38,7 @@ type engine struct {
 	networks map[string]struct{} // known to exist
 	pulls    map[string]*pull    // under way, by reference
 	down     error               // why the engine can't be used; nil when it can
+	since    time.Time           // when it was last seen to answer, or asked first; set with down
 	known    bool                // the first reconciliation is done
 	info     runtime.Info
 }
@@ -51,9 +53,12 @@ func newEngine(base context.Context, opts *Options, m *metrics, tracer trace.Tra
 		base:     base,
 		networks: map[string]struct{}{},
 		pulls:    map[string]*pull{},
-		down:     errors.New("the start-up reconciliation isn't done yet"),
+		down:     errStarting,
+		since:    time.Now(),
 	}
 }
+
+var errStarting = errors.New("the start-up reconciliation isn't done yet")
 
 // call runs one operation on the engine with a span and metrics.
 func (e *engine) call(ctx context.Context, op string, f func(context.Context) error) error {
@@ -97,9 +102,40 @@ func (e *engine) available() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.down != nil {
-		return &UnavailableError{Err: e.down}
+		return e.unavailableLocked(e.down)
 	}
 	return nil
+}
+
+// unreachable explains why the engine, which was thought to answer, doesn't.
+func (e *engine) unreachable(err error) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.unavailableLocked(err)
+}
+
+// unavailableLocked explains to callers why the engine can't be used.
+func (e *engine) unavailableLocked(err error) error {
+	name := cmp.Or(e.opts.Engine, "the container engine")
+	var reason, since string
+	if errdefs.IsUnavailable(err) {
+		reason = runtime.OutageReason(err)
+	}
+	if d := time.Since(e.since).Round(time.Second); e.down != nil && d > 0 {
+		since = " for " + d.String()
+	}
+	u := &UnavailableError{Err: err}
+	switch {
+	case errors.Is(err, errStarting):
+		u.Message = "Berm has just started and is asking " + name + " what is there; requests are refused until it knows"
+	case reason == "":
+		u.Message = name + " can't be used" + since + ", as Berm's log tells; requests are refused until it can"
+	case since == "":
+		u.Message = name + " doesn't answer (" + reason + "); requests are refused until it does"
+	default:
+		u.Message = name + " has not answered" + since + " (" + reason + "); requests are refused until it does"
+	}
+	return u
 }
 
 // reconciled returns an *UnavailableError until the first reconciliation is done: before, a
@@ -108,7 +144,7 @@ func (e *engine) reconciled() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !e.known {
-		return &UnavailableError{Err: e.down}
+		return e.unavailableLocked(e.down)
 	}
 	return nil
 }
@@ -132,6 +168,9 @@ func (e *engine) setDown(ctx context.Context, err error) {
 	defer e.mu.Unlock()
 	if e.down == nil || e.down.Error() != err.Error() {
 		e.log.WarnContext(ctx, "engine_unavailable", "error", err)
+	}
+	if e.down == nil {
+		e.since = time.Now()
 	}
 	e.down = err
 	clear(e.networks) // another engine may come back

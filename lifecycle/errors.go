@@ -144,7 +144,10 @@ func (e *StartError) Unwrap() error { return e.Err }
 
 // UnavailableError says that the engine or the store can't be used now. It is in errdefs'
 // Unavailable class.
-type UnavailableError struct{ Err error }
+type UnavailableError struct {
+	Err     error
+	Message string // for callers: which engine, and for how long; empty if it isn't the engine
+}
 
 // Error returns the cause.
 func (e *UnavailableError) Error() string { return "no backend available: " + e.Err.Error() }

@@ -143,6 +143,7 @@ type setup struct {
 	tracer   trace.TracerProvider
 	wrap     func(*runtimetest.Fake) runtime.Runtime // what the manager gets instead of the fake
 	wait     bool                                    // don't wait until it is ready
+	name     string                                  // of the engine
 
 	quotas lifecycle.Quotas // instead of soft ones, without workspaces
 	claim  func(context.Context, string, []policy.Mount) (func(), error)
@@ -201,7 +202,7 @@ func newWorld(t *testing.T, s setup) *world {
 	}
 	w.Service, err = lifecycle.New(lifecycle.Options{
 		Sealer: newSealer(s.owner, s.seals, s.logger), Runtime: engine, Collector: w.fake, Policy: func() *policy.Policy { return w.policy }, Store: w.store,
-		Holder: s.holder, Claim: s.claim, Owner: s.owner, Settings: s.settings, Registry: w.reg,
+		Engine: s.name, Holder: s.holder, Claim: s.claim, Owner: s.owner, Settings: s.settings, Registry: w.reg,
 		Logger: s.logger, Tracer: s.tracer, Quotas: s.quotas,
 	})
 	must(t, err)

@@ -91,7 +91,7 @@ func (c *reconciler) follow(ctx context.Context) error {
 		g.Go(func() error {
 			err := w.Watch(ctx, labels, sync.OnceFunc(func() { close(watching) }), f)
 			if err == nil && ctx.Err() == nil {
-				err = errors.New("the engine's event stream ended")
+				err = runtime.Unavailable(errors.New("the engine's event stream ended"))
 			}
 			return err
 		})

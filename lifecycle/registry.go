@@ -2,6 +2,7 @@ package lifecycle
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -94,10 +95,11 @@ func (r *Registry) Ready(ctx context.Context) error {
 func (r *Registry) Status(_ context.Context, tenant string) ServiceStatus {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	info, down := r.engine.status()
+	info, _ := r.engine.status()
+	down := r.engine.available()
 	st := ServiceStatus{Backend: info, Available: down == nil && !r.closing}
-	if down != nil {
-		st.Reason = down.Error()
+	if u, ok := errors.AsType[*UnavailableError](down); ok {
+		st.Reason = u.Message
 	}
 	for id, s := range r.slots {
 		if s.record != nil && id.tenant == tenant {

@@ -1,5 +1,7 @@
 package lifecycle
 
+import "github.com/bermhq/berm/runtime"
+
 // Service is one instance's lifecycle. Its methods are those of its parts. All of them may be
 // called by many goroutines at once. Calls that need the engine fail with errdefs'
 // Unavailable until Run has reconciled, and while the engine can't be used.
@@ -22,4 +24,9 @@ func New(opts Options) (*Service, error) {
 		reconciler: &reconciler{registry: r, engine: r.engine},
 		collector:  &collector{registry: r, engine: r.engine},
 	}, nil
+}
+
+// Unreachable explains an error of a connection to the engine. It is an *UnavailableError.
+func (s *Service) Unreachable(err error) error {
+	return s.Registry.engine.unreachable(runtime.Unavailable(err))
 }

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime"
 )
 
 // StatusClientClosed is what is logged for a caller that went away; nobody sees it.
@@ -98,7 +100,11 @@ func says[E error](status int, code, title string) rule {
 
 // rules are tried in this order: an error may wrap others.
 var rules = []rule{
-	as(func(e *lifecycle.UnavailableError) Fault { return faultOfClass(e) }), // whatever its cause is
+	as(func(e *lifecycle.UnavailableError) Fault { // whatever its cause is
+		f := faultOfClass(e)
+		f.Detail = cmp.Or(e.Message, f.Detail)
+		return f
+	}),
 	as(func(e *http.MaxBytesError) Fault {
 		return Fault{Status: http.StatusRequestEntityTooLarge, Code: "too_large", Title: "Body too large",
 			Detail: fmt.Sprintf("the body is larger than %d bytes", e.Limit)}
@@ -221,6 +227,18 @@ func faultOfClass(err error) Fault {
 	}
 	return Fault{Status: http.StatusInternalServerError, Code: "internal", Title: "Internal error",
 		Detail: "something went wrong; the server's log tells more under this request id"}
+}
+
+// Unreachable is the fault of a request that the engine of this name didn't answer.
+func Unreachable(engine string, err error) *Fault {
+	f := faultOfClass(errdefs.ErrUnavailable)
+	f.Cause = err
+	if e, ok := errors.AsType[*lifecycle.UnavailableError](err); ok && e.Message != "" {
+		f.Detail = e.Message
+	} else if reason := runtime.OutageReason(err); reason != "" {
+		f.Detail = cmp.Or(engine, "the container engine") + " gave no answer (" + reason + "); what was asked for may be done or not"
+	}
+	return &f
 }
 
 // startReason tells why a sandbox could not be started, by class only: engines'

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/http"
 	"strings"
@@ -96,6 +97,19 @@ func TestFaultOf(t *testing.T) {
 	f := proxy.FaultOf(&lifecycle.CapacityError{Message: "full", RetryAfter: time.Minute})
 	if f.RetryAfter != time.Minute {
 		t.Errorf("the retry is after %v", f.RetryAfter)
+	}
+	const away = "the Docker Engine at unix:///e has not answered for 12s"
+	if f := proxy.FaultOf(&lifecycle.UnavailableError{Err: inner, Message: away}); f.Detail != away || f.RetryAfter == 0 {
+		t.Errorf("of an engine that is away: %+v", f)
+	}
+	for err, want := range map[error]string{
+		&lifecycle.UnavailableError{Err: inner, Message: away}: away,
+		fmt.Errorf("hunter2: %w", io.ErrUnexpectedEOF):         "the engine gave no answer (connection closed); what was asked for may be done or not",
+		inner: "the container engine can't be reached or didn't answer in time",
+	} {
+		if f := proxy.Unreachable("the engine", err); f.Status != 503 || f.Code != "backend_unavailable" || f.Detail != want || f.RetryAfter == 0 {
+			t.Errorf("unreachable: %+v", f)
+		}
 	}
 	for first, want := range map[int64]bool{-1: false, 0: true, 7: true} {
 		if f := proxy.FaultOf(&lifecycle.GoneError{Message: "gone", FirstSeq: first}); (f.FirstSeq != nil) != want || want && *f.FirstSeq != first {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
+	"strings"
 
 	"github.com/containerd/errdefs"
 )
@@ -43,3 +45,40 @@ func Precondition(format string, args ...any) error {
 func Ended(ctx context.Context) error {
 	return WithClass(errors.Join(ctx.Err(), context.Cause(ctx)), context.Cause(ctx))
 }
+
+// outages are the words for why an engine doesn't answer, by what its errors contain.
+var outages = []struct{ text, reason string }{
+	{"x509:", "its TLS certificate isn't trusted"},
+	{"tls:", "TLS handshake failed"},
+	{"connection refused", "connection refused"},
+	{"no such file or directory", "no such socket"},
+	{"permission denied", "permission denied"},
+	{"no such host", "no such host"},
+	{"no route to host", "no route to host"},
+	{"network is unreachable", "network is unreachable"},
+	{"connection reset", "connection closed"},
+	{"broken pipe", "connection closed"},
+	{"EOF", "connection closed"},
+	{"event stream ended", "connection closed"},
+	{"timeout", "timeout"},
+	{"in time", "timeout"},
+	{"deadline exceeded", "timeout"},
+}
+
+// OutageReason returns in a few words why an engine doesn't answer, or "" if err doesn't say
+// so. It returns none of err's own words, as they may have secrets. It goes by the text: an
+// engine's client keeps nothing else of a cause.
+func OutageReason(err error) string {
+	for _, o := range outages {
+		if strings.Contains(err.Error(), o.text) {
+			return o.reason
+		}
+	}
+	return ""
+}
+
+var userInfo = regexp.MustCompile(`(\w://)[^/\s]\S*@`)
+
+// WithoutUser removes from all addresses in a text what precedes the host, where a password
+// may be.
+func WithoutUser(text string) string { return userInfo.ReplaceAllString(text, "$1") }

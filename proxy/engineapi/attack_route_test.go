@@ -141,7 +141,7 @@ func engineRouted(method, decoded string) (template, version, name string, redir
 
 // engine41 is an engine of version 1.41.
 var engine41 = sync.OnceValue(func() *upstream.Engine {
-	e := upstream.New(nil)
+	e := upstream.New("", nil)
 	e.Transport.RegisterProtocol("http", answering(func(*http.Request) string { return "" }))
 	return e
 })

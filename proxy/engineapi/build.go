@@ -395,7 +395,7 @@ func fetchBase(c *call, ref string, auths map[string]json.RawMessage) error {
 		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil:
-			return upstream.Unavailable(c.ctx, err)
+			return c.engine.Unavailable(c.ctx, err)
 		case m.Error != "":
 			return &upstream.Error{Status: http.StatusNotFound, Message: m.Error}
 		}

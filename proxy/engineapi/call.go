@@ -168,8 +168,8 @@ func (c *call) head(resp *http.Response) {
 }
 
 // copy passes a body on. An answer that the engine breaks off is broken off here too,
-// so that nobody takes a part for the whole; so is one that the server's end breaks off,
-// after a word of that where there is one.
+// so that nobody takes a part for the whole; so is one that the server's end breaks off.
+// Where the stream has a form for it, the caller is told why.
 func (c *call) copy(body io.Reader, stream bool) {
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
@@ -193,10 +193,13 @@ func (c *call) copy(body io.Reader, stream bool) {
 		case err == io.EOF:
 			return
 		case err != nil:
-			if proxy.GoingDown(c.ctx) {
-				_, _ = c.w.Write(c.closeMessage.word())
-				_ = flusher.Flush()
+			switch {
+			case proxy.GoingDown(c.ctx):
+				_, _ = c.w.Write(c.closeMessage.word(farewell))
+			case c.ctx.Err() == nil:
+				_, _ = c.w.Write(c.closeMessage.word("berm: " + proxy.FaultOf(c.engine.Unavailable(c.ctx, err)).Detail))
 			}
+			_ = flusher.Flush()
 			panic(http.ErrAbortHandler)
 		}
 	}
@@ -271,8 +274,11 @@ func conflict(message string) error {
 // fail answers an error as the engine does.
 func fail(w http.ResponseWriter, _ *http.Request, f proxy.Fault) {
 	message := f.Detail
-	if len(f.Reasons) > 0 {
+	switch {
+	case len(f.Reasons) > 0:
 		message = denial(f.Reasons)
+	case f.Code == "backend_unavailable": // clients take it for the engine's own words
+		message = "berm: " + message
 	}
 	if f.Code == "policy_denied" || f.Status == http.StatusMisdirectedRequest {
 		f.Status = http.StatusForbidden

@@ -107,7 +107,7 @@ func sendImport(c *call, query url.Values, files io.Reader) (id string, err erro
 		case errors.Is(err, io.EOF):
 			return "", errors.New("import: the engine's answer has no ID")
 		case err != nil:
-			return "", upstream.Unavailable(c.ctx, err)
+			return "", c.engine.Unavailable(c.ctx, err)
 		case m.Error != "":
 			return "", &upstream.Error{Status: http.StatusInternalServerError, Message: m.Error}
 		}

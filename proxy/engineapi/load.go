@@ -355,7 +355,7 @@ func sendArchive(c *call, a *imageArchive, images []*loadedImage) (ids []string,
 		case errors.Is(err, io.EOF):
 			return ids, nil
 		case err != nil:
-			return nil, upstream.Unavailable(c.ctx, err)
+			return nil, c.engine.Unavailable(c.ctx, err)
 		case m.Error != "":
 			return nil, &upstream.Error{Status: http.StatusInternalServerError, Message: m.Error}
 		}

@@ -35,6 +35,7 @@ import (
 // Options of New.
 type Options struct {
 	Dial   func(ctx context.Context) (net.Conn, error) // to the engine; mandatory
+	Engine string                                      // what callers are told that the engine is; may be empty
 	Policy func() *policy.Policy                       // the policy in force; mandatory
 	Owner  string                                      // ID of this instance, on all that it makes; mandatory
 	Sealer *lifecycle.Sealer                           // tells what this instance made from what only says so; nil: knows what this Proxy makes
@@ -128,7 +129,7 @@ func New(opts Options) (*Proxy, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	d := &Proxy{opts: opts, log: opts.Logger, engine: upstream.New(opts.Dial), usage: usage{walking: make(chan struct{}, 1)}, hangupGrace: hangupGrace}
+	d := &Proxy{opts: opts, log: opts.Logger, engine: upstream.New(opts.Engine, opts.Dial), usage: usage{walking: make(chan struct{}, 1)}, hangupGrace: hangupGrace}
 	d.transfers.stall, d.transfers.most = transferStall, transferTime
 	most := cmp.Or(opts.SpoolBytes, 2*maxContext)
 	d.spooled = proxy.NewBudget("disk for build files", most, most/2)

@@ -57,7 +57,7 @@ func (d restartEngine) Watch(ctx context.Context, ready func(life string), chang
 	for lines := bufio.NewReaderSize(resp.Body, upstream.BufferSize); ; {
 		raw, err := nextEvent(lines)
 		if err != nil {
-			return upstream.Unavailable(ctx, err)
+			return d.engine.Unavailable(ctx, err)
 		}
 		var e events.Message
 		if json.Unmarshal(raw, &e) == nil {

@@ -72,7 +72,7 @@ func (c *call) hijack(a upstream.Ask) error {
 			return nil
 		}
 		p.linger = c.hangupGrace
-		return c.closeMessage.word()
+		return c.closeMessage.word(farewell)
 	})
 	return nil
 }
@@ -197,7 +197,7 @@ var farewell = "berm: " + proxy.ErrGoingDown.Error()
 
 const frameHead = 8 // bytes before those of a frame: which stream they are of, three zeros, how many
 
-// closeMessage is what a stream ends with that is broken off as the server goes down. What its
+// closeMessage is what a stream ends with that the server or the engine breaks off. What its
 // caller was sent before is written to it. A nil one has nothing to say.
 type closeMessage struct {
 	form streamForm
@@ -251,21 +251,21 @@ func (p *closeMessage) Write(b []byte) (int, error) {
 	return n, nil
 }
 
-// word is empty where nothing can be said without being taken for something else.
-func (p *closeMessage) word() []byte {
+// word says the message. It is empty where that would be taken for something else.
+func (p *closeMessage) word(message string) []byte {
 	if p == nil {
 		return nil
 	}
 	switch {
 	case p.form == framed && p.left == 0 && len(p.head) == 0:
-		frame := binary.BigEndian.AppendUint32([]byte{2, 0, 0, 0}, uint32(len(farewell)+1))
-		return append(frame, farewell+"\n"...)
+		frame := binary.BigEndian.AppendUint32([]byte{2, 0, 0, 0}, uint32(len(message)+1))
+		return append(frame, message+"\n"...)
 	case p.form == terminal:
-		return []byte("\r\n" + farewell + "\r\n")
+		return []byte("\r\n" + message + "\r\n")
 	case p.form == textLine:
-		return []byte(farewell + "\n")
+		return []byte(message + "\n")
 	case p.form == jsonLines && !p.mid:
-		b, _ := json.Marshal(map[string]any{"error": farewell, "errorDetail": map[string]string{"message": farewell}})
+		b, _ := json.Marshal(map[string]any{"error": message, "errorDetail": map[string]string{"message": message}})
 		return append(b, '\n')
 	}
 	return nil

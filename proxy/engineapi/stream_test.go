@@ -420,7 +420,7 @@ func TestParting(t *testing.T) {
 				}
 				b = b[n:]
 			}
-			if got := string(p.word()); got != tt.want {
+			if got := string(p.word(farewell)); got != tt.want {
 				t.Errorf("%s, by %d: %q, want %q", name, step, got, tt.want)
 			}
 		}

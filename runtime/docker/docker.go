@@ -171,11 +171,15 @@ func (r *Runtime) connect(ctx context.Context) (*session, error) {
 func (r *Runtime) negotiate(ctx context.Context) (*session, error) {
 	s := &session{}
 	s.http = &roundTripper{base: r.transport, changed: func() { r.session.CompareAndSwap(s, nil) }}
-	unversioned, err := r.client(s.http, api.DefaultVersion)
+	first := &keeper{RoundTripper: s.http}
+	unversioned, err := r.client(first, api.DefaultVersion)
 	if err != nil {
 		return nil, err
 	}
 	ping, err := unversioned.Ping(ctx)
+	if err != nil && first.err != nil {
+		return nil, fmt.Errorf("%w: %w", err, first.err)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -39,3 +39,15 @@ func (t *roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	return resp, nil
 }
+
+// keeper keeps the error of its last request, as the client's own error leaves the cause out.
+// It isn't safe for many goroutines.
+type keeper struct {
+	http.RoundTripper
+	err error
+}
+
+func (k *keeper) RoundTrip(req *http.Request) (resp *http.Response, err error) {
+	resp, k.err = k.RoundTripper.RoundTrip(req)
+	return resp, k.err
+}

@@ -247,7 +247,7 @@ func (f *Fake) after(op, id string) error {
 	return f.opts.FailAfter(op, id)
 }
 
-var errDown = fmt.Errorf("the engine is down: %w", errdefs.ErrUnavailable)
+var errDown = fmt.Errorf("the engine is down: connection refused: %w", errdefs.ErrUnavailable)
 
 // ctxError is of the class of ctx's end and wraps its cause.
 func ctxError(ctx context.Context) error {

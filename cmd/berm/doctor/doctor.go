@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/cmd/berm/serve"
+	"github.com/bermhq/berm/runtime"
 )
 
 // NewCommand makes the command doctor.
@@ -181,16 +181,10 @@ func (x examination) run(ctx context.Context) report {
 		checkSeals(ctx, x.limit, e, s), checkDoors(ctx, x.limit, e.cfg, s)))
 }
 
-// userInfo is an address's scheme with what is before its host, where a password may be.
-var userInfo = regexp.MustCompile(`(\w://)[^/\s]\S*@`)
-
-// withoutUser leaves it out of an address, and of all that are in a text.
-func withoutUser(text string) string { return userInfo.ReplaceAllString(text, "$1") }
-
 func newReport(findings []finding) report {
 	r := report{Berm: config.VersionLine(), Grade: gradeOK, Findings: findings}
 	for i, f := range findings {
-		findings[i].Found, findings[i].Means, findings[i].Fix = withoutUser(f.Found), withoutUser(f.Means), withoutUser(f.Fix)
+		findings[i].Found, findings[i].Means, findings[i].Fix = runtime.WithoutUser(f.Found), runtime.WithoutUser(f.Means), runtime.WithoutUser(f.Fix)
 		if f.Grade == gradeBad || f.Grade == gradeSoft && r.Grade == gradeOK {
 			r.Grade = f.Grade
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/cmd/berm/serve"
+	"github.com/bermhq/berm/runtime"
 )
 
 // gradesOf are what findings came to, by ID; of several the worst.
@@ -174,7 +175,7 @@ func TestDoctorHidesUser(t *testing.T) {
 		}
 	}
 	const plain = "unix:///run/a@b.sock, tcp://127.0.0.1:1 and busybox@sha256:1"
-	if got := withoutUser(plain); got != plain {
+	if got := runtime.WithoutUser(plain); got != plain {
 		t.Errorf("without a user: %s", got)
 	}
 }

@@ -50,12 +50,12 @@ type surveyor interface {
 func lookAtEngine(ctx context.Context, limit time.Duration, given *config.Config) *engineFacts {
 	asked := serve.EngineAddress(given.Engine)
 	bare := *given
-	if withoutUser(asked) != asked { // it may be a secret, and clients tell their address
-		bare.Engine.Address = withoutUser(asked)
+	if runtime.WithoutUser(asked) != asked { // it may be a secret, and clients tell their address
+		bare.Engine.Address = runtime.WithoutUser(asked)
 	}
 	given = &bare
 	located := bare
-	e := &engineFacts{cfg: &located, asked: withoutUser(asked), user: withoutUser(asked) != asked, socket: serve.EngineSocket(given.Engine), inside: serve.InContainer()}
+	e := &engineFacts{cfg: &located, asked: runtime.WithoutUser(asked), user: runtime.WithoutUser(asked) != asked, socket: serve.EngineSocket(given.Engine), inside: serve.InContainer()}
 	e.view, _ = serve.Within(ctx, limit, func(ctx context.Context) (serve.View, error) { return serve.EngineView(ctx, given.Engine), nil })
 	if e.socket != "" {
 		pid, err := serve.Within(ctx, limit, func(ctx context.Context) (int, error) { return serve.Peer(ctx, e.socket) })

@@ -229,6 +229,15 @@ func EngineAddress(cfg config.Engine) string {
 	return cmp.Or(cfg.Address, os.Getenv("DOCKER_HOST"), "unix:///var/run/docker.sock")
 }
 
+// EngineName is what callers are told of the engine. It has no credentials.
+func EngineName(cfg config.Engine) string {
+	address, _, _ := strings.Cut(runtime.WithoutUser(EngineAddress(cfg)), "?")
+	if cfg.Kind == "containerd" {
+		return "containerd at " + address
+	}
+	return "the Docker Engine at " + address
+}
+
 // View is what the engine shares with this process.
 type View struct {
 	Root   bool // the root file system: a path means the same to both

@@ -126,9 +126,13 @@ func (s *server) newProxy() (*engineapi.Proxy, error) {
 			if err := s.manager.Ready(ctx); err != nil {
 				return nil, err
 			}
-			return dialer.Dial(ctx)
+			conn, err := dialer.Dial(ctx)
+			if err != nil {
+				return nil, s.manager.Unreachable(err)
+			}
+			return conn, nil
 		},
-		Policy: s.policies.Policy, Owner: s.owner, Sealer: s.sealer, Hosts: cfg.AllowedHosts,
+		Engine: EngineName(s.cfg.Engine), Policy: s.policies.Policy, Owner: s.owner, Sealer: s.sealer, Hosts: cfg.AllowedHosts,
 		Sockets: func(name, tenant, profile string) string {
 			return s.mounted[engineapi.Caller{Name: name, Tenant: tenant, Profile: profile, Socket: true}]
 		},

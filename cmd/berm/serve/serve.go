@@ -259,7 +259,7 @@ func (s *server) manage(ctx context.Context) (err error) {
 	collector, _ := s.engine.(runtime.Collector) // the agent's part hides it
 	s.manager, err = lifecycle.New(lifecycle.Options{
 		Runtime: rt, Sealer: s.sealer, Quotas: quotas, Collector: collector, Policy: s.policies.Policy, Store: s.db,
-		Holder: s.holder, Claim: s.unheld.Claims.Start, Owner: s.owner, Settings: sandboxes, Labels: s.self.Labels(),
+		Engine: EngineName(s.cfg.Engine), Holder: s.holder, Claim: s.unheld.Claims.Start, Owner: s.owner, Settings: sandboxes, Labels: s.self.Labels(),
 		Logger: s.log, Registry: s.tel.registry, Tracer: s.tel.tracer,
 	})
 	if err != nil {

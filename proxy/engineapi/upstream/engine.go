@@ -57,6 +57,7 @@ func ParseVersion(s string) (Version, bool) {
 // Engine is the container engine behind the proxy. It is safe for many goroutines.
 type Engine struct {
 	Transport *http.Transport // makes all requests but upgrades
+	name      string          // as callers are told
 	dial      func(context.Context) (net.Conn, error)
 
 	version fact[Version]
@@ -98,9 +99,9 @@ func (c countedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// New returns an engine, which needn't be up.
-func New(dial func(context.Context) (net.Conn, error)) *Engine {
-	e := &Engine{dial: dial}
+// New returns the engine of this name for callers, which needn't be up.
+func New(name string, dial func(context.Context) (net.Conn, error)) *Engine {
+	e := &Engine{name: name, dial: dial}
 	e.Transport = &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			conn, err := dial(ctx)
@@ -169,7 +170,7 @@ func (e *Engine) Send(ctx context.Context, a Ask) (*http.Response, error) {
 	}
 	resp, err := e.Transport.RoundTrip(req)
 	if err != nil {
-		return nil, Unavailable(ctx, err)
+		return nil, e.Unavailable(ctx, err)
 	}
 	return resp, nil
 }
@@ -183,13 +184,12 @@ func (e *Engine) Open(ctx context.Context, a Ask) (*http.Response, error) {
 	return resp, err
 }
 
-// Unavailable is the fault of an engine that can't be reached, or the end of ctx.
-func Unavailable(ctx context.Context, err error) error {
+// Unavailable is the fault of an engine that doesn't answer, or the end of ctx.
+func (e *Engine) Unavailable(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	return &proxy.Fault{Status: http.StatusServiceUnavailable, Code: "backend_unavailable", Title: "Engine unavailable",
-		Detail: "the container engine can't be reached", RetryAfter: 2 * time.Second, Cause: err}
+	return proxy.Unreachable(e.name, err)
 }
 
 // Failure makes an error of an answer that is one, and closes it. A 304 is one as well.
@@ -261,7 +261,7 @@ func (e *Engine) Do(ctx context.Context, a Ask, into any) error {
 	body := answer.Bytes()
 	switch {
 	case err != nil:
-		return Unavailable(ctx, err)
+		return e.Unavailable(ctx, err)
 	case len(body) > MaxAnswer:
 		return fmt.Errorf("%s %s: the engine's answer is over %d bytes", a.Method, a.Path, MaxAnswer)
 	case into == nil:
@@ -295,6 +295,9 @@ func (e *Engine) Each(ctx context.Context, a Ask, f func(list string, entry json
 	err = EachEntry(resp.Body, f)
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
+	}
+	if _, lost := errors.AsType[net.Error](err); lost || errors.Is(err, io.ErrUnexpectedEOF) {
+		return e.Unavailable(ctx, err)
 	}
 	if err != nil {
 		return fmt.Errorf("GET %s: %w", a.Path, err)
@@ -403,7 +406,7 @@ func (e *Engine) Max(ctx context.Context) (Version, error) {
 		_ = resp.Body.Close()
 		v, ok := ParseVersion("v" + resp.Header.Get("Api-Version"))
 		if !ok || v < Oldest {
-			return 0, Unavailable(ctx, fmt.Errorf("the engine's API version is %q", resp.Header.Get("Api-Version")))
+			return 0, e.Unavailable(ctx, fmt.Errorf("the engine's API version is %q", resp.Header.Get("Api-Version")))
 		}
 		return min(v, Newest), nil
 	})

@@ -26,7 +26,7 @@ func TestFacts(t *testing.T) {
 	old := serve("29.5.1", "1.44", "name=seccomp,profile=/operator.json")
 	var address atomic.Value
 	address.Store(old.Listener.Addr().String())
-	e := New(func(ctx context.Context) (net.Conn, error) {
+	e := New("", func(ctx context.Context) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", address.Load().(string))
 	})
 	defer e.Transport.CloseIdleConnections()
@@ -60,7 +60,7 @@ func TestFacts(t *testing.T) {
 }
 
 func TestWithoutProfile(t *testing.T) {
-	e := New(nil)
+	e := New("", nil)
 	e.host.known.Store(&knownFact[*Host]{value: &Host{shown: []byte(`,"seccomp={}"`)}})
 	const options = `"HostConfig":{"A":"\\\"","SecurityOpt":["no-new-privileges"],"B":{}}`
 	for inspected, want := range map[string]string{

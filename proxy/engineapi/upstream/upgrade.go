@@ -31,7 +31,7 @@ func (e *Engine) Upgrade(ctx context.Context, a Ask) (Half, io.Reader, http.Head
 	}
 	dialled, err := e.dial(ctx)
 	if err != nil {
-		return nil, nil, nil, Unavailable(ctx, err)
+		return nil, nil, nil, e.Unavailable(ctx, err)
 	}
 	conn, ok := dialled.(Half)
 	if !ok {
@@ -43,12 +43,12 @@ func (e *Engine) Upgrade(ctx context.Context, a Ask) (Half, io.Reader, http.Head
 	br := bufio.NewReader(conn)
 	if err := req.Write(conn); err != nil {
 		_ = conn.Close()
-		return nil, nil, nil, Unavailable(ctx, err)
+		return nil, nil, nil, e.Unavailable(ctx, err)
 	}
 	resp, err := http.ReadResponse(br, req)
 	if err != nil {
 		_ = conn.Close()
-		return nil, nil, nil, Unavailable(ctx, err)
+		return nil, nil, nil, e.Unavailable(ctx, err)
 	}
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		defer func() { _ = conn.Close() }()
