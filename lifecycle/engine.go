@@ -490,7 +490,7 @@ func (e *engine) await(ctx context.Context, ref string, p *pull) (runtime.Image,
 	select {
 	case <-p.done:
 		if p.err != nil {
-			return runtime.Image{}, fmt.Errorf("pull image %s: %w", ref, p.err)
+			return runtime.Image{}, &PullError{Image: ref, Err: p.err}
 		}
 		return p.image, nil
 	case <-ctx.Done():

@@ -142,6 +142,18 @@ func (e *StartError) Error() string { return "sandbox could not be started: " + 
 // Unwrap returns the cause.
 func (e *StartError) Unwrap() error { return e.Err }
 
+// PullError says that an image could not be pulled. It has the class of its cause.
+type PullError struct {
+	Image string
+	Err   error // may have secrets
+}
+
+// Error names the image and the cause.
+func (e *PullError) Error() string { return "pull image " + e.Image + ": " + e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *PullError) Unwrap() error { return e.Err }
+
 // UnavailableError says that the engine or the store can't be used now. It is in errdefs'
 // Unavailable class.
 type UnavailableError struct {

@@ -242,10 +242,13 @@ func Unreachable(engine string, err error) *Fault {
 }
 
 // startReason tells why a sandbox could not be started, by class only: engines'
-// own words may carry what isn't for callers.
+// own words may carry what isn't for callers. Of a pull it gives what pullReason leaves.
 func startReason(err error) string {
 	var file *fs.PathError
+	var pull *lifecycle.PullError
 	switch {
+	case errors.As(err, &pull):
+		return fmt.Sprintf("the image %s can't be pulled: %s", cut(pull.Image, maxPullReason), pullReason(pull.Err))
 	case errors.As(err, &file):
 		return "a directory that the sandbox is to have isn't there, or can't be used"
 	case errdefs.IsNotFound(err):

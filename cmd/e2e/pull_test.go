@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -41,15 +42,15 @@ func testCreateThatPulls(t *testing.T, kind string) {
 	repo := shop.Host() + "/team/tool"
 
 	s, server := newStorm(t, e)
-	server.policy(t, "images: {allow: ["+repo+"]}\n")
+	server.policy(t, "images: {allow: ["+repo+", \"127.0.0.1:1/x\"]}\n")
 	server.stop()
 	s.start(server)
 	caller := &http.Client{Transport: s.checker.Transport(nil)}
 	// wait asks as often as the server says, until it has another answer.
-	wait := func(key string) (status int, body string) {
+	wait := func(key, image string) (status int, body string) {
 		began := time.Now()
 		for calls := 0; ; calls++ {
-			resp, body, err := exchange(ctx, caller, http.MethodPut, server.url+"/api/v1/sandboxes/"+key, `{"image":"`+repo+`:1"}`, "X-API-Token", server.token)
+			resp, body, err := exchange(ctx, caller, http.MethodPut, server.url+"/api/v1/sandboxes/"+key, `{"image":"`+image+`"}`, "X-API-Token", server.token)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -72,15 +73,23 @@ func testCreateThatPulls(t *testing.T, kind string) {
 			time.Sleep(time.Duration(seconds) * time.Second)
 		}
 	}
-	if status, body := wait("stranger"); status < 400 {
-		t.Errorf("without credentials: %d\n%s", status, body)
+	fails := func(key, image string, why ...string) {
+		t.Helper()
+		status, body := wait(key, image)
+		told := strings.Contains(body, "the image "+image+" can't be pulled: ") && slices.ContainsFunc(why, func(s string) bool { return strings.Contains(body, s) })
+		if status != http.StatusServiceUnavailable || !strings.Contains(body, `"code":"sandbox_start_failed"`) || !told || strings.Contains(body, opts.Password) {
+			t.Errorf("%s: %d\n%s", key, status, body)
+		}
 	}
+	fails("stranger", repo+":1", "authorization", "unauthorized", "no basic auth credentials", "401")
+	fails("nowhere", "127.0.0.1:1/x:1", "connection refused")
 	// The next pull takes what the file says by then.
 	write(t, e.config.RegistryAuthFile, `{"auths": {"`+shop.Host()+`": {"username": "puller", "password": "p4ssw0rd"}}}`)
-	if status, body := wait("puller"); status != http.StatusCreated && status != http.StatusOK {
+	fails("missing", repo+":2", "not found", "unknown")
+	if status, body := wait("puller", repo+":1"); status != http.StatusCreated && status != http.StatusOK {
 		t.Fatalf("with credentials: %d\n%s", status, body)
 	}
-	for _, key := range []string{"stranger", "puller"} {
+	for _, key := range []string{"stranger", "nowhere", "missing", "puller"} {
 		if _, err := s.client.Delete(ctx, key); err != nil {
 			t.Error(err)
 		}
