@@ -41,7 +41,7 @@ type call struct {
 
 	concealed *strings.Replacer // of the paths at which binds are held; nil is none
 
-	mine map[string]bool // the IDs of the caller's containers; nil until they are looked up
+	mine map[string]string // the images of the caller's containers, by ID; nil until they are looked up
 
 	unconfined bool // the caller may not work in the container that was looked up last; see bars
 }

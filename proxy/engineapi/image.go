@@ -3,6 +3,7 @@ package engineapi
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -163,7 +164,10 @@ func trimImage(c *call, entry map[string]json.RawMessage, patterns []string) (bo
 	if entry["Config"] != nil && c.version < 45 {
 		entry["ContainerConfig"] = entry["Config"]
 	}
-	if err := trimManifests(c, entry); err != nil {
+	if !ok {
+		return false, nil
+	}
+	if err := errors.Join(countContainers(c, entry), trimManifests(c, entry)); err != nil {
 		return false, err
 	}
 	if entry["RepoTags"], err = json.Marshal(tags); err != nil {
@@ -180,14 +184,12 @@ func trimManifests(c *call, entry map[string]json.RawMessage) error {
 	if entry["Manifests"] == nil {
 		return nil
 	}
-	if c.mine == nil {
-		c.mine = map[string]bool{}
-		if err := eachOwn(c, lifecycle.ObjectContainer, filters{}, func(o *labelled) { c.mine[o.ID] = true }); err != nil {
-			return err
-		}
+	mine, err := ownContainers(c)
+	if err != nil {
+		return err
 	}
 	var manifests []map[string]any
-	err := json.Unmarshal(entry["Manifests"], &manifests)
+	err = json.Unmarshal(entry["Manifests"], &manifests)
 	for _, m := range manifests {
 		data, ok := m["ImageData"].(map[string]any)
 		if !ok {
@@ -196,7 +198,8 @@ func trimManifests(c *call, entry map[string]json.RawMessage) error {
 		ids, _ := data["Containers"].([]any)
 		data["Containers"] = slices.DeleteFunc(append([]any{}, ids...), func(id any) bool {
 			s, _ := id.(string)
-			return !c.mine[s]
+			_, own := mine[s]
+			return !own
 		})
 	}
 	if err == nil {

@@ -225,7 +225,7 @@ func TestDiskUsageIsSharedOut(t *testing.T) {
 				labels, _ := json.Marshal(d.labels(lifecycle.ObjectVolume, tenant)) // they can be encoded
 				return fmt.Sprintf(`{"Name":%q,"Labels":%s}`, tenant, labels)
 			}
-			_, _ = fmt.Fprintf(w, `{"LayersSize":7,"Images":%s,"Volumes":[%s,%s],"BuildCache":[{}]}`, images, volume("red"), volume("blue"))
+			_, _ = fmt.Fprintf(w, `{"LayersSize":1000,"Images":%s,"Volumes":[%s,%s],"BuildCache":[{}]}`, images, volume("red"), volume("blue"))
 		}, "red", "blue")
 		prune := "POST /v1.41/images/prune?filters=" + url.QueryEscape(`{"dangling":{"false":true}}`) + " HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
 		begun := time.Now()
@@ -252,7 +252,7 @@ func TestDiskUsageIsSharedOut(t *testing.T) {
 						BuildCache []any
 					}
 					err := json.Unmarshal([]byte(text), &got)
-					if status != 200 || err != nil || len(got.Volumes) != 1 || got.Volumes[0].Name != []string{"red", "blue"}[tenant] || got.LayersSize != 0 || len(got.BuildCache) != 0 {
+					if status != 200 || err != nil || len(got.Volumes) != 1 || got.Volumes[0].Name != []string{"red", "blue"}[tenant] || got.LayersSize != 7 || len(got.BuildCache) != 0 {
 						t.Errorf("%d %s", status, text)
 					}
 				}

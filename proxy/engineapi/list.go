@@ -142,9 +142,10 @@ func listOwn(c *call, kind lifecycle.ObjectKind, query url.Values, first ...json
 
 // labelled is what tells whose an entry of a list is.
 type labelled struct {
-	ID     string `json:"Id"`
-	Name   string // of a volume
-	Labels map[string]string
+	ID      string `json:"Id"`
+	Name    string // of a volume
+	ImageID string // of a container
+	Labels  map[string]string
 }
 
 // listed is what the proxy goes by of a container or an image in a list.

@@ -15,6 +15,7 @@ import (
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/events"
 	dockerfilters "github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/api/types/network"
 	"github.com/docker/docker/api/types/volume"
 	"github.com/docker/docker/client"
@@ -244,8 +245,11 @@ func TestInfo(t *testing.T) {
 	d.made(direct, "other", "info-other", container.Config{})
 	c, ctx := d.client("mine"), t.Context()
 	info, err := c.Info(ctx)
-	if err != nil || info.Containers != 1 || info.ContainersRunning != 1 || info.OSType != "linux" || info.NCPU == 0 || info.DockerRootDir != "" || info.RegistryConfig != nil {
+	if err != nil || info.Containers != 1 || info.ContainersRunning != 1 || info.OSType != "linux" || info.NCPU == 0 || info.DockerRootDir != "" || info.Images == 0 || info.ID == "" {
 		t.Errorf("info: %+v, %v", info, err)
+	}
+	if again := must(c.Info(ctx))(t); again.ID != info.ID || must(d.client("other").Info(ctx))(t).ID == info.ID {
+		t.Errorf("the ID isn't the tenant's: %s, %s", info.ID, again.ID)
 	}
 	want := must(direct.ServerVersion(ctx))(t)
 	got, err := c.ServerVersion(ctx)
@@ -253,8 +257,17 @@ func TestInfo(t *testing.T) {
 		t.Errorf("version: %+v, %v", got, err)
 	}
 	df, err := c.DiskUsage(ctx, types.DiskUsageOptions{})
-	if err != nil || len(df.Containers) != 1 || df.Containers[0].Names[0] != "/info-mine" || len(df.Images) != 0 {
+	if err != nil || len(df.Containers) != 1 || df.Containers[0].Names[0] != "/info-mine" || len(df.Images) == 0 || df.LayersSize == 0 {
 		t.Errorf("df: %+v, %v", df, err)
+	}
+	list := must(c.ImageList(ctx, image.ListOptions{}))(t)
+	if len(df.Images) != len(list) || len(list) != info.Images {
+		t.Errorf("images: %d, df has %d, info %d", len(list), len(df.Images), info.Images)
+	}
+	for _, i := range df.Images {
+		if want := map[bool]int64{true: 1}[slices.Contains(i.RepoTags, testImage)]; i.Containers != want {
+			t.Errorf("%v has %d containers, not %d", i.RepoTags, i.Containers, want)
+		}
 	}
 }
 

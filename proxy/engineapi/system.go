@@ -7,17 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/docker/docker/api/types"
-	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/events"
 	"github.com/docker/docker/api/types/network"
-	"github.com/docker/docker/api/types/swarm"
-	"github.com/docker/docker/api/types/system"
 	"github.com/docker/docker/api/types/volume"
 	"golang.org/x/sync/singleflight"
 
@@ -69,62 +67,15 @@ func engineVersions(c *call) error {
 		told.MinAPIVersion = upstream.Oldest.String()
 	}
 	for _, part := range told.Components {
-		if part.Details["ApiVersion"] != "" {
+		maps.DeleteFunc(part.Details, func(_, value string) bool { return strings.HasPrefix(value, "/") }) // a path of the host
+		if part.Name == "Engine" {
 			part.Details["ApiVersion"], part.Details["MinAPIVersion"] = told.APIVersion, told.MinAPIVersion
 		}
 	}
 	return c.answer(http.StatusOK, told)
 }
 
-// engineInfo tells what clients go by, and nothing of the host's or others' affairs.
-func engineInfo(c *call) error {
-	p, err := c.profile()
-	if err != nil {
-		return err
-	}
-	var of system.Info
-	if err := c.engine.Get(c.ctx, c.version, "/info", nil, &of); err != nil {
-		return err
-	}
-	told := system.Info{
-		Name:   "berm",
-		Driver: of.Driver, LoggingDriver: p.EngineAPI.LogDrivers[0], CgroupDriver: of.CgroupDriver, CgroupVersion: of.CgroupVersion,
-		MemoryLimit: of.MemoryLimit, SwapLimit: of.SwapLimit, CPUCfsPeriod: of.CPUCfsPeriod, CPUCfsQuota: of.CPUCfsQuota,
-		CPUShares: of.CPUShares, CPUSet: of.CPUSet, PidsLimit: of.PidsLimit, OomKillDisable: of.OomKillDisable,
-		IPv4Forwarding: of.IPv4Forwarding, KernelVersion: of.KernelVersion, OperatingSystem: of.OperatingSystem,
-		OSVersion: of.OSVersion, OSType: of.OSType, Architecture: of.Architecture, NCPU: of.NCPU, MemTotal: of.MemTotal,
-		SystemTime: of.SystemTime, ServerVersion: of.ServerVersion, ExperimentalBuild: of.ExperimentalBuild,
-		SecurityOptions: of.SecurityOptions, DefaultRuntime: of.DefaultRuntime, Runtimes: map[string]system.RuntimeWithStatus{},
-		Plugins:            system.PluginsInfo{Volume: []string{"local"}, Network: []string{"bridge"}, Log: p.EngineAPI.LogDrivers},
-		Swarm:              swarm.Info{LocalNodeState: swarm.LocalNodeStateInactive},
-		IndexServerAddress: of.IndexServerAddress,
-	}
-	for name := range of.Runtimes {
-		if name == of.DefaultRuntime || name == p.RuntimeClass || slices.Contains(p.EngineAPI.Runtimes, name) {
-			told.Runtimes[name] = system.RuntimeWithStatus{}
-		}
-	}
-	err = c.eachContainer(c.ctx, c.version, func(ct *listed) {
-		if !c.own(lifecycle.ObjectContainer, ct.ID, ct.Labels) {
-			return
-		}
-		told.Containers++
-		switch ct.State {
-		case container.StateRunning:
-			told.ContainersRunning++
-		case container.StatePaused:
-			told.ContainersPaused++
-		default:
-			told.ContainersStopped++
-		}
-	}, c.ownLabels()...)
-	if err != nil {
-		return err
-	}
-	return c.answer(http.StatusOK, told)
-}
-
-// diskUsage is of the caller's own containers, volumes and images.
+// diskUsage is of the caller's own containers and volumes, and of the images that it may see.
 func diskUsage(c *call) error {
 	for _, kind := range c.query["type"] {
 		if !slices.Contains([]string{"container", "image", "volume", "build-cache"}, kind) {
@@ -133,7 +84,8 @@ func diskUsage(c *call) error {
 	}
 	all := c.version < 42 || len(c.query["type"]) == 0
 	kinds := map[string]lifecycle.ObjectKind{"Images": lifecycle.ObjectImage, "Containers": lifecycle.ObjectContainer, "Volumes": lifecycle.ObjectVolume}
-	lists := map[string][]json.RawMessage{"Images": {}, "Containers": {}, "Volumes": {}}
+	lists := map[string][]json.RawMessage{"Containers": {}, "Volumes": {}}
+	images := imageUsage{list: []map[string]json.RawMessage{}}
 	entries, err := c.usage.of(c)
 	if err != nil {
 		return err
@@ -141,6 +93,12 @@ func diskUsage(c *call) error {
 	for _, e := range entries {
 		kind, ok := kinds[e.list]
 		if !ok || !all && !slices.Contains(c.query["type"], string(kind)) {
+			continue
+		}
+		if kind == lifecycle.ObjectImage {
+			if err := images.add(c, e.raw); err != nil {
+				return err
+			}
 			continue
 		}
 		own, err := ownEntry(c, kind, e.list, e.raw)
@@ -157,10 +115,11 @@ func diskUsage(c *call) error {
 		lists[e.list] = append(lists[e.list], entry)
 	}
 	return c.answer(http.StatusOK, struct {
-		LayersSize                              int64 // what all layers take together is nobody's business
-		Images, Containers, Volumes, BuildCache []json.RawMessage
-		BuilderSize                             int64
-	}{Images: lists["Images"], Containers: lists["Containers"], Volumes: lists["Volumes"], BuildCache: []json.RawMessage{}})
+		LayersSize                      int64
+		Images                          []map[string]json.RawMessage
+		Containers, Volumes, BuildCache []json.RawMessage
+		BuilderSize                     int64
+	}{LayersSize: images.size(), Images: images.list, Containers: lists["Containers"], Volumes: lists["Volumes"], BuildCache: []json.RawMessage{}})
 }
 
 // usageTime bounds a walk of the engine through all volumes and layers.

@@ -198,6 +198,17 @@ docker info --format '{{.ServerVersion}} {{.OperatingSystem}} {{.Driver}} {{.NCP
 up one
 docker create $IMAGE
 same "$(docker info --format '{{.Containers}} {{.ContainersRunning}}')" "2 1"
+### info tells of images, the ID and registries
+docker info --format '{{.ID}}' | grep ..
+[ "$(docker info --format '{{.Images}}')" -ge 1 ]
+same "$(docker info --format '{{.ID}}')" "$(docker info --format '{{.ID}}')"
+same "$(docker info --format '{{(index .RegistryConfig.IndexConfigs "docker.io").Official}}')" true
+has "$(docker info --format '{{range .RegistryConfig.InsecureRegistryCIDRs}}{{.}} {{end}}')" 127.0.0.0/8
+### info warns of what the kernel lacks only
+docker info 2>&1 | grep WARNING | grep -v 'WARNING: \(No\|Support for\) ' && exit 1
+docker info
+### info tells of the storage driver
+has "$(docker info --format '{{range .DriverStatus}}{{index . 0}}={{index . 1}} {{end}}')" =
 ### info in JSON
 has "$(docker info --format '{{json .}}')" '"ServerVersion"'
 ### system info
@@ -208,6 +219,12 @@ has "$(docker system df)" Images Containers "Local Volumes"
 ### system df -v
 up one -v vol:/data
 has "$(docker system df -v)" vol one
+### system df counts images
+up one
+docker system df --format '{{.Type}} {{.TotalCount}} {{.Active}} {{.Size}}' | grep '^Images [1-9][0-9]* 1 [1-9]'
+### system df -v lists images
+up one
+docker system df -v --format '{{range .Images}}{{.Repository}}:{{.Tag}} {{.Containers}} {{end}}' | grep "$IMAGE 1"
 ### system df --format
 docker system df --format '{{.Type}} {{.TotalCount}} {{.Size}} {{.Reclaimable}}'
 ### system prune
