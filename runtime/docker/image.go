@@ -95,7 +95,7 @@ func readPull(body io.Reader, progress func(runtime.PullProgress)) error {
 		}
 		if m.Error != nil {
 			class := errhttp.ToNative(m.Error.Code)
-			if m.Error.Code < http.StatusBadRequest {
+			if m.Error.Code < http.StatusBadRequest || m.Error.Code > http.StatusInternalServerError { // it isn't the engine that is away
 				class = errdefs.ErrUnknown
 			}
 			return runtime.WithClass(class, m.Error)

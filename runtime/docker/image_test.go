@@ -82,6 +82,8 @@ func TestReadPull(t *testing.T) {
 				{Status: "Digest: sha256:0", CurrentBytes: 11, TotalBytes: 17},
 			}, nil},
 		{"error", `{"errorDetail":{"message":"no space"},"error":"no space"}`, nil, errdefs.IsUnknown},
+		{"registry away", `{"errorDetail":{"code":503,"message":"away"},"error":"away"}`, nil, errdefs.IsUnknown},
+		{"registry slow", `{"errorDetail":{"code":504,"message":"away"},"error":"away"}`, nil, errdefs.IsUnknown},
 		{"coded error", `{"errorDetail":{"code":404,"message":"gone"},"error":"gone"}`, nil, errdefs.IsNotFound},
 		{"cut", `{"status":`, nil, func(err error) bool { return errdefs.IsUnavailable(classify(context.Background(), err)) }},
 	}
