@@ -67,6 +67,7 @@ type ContainerMount struct {
 	ReadOnly  bool
 	Create    bool  `json:"-"` // of a bind: a source that is missing is to be made
 	OnlyDir   bool  `json:"-"` // of a bind: no file will do
+	Socket    bool  `json:"-"` // of a bind: the caller reached Berm at Source, which stands for the engine's socket
 	SizeBytes int64 // of tmpfs; 0 is not given
 	// Options that no policy allows, as "propagation=rshared", by their names in the API.
 	Options []string

@@ -99,7 +99,7 @@ func (j *containerJudge) bind(m ContainerMount) {
 	if m.ReadOnly {
 		mode = modeRO
 	}
-	if slices.Contains(engineSockets, m.Source) {
+	if m.Socket || slices.Contains(engineSockets, m.Source) {
 		if j.api.DockerSocket != wordOn {
 			j.deny(ruleAlwaysRefused, m.Field, m.Source, "a socket of Berm's own in its stead, where the profile's engine_api.docker_socket is on",
 				fmt.Sprintf("host path %q is the engine's socket, and refused whatever the allowed roots", m.Source))

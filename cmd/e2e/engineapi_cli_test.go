@@ -298,7 +298,7 @@ func TestDockerSocket(t *testing.T) {
 	b := newClientFixture(t)
 	docker := func(args ...string) string { t.Helper(); return b.must(t, clis(t)[0], args...) }
 	direct := dockerClient(t, client.WithHost(b.engine.config.Address))
-	id := docker("run", "-d", "-v", "/var/run/docker.sock:/var/run/docker.sock", testImage, "sleep", "1000")
+	id := docker("run", "-d", "-v", "/var/run/docker.sock:/other.sock", "-v", b.dir+"/docker.sock:/var/run/docker.sock", testImage, "sleep", "1000")
 	docker("-H", "unix://"+b.dir+"/other.sock", "create", testImage)
 	inside := func() (string, error) {
 		ct, err := direct.ContainerInspect(t.Context(), id)

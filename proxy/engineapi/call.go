@@ -26,6 +26,7 @@ type call struct {
 	ctx context.Context
 
 	caller  Caller
+	socket  string // the path at which it came in; empty over TCP
 	rules   *policy.Policy
 	route   *route
 	version upstream.Version // what the engine is spoken to in

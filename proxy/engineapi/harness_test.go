@@ -187,10 +187,14 @@ func (d *testDoor) listenAs(name string, c Caller) string {
 	d.t.Helper()
 	address := "unix://" + filepath.Join(d.dir, name+".sock")
 	l := must(proxy.Listen(context.Background(), address, 0o600))(d.t)
+	callers := Callers{Any: &c}
+	if !c.Socket {
+		callers.Socket = strings.TrimPrefix(address, "unix://")
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
 	go func() {
-		served <- proxy.Serve(ctx, l, d.Handler(Callers{Any: &c}), proxy.ServeOptions{ConnContext: ConnContext, DrainTimeout: time.Second})
+		served <- proxy.Serve(ctx, l, d.Handler(callers), proxy.ServeOptions{ConnContext: ConnContext, DrainTimeout: time.Second})
 	}()
 	d.t.Cleanup(func() {
 		cancel()

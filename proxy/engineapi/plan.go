@@ -112,7 +112,7 @@ func judgePlan(c *call, p *plan, req policy.ContainerRequest) error {
 		if again.Ports, err = p.Body.Published(req.Ports, p.image.Config.ExposedPorts); err != nil {
 			return err
 		}
-		if p.Mounts, err = p.Body.Mounts(); err != nil {
+		if p.Mounts, err = p.Body.Mounts(c.socket); err != nil {
 			return err
 		}
 		if err := mountsFrom(c, p); err != nil {

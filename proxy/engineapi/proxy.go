@@ -167,7 +167,7 @@ func (d *Proxy) Handler(callers Callers) http.Handler {
 
 // serve takes one request from its line to its answer, and writes down what was decided.
 func (d *Proxy) serve(w http.ResponseWriter, r *http.Request, callers Callers) {
-	c := &call{Proxy: d, w: w, r: r, ctx: r.Context(), rules: d.opts.Policy()}
+	c := &call{Proxy: d, w: w, r: r, ctx: r.Context(), rules: d.opts.Policy(), socket: callers.Socket}
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Time{}) // that of the connection's last answer
 	rt, err := c.admit(callers)
 	d.gate.Handle(proxy.Route{Name: rt.template, Quiet: true}, func(http.ResponseWriter, *http.Request) error {
@@ -223,6 +223,9 @@ type Callers struct {
 	UIDs  map[uint32]Caller // by the user at the other end of a unix socket
 	Certs map[string]Caller // by the client certificate: its common name, or "sha256:" and the hex digest of it
 	Any   *Caller           // everybody else who can reach the listener; nil is nobody
+	// Socket is the clean path of the listener's unix socket. A bind of it is taken as one of the
+	// engine's socket. Empty: none is.
+	Socket string
 }
 
 type peerKey struct{}

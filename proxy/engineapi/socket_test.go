@@ -2,6 +2,7 @@ package engineapi
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -33,11 +34,15 @@ func TestDockerSocket(t *testing.T) {
 	d.socketFor("other", "other", "default")
 	foreign := makeOne(t, other, nil, "socket-foreign")
 	const at = "/var/run/docker.sock"
+	listener := filepath.Join(d.dir, "mine.sock")
+	second := newClient(t, d.listenAs("second", Caller{Name: "mine", Tenant: "mine"}))
 	for name, h := range map[string]*container.HostConfig{
-		"short":     {Binds: []string{at + ":" + at}},
-		"read-only": {Binds: []string{"/run/docker.sock:" + at + ":ro,z"}},
-		"cleaned":   {Binds: []string{"/var/run/../run/docker.sock:" + at}},
-		"mount":     {Mounts: []mount.Mount{{Type: mount.TypeBind, Source: at, Target: at, BindOptions: &mount.BindOptions{CreateMountpoint: true}}}},
+		"short":          {Binds: []string{at + ":" + at}},
+		"read-only":      {Binds: []string{"/run/docker.sock:" + at + ":ro,z"}},
+		"cleaned":        {Binds: []string{"/var/run/../run/docker.sock:" + at}},
+		"mount":          {Mounts: []mount.Mount{{Type: mount.TypeBind, Source: at, Target: at, BindOptions: &mount.BindOptions{CreateMountpoint: true}}}},
+		"listener":       {Binds: []string{d.dir + "/./mine.sock:" + at}}, // as Testcontainers has it from DOCKER_HOST
+		"listener mount": {Mounts: []mount.Mount{{Type: mount.TypeBind, Source: listener, Target: at}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			id := makeOne(t, c, h, "")
@@ -53,9 +58,15 @@ func TestDockerSocket(t *testing.T) {
 				}
 				deniedBy(t, makeOneOr(t, in, &container.HostConfig{Privileged: true}), "containers.privileged")
 			}
-			if mine := must(c.ContainerInspect(t.Context(), id))(t); !strings.HasSuffix(mine.Mounts[0].Source, "run/docker.sock") {
+			if mine := must(c.ContainerInspect(t.Context(), id))(t); !strings.HasSuffix(mine.Mounts[0].Source, "run/docker.sock") && mine.Mounts[0].Source != listener {
 				t.Errorf("shown: %+v", mine.Mounts)
 			}
+			noError(t, restartIt(t, second, id)) // whose own path is another one
+			noError(t, d.StartContainer(t.Context(), id))
+			heir := makeOne(t, second, &container.HostConfig{VolumesFrom: []string{id}}, "")
+			noError(t, startIt(t, second, heir))
+			must(from(t, direct, heir, at).Ping(t.Context()))(t)
+			noError(t, c.ContainerRemove(t.Context(), heir, container.RemoveOptions{Force: true}))
 			noError(t, c.ContainerRemove(t.Context(), id, container.RemoveOptions{Force: true}))
 		})
 	}
@@ -110,6 +121,8 @@ func TestDockerSocketAttacks(t *testing.T) {
 	for _, path := range d.mounted { // by their own paths
 		deniedBy(t, makeOneOr(t, wide, bind(path)), "mounts.mode_none")
 	}
+	deniedBy(t, makeOneOr(t, wide, bind(filepath.Join(d.dir, "narrow.sock"))), "mounts.mode_none") // another listener's
+	deniedBy(t, makeOneOr(t, without, bind(filepath.Join(d.dir, "without.sock"))), "mounts.always_refused")
 	for _, source := range []string{"/run", "/var/run", "/run/docker.sock/..", "/run/docker.sock/x"} {
 		if err := makeOneOr(t, wide, bind(source)); err == nil {
 			t.Errorf("%s is mounted", source)

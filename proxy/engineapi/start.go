@@ -341,7 +341,7 @@ func (e *effective) request() policy.ContainerRequest {
 	}
 	for _, m := range e.Binds {
 		req.Mounts = append(req.Mounts, policy.ContainerMount{
-			Field: "HostConfig.Mounts", Type: "bind", Source: m.HostPath, Target: m.MountPath, ReadOnly: m.Mode == "ro", OnlyDir: !m.File,
+			Field: "HostConfig.Mounts", Type: "bind", Source: m.HostPath, Target: m.MountPath, ReadOnly: m.Mode == "ro", OnlyDir: !m.File, Socket: m.Socket,
 		})
 	}
 	req.Mounts = append(append(req.Mounts, e.Volumes...), e.Tmpfs...)

@@ -258,6 +258,9 @@ func callersOf(l config.Listener) engineapi.Callers {
 			out.Any = &caller
 		}
 	}
+	if path, ok := strings.CutPrefix(l.Address, "unix://"); ok {
+		out.Socket = filepath.Clean(path)
+	}
 	return out
 }
 

@@ -367,7 +367,7 @@ func FuzzCreateBody(f *testing.F) {
 		if err != nil {
 			return
 		}
-		mounts, err := b.Mounts()
+		mounts, err := b.Mounts("")
 		if err != nil {
 			return
 		}

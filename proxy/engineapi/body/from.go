@@ -32,7 +32,7 @@ func From(list []Mounted, of policy.ContainerSpec, mounted []container.MountPoin
 		}
 	}
 	for _, b := range of.Binds {
-		add(policy.ContainerMount{Type: "bind", Source: b.HostPath, Target: b.MountPath, ReadOnly: b.Mode == "ro", OnlyDir: !b.File}, false)
+		add(policy.ContainerMount{Type: "bind", Source: b.HostPath, Target: b.MountPath, ReadOnly: b.Mode == "ro", OnlyDir: !b.File, Socket: b.Socket}, false)
 	}
 	for _, v := range of.Volumes {
 		for _, m := range mounted {

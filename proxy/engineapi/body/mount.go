@@ -23,7 +23,8 @@ type Mounted struct {
 }
 
 // Mounts are all mounts that the body asks for, in all of the ways that there are to do so.
-func (b *Create) Mounts() ([]Mounted, error) {
+// A bind of socket stands for the engine's; empty is none.
+func (b *Create) Mounts(socket string) ([]Mounted, error) {
 	h := b.HostConfig
 	var list []Mounted
 	for i, raw := range h.Binds {
@@ -50,7 +51,8 @@ func (b *Create) Mounts() ([]Mounted, error) {
 		list = append(list, m)
 	}
 	list = Anonymous(list, b.Volumes, "Volumes")
-	for _, m := range list {
+	for i, m := range list {
+		list[i].Socket = m.Type == "bind" && m.Source == socket
 		if strings.Contains(m.Target, ":") {
 			return nil, proxy.Malformed(fmt.Sprintf("%s: the mount path %q has a colon", m.Field, Shorten(m.Target)))
 		}
