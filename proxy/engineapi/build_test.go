@@ -246,11 +246,21 @@ profiles: {default: {engine_api: {commit: "on", tags: ["commit.local/mine/*"], r
 	for name, options := range map[string]container.CommitOptions{
 		"tag":     {Reference: testImage},
 		"changes": {Changes: []string{"ONBUILD USER 0"}},
-		"config":  {Config: &container.Config{User: "0"}},
+		"config":  {Config: &container.Config{OnBuild: []string{"USER 0"}}},
+		"labels":  {Config: &container.Config{Labels: map[string]string{lifecycle.LabelTenant: "other"}}},
+		"line":    {Config: &container.Config{User: "0\nONBUILD USER 0"}},
 	} {
 		if _, err := c.ContainerCommit(ctx, id, options); !errdefs.IsPermissionDenied(err) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+	configured := must(c.ContainerCommit(ctx, id, container.CommitOptions{Changes: []string{"ENV LATER=$A"}, Config: &container.Config{
+		Entrypoint: []string{"echo", `"<$x>"`}, Cmd: []string{"a b"}, Env: []string{"A=b c", "Q=$A\\\""}, User: "1:2", WorkingDir: "/tmp/$x", Labels: map[string]string{"l.x": "v $x"},
+	}}))(t)
+	got := must(direct.ImageInspect(ctx, configured.ID))(t).Config
+	if all := fmt.Sprint(got.Entrypoint, got.Cmd, got.Env[len(got.Env)-3:], got.User, got.WorkingDir, got.Labels["l.x"], got.Labels[lifecycle.LabelTenant]); all !=
+		`[echo "<$x>"] [a b] [A=b c Q=$A\" LATER=b c]1:2/tmp/$xv $xmine` {
+		t.Errorf("configured: %s", all)
 	}
 	if _, err := c.ContainerCommit(ctx, foreign, container.CommitOptions{}); !errdefs.IsNotFound(err) {
 		t.Errorf("another's container: %v", err)

@@ -1,10 +1,13 @@
 package engineapi
 
 import (
+	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/bermhq/berm/proxy/engineapi/body"
@@ -26,16 +29,17 @@ func short(name, value string) (string, error) {
 // that the policy keeps back is refused, as the engine notes all of its configuration in
 // the image, whatever that is given instead.
 func commit(c *call) error {
+	var config *body.Config
 	if c.r.ContentLength != 0 {
-		var config *body.Config
 		if err := decode(c, &config); err != nil {
 			return err
 		}
-		if config != nil && !reflect.ValueOf(*config).IsZero() {
-			return denied("commit.config", "", "an image can't be given another configuration than the container's", "none")
-		}
 	}
-	changes, labels, err := imageChanges(c)
+	configured, ok := configChanges(config)
+	if !ok {
+		return denied("commit.config", "", "an image can't be given this configuration", "Cmd, Entrypoint, Env, Labels, User and WorkingDir")
+	}
+	changes, labels, err := imageChanges(c, configured)
 	if err != nil {
 		return err
 	}
@@ -83,6 +87,37 @@ func commit(c *call) error {
 		return err
 	}
 	return c.answer(http.StatusCreated, made)
+}
+
+// configChanges writes the configuration in a commit's body as instructions, which are judged
+// like a caller's. Ok is false if it has fields that none of them sets.
+func configChanges(config *body.Config) (changes []string, ok bool) {
+	if config == nil {
+		return nil, true
+	}
+	left := *config
+	for _, set := range []struct {
+		name  string
+		words []string
+	}{{"ENTRYPOINT", left.Entrypoint}, {"CMD", left.Cmd}} { // in this order: ENTRYPOINT takes CMD away
+		if text, err := json.Marshal(set.words); err == nil && len(set.words) > 0 {
+			changes = append(changes, set.name+" "+string(text))
+		}
+	}
+	for _, variable := range left.Env {
+		name, value, _ := strings.Cut(variable, "=")
+		changes = append(changes, "ENV "+name+"="+dockerfileQuote(value))
+	}
+	for _, name := range slices.Sorted(maps.Keys(left.Labels)) {
+		changes = append(changes, "LABEL "+name+"="+dockerfileQuote(left.Labels[name]))
+	}
+	for name, value := range map[string]string{"USER": left.User, "WORKDIR": left.WorkingDir} {
+		if value != "" {
+			changes = append(changes, name+" "+dockerfileQuote(value))
+		}
+	}
+	left.Entrypoint, left.Cmd, left.Env, left.Labels, left.User, left.WorkingDir = nil, nil, nil, nil, "", ""
+	return changes, reflect.ValueOf(left).IsZero()
 }
 
 // committed looks at a new image before it gets its name.

@@ -45,7 +45,7 @@ func importImage(c *call) error {
 	if err := c.operation(policy.OpLoad); err != nil {
 		return err
 	}
-	changes, labels, err := imageChanges(c)
+	changes, labels, err := imageChanges(c, nil)
 	if err != nil {
 		return err
 	}
@@ -116,9 +116,9 @@ func sendImport(c *call, query url.Values, files io.Reader) (id string, err erro
 }
 
 // imageChanges judges the changes that are asked for of an image's configuration, and adds the
-// labels of what the caller owns.
-func imageChanges(c *call) (changes []string, labels map[string]string, err error) {
-	if changes, err = readChanges(c.query["changes"]); err != nil {
+// labels of what the caller owns. Those of a body come first.
+func imageChanges(c *call, configured []string) (changes []string, labels map[string]string, err error) {
+	if changes, err = readChanges(append(configured, c.query["changes"]...)); err != nil {
 		return nil, nil, denied("commit.config", "changes", "the changes are refused: "+err.Error(), strings.Join(commitInstructions, ", "))
 	}
 	if labels, err = stampLabels(c, lifecycle.ObjectImage, nil); err != nil {
