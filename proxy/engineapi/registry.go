@@ -90,18 +90,23 @@ func distribution(c *call) error {
 // pushImage has the engine send an image to its registry. The image keeps the name by which
 // the engine finds it until it is sent.
 func pushImage(c *call) error {
-	tag := c.query.Get("tag")
-	if named, err := reference.ParseNormalizedNamed(c.name); err != nil || tag == "" && !reference.IsNameOnly(named) || tag != "" && !reference.IsNameOnly(named) {
-		return proxy.Malformed("invalid reference format")
+	ref := c.name
+	if tag := c.query.Get("tag"); tag != "" {
+		ref += ":" + tag
 	}
-	if tag == "" {
+	named, err := reference.ParseNormalizedNamed(c.name)
+	_, digested := named.(reference.Digested)
+	switch {
+	case err != nil || digested || ref != c.name && !reference.IsNameOnly(named):
+		return proxy.Malformed("invalid reference format")
+	case ref == c.name && reference.IsNameOnly(named):
 		return denied("images.push", "tag", "a push of all tags of a repository is refused", "one tag")
 	}
-	name, err := c.rules.PushRef(c.caller.Profile, c.name+":"+tag)
+	name, err := c.rules.PushRef(c.caller.Profile, ref)
 	if err := c.judged(err); err != nil {
 		return err
 	}
-	target, err := taggedName(cmp.Or(name, c.name+":"+tag))
+	target, err := taggedName(cmp.Or(name, ref))
 	if err != nil {
 		return err
 	}

@@ -73,7 +73,10 @@ func TestRegistryCalls(t *testing.T) {
 		"push by two tags":         {"POST /images/reg.local:5000/ci/own:1/push?tag=1", "", "", "!invalid reference"},
 		"push elsewhere":           {"POST /images/evil.local/ci/own/push?tag=1", "", "", "!images.push"},
 		"push by ID":               {"POST /images/" + standInID + "/push?tag=1", "", "", "!"},
-		"push by tag":              {"POST /images/reg.local:5000/ci/own:1/push", "", "", "!invalid reference"},
+		"push by tag":              {"POST /images/reg.local:5000/ci/own:1/push", "", "", `/images/reg.local:5000/ci/own/push?tag=1 {}`}, // as dockerode does
+		"push by two tags":         {"POST /images/reg.local:5000/ci/own:1/push?tag=1", "", "", "!invalid reference"},
+		"push by a digest":         {"POST /images/reg.local:5000/ci/own:1@sha256:" + standInID + "/push", "", "", "!invalid reference"},
+		"push elsewhere by tag":    {"POST /images/evil.local/ci/own:1/push", "", "", "!images.push"},
 		"push all tags":            {"POST /images/reg.local:5000/ci/own/push", "", "", "!all tags"},
 		"push by a tag's digest":   {"POST /images/reg.local:5000/ci/own/push?tag=1@sha256:" + standInID, "", "", "!images.syntax"},
 		"push with another's auth": {"POST /images/reg.local:5000/ci/own/push?tag=1", "", `{"serveraddress":"evil.local"}`, "!another registry"},
