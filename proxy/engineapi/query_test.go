@@ -232,7 +232,7 @@ func TestRepeatedBody(t *testing.T) {
 	for query, body := range map[string]string{
 		"name=x&Image=&Dns=":           `{"name":"x","Image":"","Dns":null}`,
 		"name=x&Image=&VolumesFrom=[]": `{"name":"x","Image":"","VolumesFrom":[]}`,
-		"Image=":                       `{"Image":"","HostConfig":{"LxcConf":[]}}`,
+		"Image=":                       `{"Image":"","VolumesFrom":[],"HostConfig":{"LxcConf":[]}}`,
 	} {
 		// The body is read: the image, which it lacks, is what is refused.
 		if status, told := say(t, address, "POST", "/containers/create?"+query, body); status != 400 || !strings.Contains(told, "invalid reference format") {

@@ -34,7 +34,8 @@ type Create struct {
 // Config is what a container is, apart from what confines it.
 type Config struct {
 	container.Config
-	Runtime string `json:"Runtime,omitempty"` // where some clients put it, and no engine reads it
+	Runtime     string   `json:"Runtime,omitempty"`     // where some clients put it, and no engine reads it
+	VolumesFrom []string `json:"VolumesFrom,omitempty"` // likewise; may only be empty
 }
 
 // Host is what confines a container.

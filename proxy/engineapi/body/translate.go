@@ -119,6 +119,7 @@ func (b *Create) refused() []policy.OtherField {
 	o.Add(b.MacAddress != "", "MacAddress", b.MacAddress) //nolint:staticcheck // old clients send it
 	o.Add(len(b.OnBuild) > 0, "OnBuild", b.OnBuild)
 	o.Add(b.Runtime != "" && b.Runtime != h.Runtime, "Runtime", b.Runtime)
+	o.Add(len(b.VolumesFrom) > 0, "VolumesFrom", b.VolumesFrom)
 	o.Add(h.VolumeDriver != "" && h.VolumeDriver != "local", "HostConfig.VolumeDriver", h.VolumeDriver)
 	o.Add(len(h.Annotations) > 0, "HostConfig.Annotations", slices.Sorted(maps.Keys(h.Annotations)))
 	o.Add(len(h.Capabilities) > 0, "HostConfig.Capabilities", h.Capabilities)
