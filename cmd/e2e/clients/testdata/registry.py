@@ -2,6 +2,7 @@
 
 import http.server
 import re
+import socket
 import sys
 import uuid
 from hashlib import sha256
@@ -15,6 +16,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_):
         pass
+
+    def handle(self):
+        if self.connection.recv(1, socket.MSG_PEEK) == b"\x16":  # of TLS, which clients try first
+            return self.wfile.write(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+        super().handle()
 
     def answer(self, status, body=b"", **headers):
         self.send_response(status)

@@ -7,7 +7,8 @@ import time
 
 import docker
 
-from tap import IMAGE, case, equal, raises, within
+from fixture import IMAGE
+from tap import case, equal, raises, within
 
 
 @case

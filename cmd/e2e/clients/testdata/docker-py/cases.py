@@ -3,8 +3,9 @@
 import archives  # noqa: F401
 import config  # noqa: F401
 import containers  # noqa: F401
+import fixture
 import images  # noqa: F401
 import objects  # noqa: F401
 import tap
 
-tap.main()
+tap.main(fixture.T)

@@ -2,13 +2,13 @@
 
 import io
 import tarfile
-import threading
 import time
 
 import docker
 from docker.types import Healthcheck, LogConfig, Mount, Ulimit
 
-from tap import IMAGE, WORK, case, equal, raises, within
+from fixture import IMAGE, WORK
+from tap import case, equal, raises, within
 
 
 @case
@@ -58,7 +58,7 @@ def container_run_auto_remove(t):
     t.adopt(c)
     c.kill()
     for _ in range(100):
-        if not t.client.containers.list(all=True, filters={"id": c.id}):
+        if not t.client.containers.list(all=True, filters={"id": c.id}, ignore_removed=True):
             return
         time.sleep(0.1)
     raise AssertionError("it is still there")
@@ -115,6 +115,7 @@ def container_list(t):
     c = t.run()
     within(c.id, [x.id for x in t.client.containers.list()])
     c.kill()
+    c.wait()
     equal(c.id in [x.id for x in t.client.containers.list()], False)
     within(c.id, [x.id for x in t.client.containers.list(all=True)])
 

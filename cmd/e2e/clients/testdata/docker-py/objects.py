@@ -8,7 +8,8 @@ import time
 import docker
 from docker.types import IPAMConfig, IPAMPool
 
-from tap import IMAGE, case, equal, raises, within
+from fixture import IMAGE
+from tap import case, equal, raises, within
 
 
 @case
@@ -228,7 +229,7 @@ def network_aliases_resolve(t):
     n = t.network()
     a = t.run("sh -c 'echo hi >/tmp/x; exec httpd -f -h /tmp'")
     n.connect(a, aliases=["server"])
-    equal(a.exec_run("sh -c 'until nc -z 127.0.0.1 80; do sleep 0.1; done'").exit_code, 0)
+    equal(a.exec_run("sh -c 'until wget -q -O - http://127.0.0.1/x; do sleep 0.1; done'").exit_code, 0)
     b = t.run(network=n.name)
     equal(b.exec_run("wget -q -O - http://server/x").output, b"hi\n")
 
@@ -362,7 +363,7 @@ def events_container(t):
     c.wait()
     seen = []
     for event in stream:
-        if event.get("id") == c.id:
+        if event["Actor"]["ID"] == c.id:
             seen.append(event["Action"])
             if event["Action"] == "die":
                 break
@@ -377,7 +378,7 @@ def events_since_until(t):
     c.wait()
     now = datetime.datetime.utcfromtimestamp(time.time() + 1)
     events = list(t.api.events(since=int(since), until=now, decode=True, filters={"container": c.id, "event": ["create", "die"]}))
-    equal([e["status"] for e in events], ["create", "die"])
+    equal([e["Action"] for e in events], ["create", "die"])
 
 
 @case
@@ -401,7 +402,7 @@ def events_network_and_volume(t):
 def events_label(t):
     stream = t.client.events(decode=True, filters={"label": "mine"})
     c = t.create(labels={"mine": "1"})
-    equal(next(stream)["id"], c.id)
+    equal(next(stream)["Actor"]["ID"], c.id)
     stream.close()
 
 

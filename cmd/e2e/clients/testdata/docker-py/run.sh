@@ -1,3 +1,3 @@
 # Runs the cases against the engine at DOCKER_HOST.
 . "$SRC/../registry.sh"
-WORK=$PWD /usr/bin/python3 -B "$SRC/cases.py"
+WORK=$PWD PYTHONPATH=$SRC/.. /usr/bin/python3 -B "$SRC/cases.py"

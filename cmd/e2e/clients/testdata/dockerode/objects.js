@@ -44,7 +44,13 @@ test('client of an address', async () => {
 	assert.ok(await new Docker({socketPath}).info());
 });
 
-test('checkAuth', async () => {
+test('checkAuth by the name of the registry', async () => {
+	if (!registry) return;
+	const got = await docker.checkAuth({username: 'u', password: 'p', email: 'a@b', serveraddress: registry});
+	assert.equal(got.Status, 'Login Succeeded');
+});
+
+test('checkAuth [policy]', async () => {
 	if (!registry) return;
 	const got = await docker.checkAuth({username: 'u', password: 'p', email: 'a@b', serveraddress: `http://${registry}/v2`});
 	assert.equal(got.Status, 'Login Succeeded');
@@ -66,7 +72,7 @@ test('events', async (t) => {
 	t.after(() => stream.destroy());
 	const event = nextEvent(stream, (e) => e.Action === 'create');
 	const c = await create(t);
-	assert.equal((await event).id, c.id);
+	assert.equal((await event).Actor.ID, c.id);
 });
 
 test('events with filters', async (t) => {

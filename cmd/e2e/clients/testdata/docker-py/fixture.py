@@ -1,23 +1,14 @@
-"""Runs functions as test cases and prints TAP."""
+"""What the cases share: the client, and what makes objects that a case's end removes."""
 
 import contextlib
 import os
-import re
-import signal
-import sys
-import uuid
 
 import docker
 
+from tap import equal, unique
+
 IMAGE = os.environ["IMAGE"]
 WORK = os.environ.get("WORK", "")  # a directory of the host that may be mounted
-CASES = []
-
-
-def case(function):
-    """case registers a function as a test case."""
-    CASES.append(function)
-    return function
 
 
 class T:
@@ -30,7 +21,7 @@ class T:
         stack.callback(self.client.close)
 
     def name(self, kind="c"):
-        return "py-%s-%s" % (kind, uuid.uuid4().hex[:10])
+        return unique("py-" + kind)
 
     def undo(self, function, *args, **options):
         def quietly():
@@ -79,49 +70,3 @@ class T:
     def image(self, id):
         self.undo(self.api.remove_image, id, force=True)
         return id
-
-
-def equal(got, want):
-    if got != want:
-        raise AssertionError("got %r, want %r" % (got, want))
-
-
-def within(item, collection):
-    if item not in collection:
-        raise AssertionError("%r isn't in %.300r" % (item, collection))
-
-
-def raises(error, function, *args, **options):
-    try:
-        function(*args, **options)
-    except error as e:
-        return e
-    raise AssertionError("no %s" % error.__name__)
-
-
-def expire(*_):
-    raise TimeoutError("the case takes too long")
-
-
-def main():
-    wanted = re.compile(os.environ.get("CASES", ""))
-    signal.signal(signal.SIGALRM, expire)
-    failed = False
-    chosen = [f for f in CASES if wanted.search(f.__name__)]
-    for number, function in enumerate(chosen, 1):
-        name, reason = function.__name__, ""
-        signal.alarm(45)
-        try:
-            with contextlib.ExitStack() as stack:
-                function(T(stack))
-        except Exception as e:
-            reason = "%s: %s" % (type(e).__name__, e)
-        signal.alarm(0)
-        if reason:
-            failed = True
-            print("not ok %d - %s # %s" % (number, name, " ".join(reason.split())[:600]))
-        else:
-            print("ok %d - %s" % (number, name))
-        sys.stdout.flush()
-    print("1..%d" % len(chosen))
-    sys.exit(failed)
