@@ -200,7 +200,7 @@ func makeVolumes(c *call, p *plan, undo *undo) error {
 		if p.audited && !slices.ContainsFunc(p.Spec.Volumes, func(m policy.ContainerMount) bool { return m.Source == name }) {
 			continue
 		}
-		made, _, err := makeVolume(c, name, "", nil, nil)
+		made, _, err := makeVolume(c, name, "", nil, p.VolumeLabels(name))
 		if err != nil {
 			return err
 		}

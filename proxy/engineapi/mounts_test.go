@@ -7,10 +7,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/mount"
 	"github.com/docker/docker/client"
 	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/lifecycle"
 )
 
 // inside reads a file as a running container sees it.
@@ -227,4 +230,23 @@ func makeOneOr(t *testing.T, c *client.Client, h *container.HostConfig) error {
 	t.Helper()
 	_, err := c.ContainerCreate(t.Context(), sleeper, h, nil, nil, "")
 	return err
+}
+
+// TestVolumeLabels labels a volume that a mount makes, as Testcontainers' reaper finds it by.
+func TestVolumeLabels(t *testing.T) {
+	d, direct := engineDoor(t, "")
+	c := d.client("labels")
+	mounted := func(labels map[string]string) *container.HostConfig {
+		return &container.HostConfig{Mounts: []mount.Mount{{Type: mount.TypeVolume, Source: "labelled", Target: "/v", VolumeOptions: &mount.VolumeOptions{Labels: labels}}}}
+	}
+	deniedBy(t, makeOneOr(t, c, mounted(map[string]string{lifecycle.LabelTenant: "other"})), "labels.reserved")
+	if _, err := direct.VolumeInspect(t.Context(), "labelled"); !errdefs.IsNotFound(err) {
+		t.Fatalf("it is there: %v", err)
+	}
+	makeOne(t, c, mounted(map[string]string{"session": "1"}), "")
+	v := must(direct.VolumeInspect(t.Context(), "labelled"))(t)
+	if v.Labels["session"] != "1" || v.Labels[lifecycle.LabelTenant] != "labels" {
+		t.Errorf("labels: %v", v.Labels)
+	}
+	must(c.VolumeInspect(t.Context(), "labelled"))(t)
 }

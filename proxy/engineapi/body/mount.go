@@ -17,9 +17,10 @@ import (
 // Mounted is a mount that a container asks for, and what of it concerns only itself.
 type Mounted struct {
 	policy.ContainerMount
-	noCopy bool   // of a volume: what the image has there isn't copied into it
-	flags  string // of a tmpfs: "noexec,mode=755"
-	Label  bool   // it asks for a label of the host's, which isn't passed on
+	noCopy bool              // of a volume: what the image has there isn't copied into it
+	flags  string            // of a tmpfs: "noexec,mode=755"
+	labels map[string]string // of a volume that is made for it
+	Label  bool              // it asks for a label of the host's, which isn't passed on
 }
 
 // Mounts are all mounts that the body asks for, in all of the ways that there are to do so.
@@ -69,6 +70,16 @@ func Anonymous(list []Mounted, places map[string]struct{}, field string) []Mount
 		}
 	}
 	return list
+}
+
+// VolumeLabels are those that the mounts ask for, for a volume that isn't there yet.
+func (p *Judged) VolumeLabels(name string) map[string]string {
+	for _, m := range p.Mounts {
+		if m.Type == "volume" && m.Source == name && len(m.labels) > 0 {
+			return m.labels
+		}
+	}
+	return nil
 }
 
 var (
@@ -148,7 +159,7 @@ func parseMount(b *mount.Mount) (Mounted, error) {
 		option(b.Type != "bind" && *o != mount.BindOptions{}, "BindOptions", "…")
 	}
 	if o := b.VolumeOptions; o != nil {
-		m.noCopy = o.NoCopy
+		m.noCopy, m.labels = o.NoCopy, o.Labels
 		option(b.Type != "volume" && (o.NoCopy || len(o.Labels) > 0), "VolumeOptions", "…")
 		option(o.Subpath != "", "Subpath", o.Subpath)
 		if d := o.DriverConfig; d != nil {
