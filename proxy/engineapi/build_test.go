@@ -20,6 +20,7 @@ import (
 	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/api/types/registry"
 	"github.com/docker/docker/client"
+	"github.com/docker/go-connections/nat"
 
 	"github.com/bermhq/berm/lifecycle"
 	private "github.com/bermhq/berm/runtime/runtimetest/engine"
@@ -256,10 +257,11 @@ profiles: {default: {engine_api: {commit: "on", tags: ["commit.local/mine/*"], r
 	}
 	configured := must(c.ContainerCommit(ctx, id, container.CommitOptions{Changes: []string{"ENV LATER=$A"}, Config: &container.Config{
 		Entrypoint: []string{"echo", `"<$x>"`}, Cmd: []string{"a b"}, Env: []string{"A=b c", "Q=$A\\\""}, User: "1:2", WorkingDir: "/tmp/$x", Labels: map[string]string{"l.x": "v $x"},
+		ExposedPorts: nat.PortSet{"80/tcp": {}}, Volumes: map[string]struct{}{"/v 1": {}},
 	}}))(t)
 	got := must(direct.ImageInspect(ctx, configured.ID))(t).Config
-	if all := fmt.Sprint(got.Entrypoint, got.Cmd, got.Env[len(got.Env)-3:], got.User, got.WorkingDir, got.Labels["l.x"], got.Labels[lifecycle.LabelTenant]); all !=
-		`[echo "<$x>"] [a b] [A=b c Q=$A\" LATER=b c]1:2/tmp/$xv $xmine` {
+	if all := fmt.Sprint(got.Entrypoint, got.Cmd, got.Env[len(got.Env)-3:], got.User, got.WorkingDir, got.Labels["l.x"], got.Labels[lifecycle.LabelTenant], got.ExposedPorts, got.Volumes); all !=
+		`[echo "<$x>"] [a b] [A=b c Q=$A\" LATER=b c]1:2/tmp/$xv $xminemap[80/tcp:{}] map[/v 1:{}]` {
 		t.Errorf("configured: %s", all)
 	}
 	if _, err := c.ContainerCommit(ctx, foreign, container.CommitOptions{}); !errdefs.IsNotFound(err) {

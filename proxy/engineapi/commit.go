@@ -37,7 +37,7 @@ func commit(c *call) error {
 	}
 	configured, ok := configChanges(config)
 	if !ok {
-		return denied("commit.config", "", "an image can't be given this configuration", "Cmd, Entrypoint, Env, Labels, User and WorkingDir")
+		return denied("commit.config", "", "an image can't be given this configuration", "Cmd, Entrypoint, Env, ExposedPorts, Labels, User, Volumes and WorkingDir")
 	}
 	changes, labels, err := imageChanges(c, configured)
 	if err != nil {
@@ -99,7 +99,7 @@ func configChanges(config *body.Config) (changes []string, ok bool) {
 	for _, set := range []struct {
 		name  string
 		words []string
-	}{{"ENTRYPOINT", left.Entrypoint}, {"CMD", left.Cmd}} { // in this order: ENTRYPOINT takes CMD away
+	}{{"ENTRYPOINT", left.Entrypoint}, {"CMD", left.Cmd}, {"VOLUME", slices.Sorted(maps.Keys(left.Volumes))}} { // in this order: ENTRYPOINT takes CMD away
 		if text, err := json.Marshal(set.words); err == nil && len(set.words) > 0 {
 			changes = append(changes, set.name+" "+string(text))
 		}
@@ -111,12 +111,16 @@ func configChanges(config *body.Config) (changes []string, ok bool) {
 	for _, name := range slices.Sorted(maps.Keys(left.Labels)) {
 		changes = append(changes, "LABEL "+name+"="+dockerfileQuote(left.Labels[name]))
 	}
+	for port := range left.ExposedPorts {
+		changes = append(changes, "EXPOSE "+string(port))
+	}
 	for name, value := range map[string]string{"USER": left.User, "WORKDIR": left.WorkingDir} {
 		if value != "" {
 			changes = append(changes, name+" "+dockerfileQuote(value))
 		}
 	}
 	left.Entrypoint, left.Cmd, left.Env, left.Labels, left.User, left.WorkingDir = nil, nil, nil, nil, "", ""
+	left.Volumes, left.ExposedPorts = nil, nil
 	return changes, reflect.ValueOf(left).IsZero()
 }
 

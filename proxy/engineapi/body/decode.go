@@ -36,6 +36,7 @@ type Config struct {
 	container.Config
 	Runtime     string   `json:"Runtime,omitempty"`     // where some clients put it, and no engine reads it
 	VolumesFrom []string `json:"VolumesFrom,omitempty"` // likewise; may only be empty
+	PortSpecs   []string `json:"PortSpecs,omitempty"`   // of old versions; may only be empty
 }
 
 // Host is what confines a container.

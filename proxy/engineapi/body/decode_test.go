@@ -46,7 +46,7 @@ var (
 	}
 	// zeroFields are refused, unless they are left out.
 	zeroFields = []string{
-		"MacAddress", "OnBuild", "Runtime", "VolumesFrom", "HostConfig.VolumeDriver", "HostConfig.Annotations", "HostConfig.Capabilities",
+		"MacAddress", "OnBuild", "Runtime", "VolumesFrom", "PortSpecs", "HostConfig.VolumeDriver", "HostConfig.Annotations", "HostConfig.Capabilities",
 		"HostConfig.Cgroup", "HostConfig.StorageOpt", "HostConfig.Isolation", "HostConfig.MaskedPaths", "HostConfig.ReadonlyPaths",
 		"HostConfig.CpuShares", "HostConfig.CgroupParent", "HostConfig.BlkioWeightDevice", "HostConfig.BlkioDeviceReadBps",
 		"HostConfig.BlkioDeviceWriteBps", "HostConfig.BlkioDeviceReadIOps", "HostConfig.BlkioDeviceWriteIOps", "HostConfig.CpuRealtimePeriod",

@@ -120,6 +120,7 @@ func (b *Create) refused() []policy.OtherField {
 	o.Add(len(b.OnBuild) > 0, "OnBuild", b.OnBuild)
 	o.Add(b.Runtime != "" && b.Runtime != h.Runtime, "Runtime", b.Runtime)
 	o.Add(len(b.VolumesFrom) > 0, "VolumesFrom", b.VolumesFrom)
+	o.Add(len(b.PortSpecs) > 0, "PortSpecs", b.PortSpecs)
 	o.Add(h.VolumeDriver != "" && h.VolumeDriver != "local", "HostConfig.VolumeDriver", h.VolumeDriver)
 	o.Add(len(h.Annotations) > 0, "HostConfig.Annotations", slices.Sorted(maps.Keys(h.Annotations)))
 	o.Add(len(h.Capabilities) > 0, "HostConfig.Capabilities", h.Capabilities)
