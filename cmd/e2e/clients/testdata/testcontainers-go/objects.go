@@ -117,7 +117,13 @@ var objectCases = []testCase{
 	}},
 	{"build", func(t *T) {
 		dir := temporary(t, map[string]string{"Dockerfile": "ARG BASE\nFROM ${BASE}\nCOPY x /x\nCMD [\"sh\", \"-c\", \"cat /x; exec sleep 300\"]\n", "x": "built\n", ".dockerignore": "ignored\n"})
-		c, err := testcontainers.Run(t, "", build(testcontainers.FromDockerfile{Context: dir, BuildArgs: map[string]*string{"BASE": &image}}), testcontainers.WithWaitStrategy(wait.ForLog("built")))
+		c, err := testcontainers.Run(t, "", build(testcontainers.FromDockerfile{Context: dir, Repo: "testcontainers/built", BuildArgs: map[string]*string{"BASE": &image}}), testcontainers.WithWaitStrategy(wait.ForLog("built")))
+		t.after(func() { _ = testcontainers.TerminateContainer(c) })
+		check(err)
+	}},
+	{"build under a random name of everybody's [policy]", func(t *T) {
+		dir := temporary(t, map[string]string{"Dockerfile": "FROM " + image + "\nCMD [\"sleep\", \"300\"]\n"})
+		c, err := testcontainers.Run(t, "", build(testcontainers.FromDockerfile{Context: dir}))
 		t.after(func() { _ = testcontainers.TerminateContainer(c) })
 		check(err)
 	}},
@@ -140,7 +146,7 @@ var objectCases = []testCase{
 	}},
 	{"build that fails", func(t *T) {
 		dir := temporary(t, map[string]string{"Dockerfile": "FROM " + image + "\nRUN exit 3\n"})
-		_, err := testcontainers.Run(t, "", build(testcontainers.FromDockerfile{Context: dir}))
+		_, err := testcontainers.Run(t, "", build(testcontainers.FromDockerfile{Context: dir, Repo: "testcontainers/fails"}))
 		if err == nil {
 			fail("it runs")
 		}
