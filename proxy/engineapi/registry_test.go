@@ -70,7 +70,6 @@ func TestRegistryCalls(t *testing.T) {
 		"push another's":           {"POST /images/reg.local:5000/ci/theirs/push?tag=1", "", "", "!No such image"},
 		"push what isn't listed":   {"POST /images/reg.local:5000/private/base/push?tag=1", "", "", "!No such image"},
 		"push by a hidden name":    {"POST /images/reg.local:5000/other/base/push?tag=1", "", "", "!No such image"},
-		"push by two tags":         {"POST /images/reg.local:5000/ci/own:1/push?tag=1", "", "", "!invalid reference"},
 		"push elsewhere":           {"POST /images/evil.local/ci/own/push?tag=1", "", "", "!images.push"},
 		"push by ID":               {"POST /images/" + standInID + "/push?tag=1", "", "", "!"},
 		"push by tag":              {"POST /images/reg.local:5000/ci/own:1/push", "", "", `/images/reg.local:5000/ci/own/push?tag=1 {}`}, // as dockerode does
