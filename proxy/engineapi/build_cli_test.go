@@ -130,9 +130,9 @@ func TestClientsImages(t *testing.T) {
 				args []string
 				rule string
 			}{
-				"load":         {[]string{"load", "-i", archive}, "endpoints.unknown"},
-				"import":       {[]string{"import", archive, "x"}, "endpoints.query"},
-				"push":         {[]string{"push", tag + ":1"}, "endpoints.unknown"},
+				"load":         {[]string{"load", "-i", archive}, "operations.off"},
+				"import":       {[]string{"import", archive, "x"}, "operations.off"},
+				"push":         {[]string{"push", tag + ":1"}, "operations.off"},
 				"search":       {[]string{"search", "x"}, "endpoints.unknown"},
 				"others' name": {[]string{"tag", tag + ":1", testImage}, "images.tags"},
 				"an address":   {[]string{"build", "http://127.0.0.1:1/x"}, "build.options"},
