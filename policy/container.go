@@ -198,6 +198,7 @@ type EngineAPI struct {
 	MaxUlimit    int64    `yaml:"max_ulimit" json:"max_ulimit"`         // of open files and processes
 	Pull         string   `yaml:"pull" json:"pull"`                     // "on", "off"
 	Build        string   `yaml:"build" json:"build"`                   // "on", "off"
+	BuildKit     BuildKit `yaml:"buildkit" json:"buildkit"`             // builds by BuildKit, beside classic ones; needs build
 	BuildAddURL  []string `yaml:"build_add_url" json:"build_add_url"`   // prefixes of addresses that the engine may fetch for ADD
 	Commit       string   `yaml:"commit" json:"commit"`                 // "on", "off": images from containers
 	Tags         []string `yaml:"tags" json:"tags"`                     // patterns of images.allow: names that the caller may give to images

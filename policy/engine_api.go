@@ -48,14 +48,14 @@ func builtinEngineAPI() EngineAPI {
 		Volumes: wordOwn, Networks: wordInternal, Ports: wordOff, PortRange: "1024-65535",
 		LogDrivers: slices.Clone(logDrivers), LogMaxMB: 30, Restart: slices.Clone(restartPolicies),
 		Runtimes: []string{}, Sysctls: []string{}, Users: wordAny, DNS: wordOff, TmpfsMB: tmpfsMB, MaxUlimit: 1 << 20,
-		Pull: wordOn, Build: wordOff, BuildAddURL: []string{}, Commit: wordOff, Tags: []string{}, Load: []string{}, Push: []string{}, Login: []string{}, Archive: wordOn, Exec: wordOn, DockerSocket: wordOff,
+		Pull: wordOn, Build: wordOff, BuildKit: builtinBuildKit(), BuildAddURL: []string{}, Commit: wordOff, Tags: []string{}, Load: []string{}, Push: []string{}, Login: []string{}, Archive: wordOn, Exec: wordOn, DockerSocket: wordOff,
 		Subnets: []string{}, HostGateway: wordOff, RedactEnv: []string{}, MaxObjects: 64, MaxExecs: 1024,
 	}
 }
 
 // clone returns a copy that shares nothing with the original.
 func (e EngineAPI) clone() EngineAPI {
-	for _, list := range []*[]string{&e.Capabilities, &e.LogDrivers, &e.Restart, &e.Runtimes, &e.Sysctls, &e.BuildAddURL, &e.Tags, &e.Load, &e.Push, &e.Login, &e.Subnets, &e.RedactEnv} {
+	for _, list := range []*[]string{&e.Capabilities, &e.LogDrivers, &e.Restart, &e.Runtimes, &e.Sysctls, &e.BuildKit.Outputs, &e.BuildAddURL, &e.Tags, &e.Load, &e.Push, &e.Login, &e.Subnets, &e.RedactEnv} {
 		*list = slices.Clone(*list)
 	}
 	return e
@@ -98,6 +98,7 @@ func (l *loader) checkEngineAPI(at string, e *EngineAPI) {
 		l.problem(at+".port_range", "%q is not two ports from 1 to 65535, as 1024-65535, the lower one first", e.PortRange)
 	}
 	l.checkEngineLists(at, e)
+	l.checkBuildKit(at+".buildkit", &e.BuildKit)
 	if l.sound[at+".capabilities"] {
 		for i, c := range e.Capabilities {
 			if e.Capabilities[i] = capabilityName(c); !slices.Contains(knownCapabilities, e.Capabilities[i]) {
@@ -132,6 +133,7 @@ func (l *loader) checkEngineLists(at string, e *EngineAPI) {
 			return ""
 		}},
 		{"sysctls", e.Sysctls, badSysctl},
+		{"buildkit.outputs", e.BuildKit.Outputs, oneOf(buildOutputs)},
 		{"build_add_url", e.BuildAddURL, func(s string) string {
 			if !addURL.MatchString(s) || strings.Contains(s, "..") {
 				return "must be http:// or https://, a host and a path that ends with /"

@@ -14,6 +14,7 @@ import (
 const (
 	maxImageBytes = 512
 	dockerHub     = "docker.io"
+	reservedHost  = "berm.invalid" // of names that only Berm gives
 )
 
 var (
@@ -40,7 +41,7 @@ func parseImage(s string) (image, error) {
 		return image{}, errImageID
 	}
 	named, err := reference.ParseNormalizedNamed(s)
-	if err != nil {
+	if err != nil || reference.Domain(named) == reservedHost {
 		return image{}, errImageSyntax
 	}
 	img := image{name: named.Name()}

@@ -79,8 +79,9 @@ var mayImport = map[string][]string{
 	"proxy":                    {"lifecycle", "lifecycle/chat", "lifecycle/workspace", "policy", "runtime"},
 	"proxy/apitype":            nil,
 	"proxy/client":             {"proxy/apitype"},
-	"proxy/engineapi":          {"lifecycle", "lifecycle/mountpin", "lifecycle/restart", "policy", "proxy", "proxy/engineapi/body", "proxy/engineapi/upstream", "runtime", "runtime/keylock"},
+	"proxy/engineapi":          {"lifecycle", "lifecycle/mountpin", "lifecycle/restart", "policy", "proxy", "proxy/engineapi/body", "proxy/engineapi/buildkit", "proxy/engineapi/upstream", "runtime", "runtime/keylock"},
 	"proxy/engineapi/body":     {"policy", "proxy", "runtime"},
+	"proxy/engineapi/buildkit": {"policy", "proxy/engineapi/body"},
 	"proxy/engineapi/upstream": {"policy", "proxy", "runtime"},
 	"proxy/portproxy":          {"lifecycle", "policy", "proxy", "proxy/apitype", "runtime"},
 	"proxy/sandboxapi": {

@@ -198,6 +198,11 @@ func buildArgs(c *call) (map[string]string, error) {
 			asked[name] = *value
 		}
 	}
+	return judgeArgs(c, asked)
+}
+
+// judgeArgs judges build arguments, and gives those that the policy lets through.
+func judgeArgs(c *call, asked map[string]string) (map[string]string, error) {
 	env, _, err := c.rules.ExecEnv(asked)
 	if err := c.judged(err); err != nil {
 		return nil, err
@@ -304,7 +309,7 @@ func buildLabels(c *call) (map[string]string, error) {
 
 // judgeDockerfile gives a Dockerfile in which every image is named by its ID, having
 // judged what that is.
-func judgeDockerfile(c *call, text []byte, args map[string]string, auths map[string]json.RawMessage) ([]byte, error) {
+func judgeDockerfile(c *call, text []byte, args map[string]string, auth authOf) ([]byte, error) {
 	refuse := func(err error) error {
 		return denied("build.dockerfile", "Dockerfile", "the Dockerfile is refused: "+err.Error(), "see the documentation")
 	}
@@ -321,7 +326,7 @@ func judgeDockerfile(c *call, text []byte, args map[string]string, auths map[str
 	}
 	ids := map[string]string{}
 	for _, ref := range d.images {
-		img, err := buildBase(c, ref, auths)
+		img, err := buildBase(c, ref, auth)
 		if err != nil {
 			return nil, err
 		}
@@ -339,9 +344,12 @@ func judgeDockerfile(c *call, text []byte, args map[string]string, auths map[str
 	return out, nil
 }
 
+// authOf returns what a caller has sent for a registry; nil is nothing.
+type authOf func(registry string) (json.RawMessage, error)
+
 // buildBase gives an image that a build takes from: one of the caller's own, or one that the
 // policy allows, which is pulled if it isn't there or the caller wants it anew.
-func buildBase(c *call, ref string, auths map[string]json.RawMessage) (*imageInfo, error) {
+func buildBase(c *call, ref string, auth authOf) (*imageInfo, error) {
 	img, err := lookUpImage(c, ref)
 	if err != nil || img != nil && ownImage(c, img.Config.Labels) {
 		return img, err
@@ -358,7 +366,7 @@ func buildBase(c *call, ref string, auths map[string]json.RawMessage) (*imageInf
 		return nil, err
 	}
 	if img == nil || c.flag("pull") {
-		if err := fetchBase(c, run, auths); err != nil {
+		if err := fetchBase(c, run, auth); err != nil {
 			return nil, err
 		}
 		if img, err = lookUpImage(c, run); err != nil {
@@ -372,7 +380,7 @@ func buildBase(c *call, ref string, auths map[string]json.RawMessage) (*imageInf
 }
 
 // fetchBase pulls an image that has been judged, and says nothing of how it goes.
-func fetchBase(c *call, ref string, auths map[string]json.RawMessage) error {
+func fetchBase(c *call, ref string, auth authOf) error {
 	if err := c.operation(policy.OpPull); err != nil {
 		return err
 	}
@@ -381,8 +389,10 @@ func fetchBase(c *call, ref string, auths map[string]json.RawMessage) error {
 		return err
 	}
 	header := http.Header{}
-	if auth := auths[registryOf(ref)]; auth != nil {
-		header.Set("X-Registry-Auth", base64.URLEncoding.EncodeToString(auth))
+	if config, err := auth(registryOf(ref)); err != nil {
+		return err
+	} else if config != nil {
+		header.Set("X-Registry-Auth", base64.URLEncoding.EncodeToString(config))
 	}
 	resp, err := c.open(upstream.Ask{Method: http.MethodPost, Path: "/images/create", Query: query, Header: header})
 	if err != nil {
@@ -450,25 +460,9 @@ func relayBuild(c *call, body io.Reader) (id string) {
 	}
 }
 
-// finishBuild looks at the image, and gives it its names. One that isn't what was asked for
-// is removed.
+// finishBuild verifies the image, and gives it its names.
 func finishBuild(c *call, id string, want map[string]string, tags []url.Values) {
-	c.about(id)
-	img, err := lookUpImage(c, id)
-	switch {
-	case err != nil:
-	case img == nil:
-		err = errors.New("the image is gone")
-	case !claimsImage(c, img.Config.Labels) || img.Config.Labels[lifecycle.LabelSessionID] != want[lifecycle.LabelSessionID]:
-		err = denied("verify.build", "", "the image lacks the labels that it was built with", "none") // and may be anybody's
-	default:
-		if err = foreignLabels(img.Config.Labels, want); err == nil && !ownImage(c, img.Config.Labels) {
-			err = denied("verify.build", "", "the image lacks labels that it was built with", "none")
-		}
-		if err != nil {
-			removeUnwanted(c, "/images/"+id, nil)
-		}
-	}
+	err := verifyBuilt(c, id, want)
 	for _, target := range tags {
 		if err != nil {
 			break
@@ -483,6 +477,28 @@ func finishBuild(c *call, id string, want map[string]string, tags []url.Values) 
 	case c.flag("q"):
 		c.tell(buildMessage{Stream: id + "\n"})
 	}
+}
+
+// verifyBuilt fails unless an image has the labels that it was built with, and no others of
+// Berm's. It removes one of the caller's that hasn't.
+func verifyBuilt(c *call, id string, want map[string]string) error {
+	c.about(id)
+	img, err := lookUpImage(c, id)
+	switch {
+	case err != nil:
+		return err
+	case img == nil:
+		return errors.New("the image is gone")
+	case !claimsImage(c, img.Config.Labels) || img.Config.Labels[lifecycle.LabelSessionID] != want[lifecycle.LabelSessionID]:
+		return denied("verify.build", "", "the image lacks the labels that it was built with", "none") // and may be anybody's
+	}
+	if err = foreignLabels(img.Config.Labels, want); err == nil && !ownImage(c, img.Config.Labels) {
+		err = denied("verify.build", "", "the image lacks labels that it was built with", "none")
+	}
+	if err != nil {
+		removeUnwanted(c, "/images/"+id, nil)
+	}
+	return err
 }
 
 // foreignLabels is an error if an image has labels that are Berm's own and that it wasn't

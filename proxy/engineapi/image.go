@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/bermhq/berm/proxy/engineapi/body"
+	"github.com/bermhq/berm/proxy/engineapi/buildkit"
 
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
@@ -31,7 +32,7 @@ func listedImage(c *call, tags, digests []string, labels map[string]string) (sho
 	own := ownImage(c, labels)
 	visible := func(names []string) []string {
 		return slices.DeleteFunc(slices.Clone(names), func(name string) bool {
-			return !own && !c.rules.ListsImage(c.caller.Profile, []string{name})
+			return strings.HasPrefix(name, buildkit.PinHost) || !own && !c.rules.ListsImage(c.caller.Profile, []string{name})
 		})
 	}
 	shownTags, shownDigests = visible(tags), visible(digests)

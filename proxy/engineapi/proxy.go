@@ -96,6 +96,7 @@ type Proxy struct {
 	transfers transfers
 	spooled   *proxy.Budget
 	usage     usage
+	builds    builds
 	names     keylock.Map[string] // held while an image is given a name, or pushed by one
 
 	hangupGrace time.Duration // as the constant
@@ -139,6 +140,9 @@ func New(opts Options) (*Proxy, error) {
 	if d.metrics, err = newMetrics(opts.Registry); err != nil {
 		return nil, err
 	}
+	if err = newBuilds(d); err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), upstream.AskTimeout)
 	defer cancel()
 	d.restarts, err = restart.New(ctx, restart.Options{Engine: restartEngine{d}, Store: opts.Restarts, Logger: opts.Logger, Registry: opts.Registry})
@@ -154,7 +158,7 @@ func New(opts Options) (*Proxy, error) {
 // Close lets go of idle connections to the engine.
 func (d *Proxy) Close() error {
 	d.engine.Transport.CloseIdleConnections()
-	return nil
+	return d.builds.server.Close()
 }
 
 // Handler answers the requests of one listener, whose connections are told apart by
@@ -202,10 +206,14 @@ func (c *call) admit(callers Callers) (*route, error) {
 		return rt, err
 	}
 	if rt.change && !c.opts.Audit.ok() {
-		return rt, &proxy.Fault{Status: http.StatusServiceUnavailable, Code: "audit_unavailable", Title: "No audit log",
-			Detail: "Berm can't write its audit log, and so refuses what would change anything"}
+		return rt, errAudit
 	}
 	return rt, nil
+}
+
+var errAudit = &proxy.Fault{
+	Status: http.StatusServiceUnavailable, Code: "audit_unavailable", Title: "No audit log",
+	Detail: "Berm can't write its audit log, and so refuses what would change anything",
 }
 
 // Caller is whom a connection belongs to.

@@ -117,6 +117,8 @@ var routes = compile([]route{
 	{method: http.MethodPost, template: "/images/prune", change: true, since: 25, filters: []string{"dangling", "until", "label", "label!"}, serve: pruneImages},
 	{method: http.MethodPost, template: "/build/prune", change: true, since: 31, serve: pruneBuilds,
 		query: params{"filters": nil, "all": nil, "keep-storage": nil, "reserved-space": nil, "max-used-space": nil, "min-free-space": nil}},
+	{method: http.MethodPost, template: "/grpc", change: true, serve: serveBuildKit},
+	{method: http.MethodPost, template: "/session", change: true, serve: serveSession},
 	{method: http.MethodGet, template: "/plugins", serve: noPlugins},
 	{method: http.MethodGet, template: "/plugins/{image}/json", serve: noPlugin},
 	{method: http.MethodGet, template: "/events", query: params{"since": moment, "until": moment}, filters: []string{"config", "container", "daemon", "event", "image", "label", "network", "plugin", "scope", "type", "volume"}, serve: streamEvents},
@@ -279,9 +281,6 @@ func (c *call) match() (*route, error) {
 	if rt == nil {
 		if err := absentSwarm(c.r.Method, segments); err != nil {
 			return nil, err
-		}
-		if c.r.Method == http.MethodPost && len(segments) == 1 && (segments[0].raw == "session" || segments[0].raw == "grpc") {
-			return nil, noBuildKit("")
 		}
 		return nil, denied("endpoints.unknown", "", fmt.Sprintf("%s %s is not an endpoint that may be used", method(c.r), body.Shorten(raw)),
 			"the endpoints of docs/engine-proxy.md")

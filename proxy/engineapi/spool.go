@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -35,6 +36,7 @@ func spool(c *call, args map[string]string, lease *proxy.Lease) (*os.File, error
 	if err != nil {
 		return nil, err
 	}
+	auth := func(registry string) (json.RawMessage, error) { return auths[registry], nil }
 	f, err := os.CreateTemp(c.opts.SpoolDir, spoolPattern)
 	if err != nil {
 		return nil, fmt.Errorf("keep the build's files: %w", err)
@@ -45,7 +47,7 @@ func spool(c *call, args map[string]string, lease *proxy.Lease) (*os.File, error
 	rest := patient(ctx, c, end, http.MaxBytesReader(c.w, c.r.Body, maxContext))
 	body, err := openTar(rest, maxContext)
 	if err == nil {
-		err = rewrite(&spoolWriter{File: f, ctx: ctx, lease: lease}, body, name, func(text []byte) ([]byte, error) { return judgeDockerfile(c, text, args, auths) })
+		err = rewrite(&spoolWriter{File: f, ctx: ctx, lease: lease}, body, name, func(text []byte) ([]byte, error) { return judgeDockerfile(c, text, args, auth) })
 	}
 	if err == nil { // what is left would be read without a deadline
 		if _, err = io.Copy(io.Discard, rest); err != nil {

@@ -43,7 +43,7 @@ func pingEngine(c *call) error {
 			h[name] = values
 		}
 	}
-	h.Set("Builder-Version", "1") // the classic builder is the only one behind this proxy
+	h.Set("Builder-Version", builderVersion(c))
 	h.Set("Api-Version", most.String())
 	h.Set("Content-Type", "text/plain; charset=utf-8")
 	if c.r.Method == http.MethodGet {

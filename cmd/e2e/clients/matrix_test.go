@@ -70,6 +70,7 @@ func clients(t *testing.T) []client {
 		{"compose-1.29", "compose", nil},
 		{"compose-2.40", "compose", []string{"compose-2", "docker-cli", "buildx"}},
 		{"compose-5", "compose", []string{"compose", "docker-cli", "buildx"}},
+		{"buildx", "buildx", []string{"docker-cli", "buildx"}},
 	}
 	programs, err := filepath.Glob("testdata/*/run.sh")
 	if err != nil {

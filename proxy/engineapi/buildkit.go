@@ -1,0 +1,397 @@
+package engineapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/buildkit"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
+)
+
+// limitedSteps is the first release of the engine whose BuildKit limits a step's memory and
+// CPU.
+const limitedSteps = 29
+
+// stepLimits are the attributes for that.
+func stepLimits(p policy.Profile) map[string]string {
+	const period = 100_000
+	memory := strconv.FormatInt(p.MemoryMB<<20, 10)
+	return map[string]string{
+		"memory": memory, "memswap": memory, "cpuperiod": strconv.Itoa(period), "cpuquota": strconv.FormatInt(int64(p.CPUs*period), 10),
+	}
+}
+
+// builds is what a Proxy knows of the engine's BuildKit.
+type builds struct {
+	server *buildkit.Server
+
+	mu      sync.Mutex
+	checked string         // the engine's release that enforces source policies
+	pins    map[string]int // builds that use a pin, by its name
+}
+
+func newBuilds(d *Proxy) (err error) {
+	d.builds.pins = map[string]int{}
+	d.builds.server, err = buildkit.New(buildkit.Options{
+		Dial: func(ctx context.Context, path string, header http.Header) (net.Conn, error) {
+			conn, r, _, err := d.engine.Upgrade(ctx, upstream.Ask{Method: http.MethodPost, Path: path, Header: header})
+			return readerConn{conn, r}, err
+		},
+		Text: func(err *policy.DeniedError) string { return denial(err.Reasons) },
+	})
+	return err
+}
+
+// readerConn is a connection of which some is read already.
+type readerConn struct {
+	net.Conn
+	r io.Reader
+}
+
+func (c readerConn) Read(p []byte) (int, error) { return c.r.Read(p) }
+
+// check fails unless the engine enforces source policies.
+func (b *builds) check(c *call) error {
+	release, err := c.engine.Release(c.ctx)
+	if err != nil {
+		return err
+	}
+	b.mu.Lock()
+	ok := b.checked == release
+	b.mu.Unlock()
+	if ok {
+		return nil
+	}
+	if err := b.server.Check(c.ctx); errors.Is(err, buildkit.ErrNoPolicy) {
+		return denied("buildkit.engine", "", "this engine's BuildKit has no source policy", "DOCKER_BUILDKIT=0, or a newer engine")
+	} else if err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.checked = release
+	return nil
+}
+
+// allowed returns what the policy allows of BuildKit, if that and the engine allow any.
+func (b *builds) allowed(c *call) (policy.BuildKit, error) {
+	p, err := c.profile()
+	if err != nil {
+		return policy.BuildKit{}, err
+	}
+	if !p.EngineAPI.BuildKit.Enabled {
+		return policy.BuildKit{}, noBuildKit("")
+	}
+	if err := c.operation(policy.OpBuild); err != nil {
+		return policy.BuildKit{}, err
+	}
+	return p.EngineAPI.BuildKit, b.check(c)
+}
+
+// builderVersion is the builder that clients use by default.
+func builderVersion(c *call) string {
+	p, err := c.profile()
+	if err != nil || !p.EngineAPI.BuildKit.Enabled || c.rules.Operation(c.caller.Profile, policy.OpBuild) != nil || c.builds.check(c) != nil {
+		return "1"
+	}
+	return "2"
+}
+
+// serveBuildKit serves BuildKit's API on the caller's connection.
+func serveBuildKit(c *call) error {
+	return takingOver(c, func(take func() (net.Conn, error)) error {
+		conn, err := take()
+		if err == nil {
+			c.builds.server.Serve(c.ctx, buildCaller{c}, conn)
+		}
+		return err
+	})
+}
+
+// serveSession has the engine use what the client of a build offers.
+func serveSession(c *call) error {
+	return takingOver(c, func(take func() (net.Conn, error)) error {
+		err := c.builds.server.Session(c.ctx, buildCaller{c}, c.r.Header, take)
+		switch status.Code(err) {
+		case codes.InvalidArgument:
+			return proxy.Malformed(status.Convert(err).Message())
+		case codes.ResourceExhausted:
+			return full("%s", status.Convert(err).Message())
+		}
+		return err
+	})
+}
+
+// takingOver serves a call for an upgrade to HTTP/2. Take answers, and returns the connection.
+func takingOver(c *call, serve func(take func() (net.Conn, error)) error) error {
+	if _, err := c.builds.allowed(c); err != nil {
+		return err
+	}
+	if c.r.Header.Get("Upgrade") != "h2c" {
+		return proxy.Malformed("the request is no upgrade to h2c")
+	}
+	leave, err := c.enter("streams", maxStreams)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	taken := false
+	err = serve(func() (net.Conn, error) {
+		conn, buffered, err := http.NewResponseController(c.w).Hijack()
+		if err != nil {
+			return nil, fmt.Errorf("take the caller's connection over: %w", err)
+		}
+		taken = true
+		_, werr := io.WriteString(conn, "HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nApi-Version: "+c.version.String()+"\r\n\r\n")
+		if err := errors.Join(conn.SetDeadline(time.Time{}), werr); err != nil {
+			_ = conn.Close()
+			return nil, err
+		}
+		c.close(nil) // now, as the connection may stay for long
+		return readerConn{conn, upstream.Behind(buffered.Reader, conn)}, nil
+	})
+	if taken {
+		return nil // nobody can be told any more
+	}
+	return err
+}
+
+// buildCaller is the caller of a connection.
+type buildCaller struct{ *call }
+
+func (b buildCaller) Tenant() string { return b.caller.Tenant }
+
+// fresh returns a call of its own for a build, by the policy in force.
+func (b buildCaller) fresh(ctx context.Context) *call {
+	return &call{
+		Proxy: b.Proxy, r: b.r, ctx: ctx, caller: b.caller, rules: b.opts.Policy(), route: solveRoute, version: b.version,
+		query: url.Values{}, passed: url.Values{},
+	}
+}
+
+// solveRoute stands for a build in the audit log and in metrics.
+var solveRoute = &route{template: "/grpc Solve"}
+
+func (b buildCaller) Rules(ctx context.Context) (policy.BuildKit, error) {
+	return b.builds.allowed(b.fresh(ctx))
+}
+
+func (b buildCaller) Begin(ctx context.Context) (_ buildkit.Build, err error) {
+	until := time.Now().Add(maxBuildTime)
+	ctx, cancel := context.WithDeadline(ctx, until)
+	c := b.fresh(ctx)
+	j := &buildJudge{call: c, leave: []func(){cancel}, labels: map[string]string{}}
+	defer func() {
+		if err != nil {
+			j.End(err)
+		}
+	}()
+	if j.rules, err = b.builds.allowed(c); err != nil {
+		return nil, err
+	}
+	if !c.opts.Audit.ok() {
+		return nil, errAudit
+	}
+	leave, err := c.enter("builds", maxBuilds)
+	if err != nil {
+		return nil, err
+	}
+	j.leave = append(j.leave, leave)
+	leave, err = c.room("images", 1)
+	if err != nil {
+		return nil, err
+	}
+	j.leave = append(j.leave, leave)
+	return j, nil
+}
+
+// buildJudge is buildkit.Build. Its mutex guards the call and the labels.
+type buildJudge struct {
+	*call
+	rules policy.BuildKit
+	leave []func()
+
+	mu     sync.Mutex
+	labels map[string]string // Berm's, of the image; empty until they are made
+}
+
+func (j *buildJudge) Context() context.Context { return j.ctx }
+
+func (j *buildJudge) Rules() policy.BuildKit { return j.rules }
+
+func (j *buildJudge) URLs() []string {
+	p, _ := j.profile()
+	return p.EngineAPI.BuildAddURL
+}
+
+func (j *buildJudge) End(err error) {
+	for _, leave := range slices.Backward(j.leave) {
+		leave()
+	}
+	j.close(err)
+}
+
+func (j *buildJudge) Args(asked map[string]string) (map[string]string, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return judgeArgs(j.call, asked)
+}
+
+// Labels seals the owner's labels once for all parts of a build.
+func (j *buildJudge) Labels(own map[string]string) (map[string]string, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	labels, err := stampLabels(j.call, lifecycle.ObjectImage, own)
+	if err != nil {
+		return nil, err
+	}
+	if len(j.labels) == 0 {
+		maps.Copy(j.labels, labels)
+		maps.DeleteFunc(j.labels, func(name, _ string) bool { return !lifecycle.IsOwnLabel(name) })
+		if expires, err := time.Parse(time.RFC3339Nano, labels[lifecycle.LabelExpiresAt]); err == nil {
+			ctx, cancel := context.WithDeadline(j.ctx, expires)
+			j.ctx, j.leave = ctx, append(j.leave, cancel)
+		}
+	}
+	maps.Copy(labels, j.labels)
+	return labels, nil
+}
+
+func (j *buildJudge) Limits() (map[string]string, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	p, err := j.profile()
+	if err != nil {
+		return nil, err
+	}
+	limits := map[string]string{"shm-size": strconv.FormatInt(p.EngineAPI.TmpfsMB<<20, 10)}
+	if j.rules.Network != "bridge" || p.Network != "on" {
+		limits["force-network-mode"] = "none"
+	}
+	if j.rules.CgroupParent != "" {
+		limits["cgroup-parent"] = j.rules.CgroupParent
+		return limits, nil
+	}
+	release, err := j.engine.Release(j.ctx)
+	if err != nil {
+		return nil, err
+	}
+	major, _, _ := strings.Cut(release, ".")
+	if n, err := strconv.Atoi(major); err != nil || n < limitedSteps {
+		return nil, denied("buildkit.limits", "", "this engine's BuildKit can't limit a build's commands", "DOCKER_BUILDKIT=0, an engine from release 29 on, or engine_api.buildkit.cgroup_parent")
+	}
+	maps.Copy(limits, stepLimits(p))
+	return limits, nil
+}
+
+func (j *buildJudge) Target(name string) (string, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	target, err := tagTarget(j.call, name, "")
+	if err != nil {
+		return "", err
+	}
+	return target.Get("repo") + ":" + target.Get("tag"), nil
+}
+
+func (j *buildJudge) Base(ref string, pull bool, login buildkit.Login) (string, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.query.Set("pull", strconv.FormatBool(pull))
+	img, err := buildBase(j.call, ref, func(registry string) (json.RawMessage, error) {
+		user, password, err := login(j.ctx, registry)
+		if err != nil || user == "" && password == "" {
+			return nil, nil // the registry says what it thinks of that
+		}
+		return json.Marshal(map[string]string{"username": user, "password": password, "serveraddress": registry})
+	})
+	if err != nil {
+		return "", err
+	}
+	j.about(img.ID)
+	return img.ID, nil
+}
+
+// Pin tags an image. Builds that need the same image share the tag.
+func (j *buildJudge) Pin(id string) (ref string, release func(), err error) {
+	name := buildkit.Pin(j.caller.Tenant, id)
+	unlock, err := lockName(j.call, name)
+	if err != nil {
+		return "", nil, err
+	}
+	defer unlock()
+	if err := j.engine.Post(j.ctx, j.version, "/images/"+id+"/tag", url.Values{"repo": {name}, "tag": {"1"}}, nil, nil); err != nil {
+		return "", nil, err
+	}
+	j.builds.count(name, 1)
+	return name + ":1", func() { j.unpin(name) }, nil
+}
+
+func (j *buildJudge) unpin(name string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(j.ctx), upstream.AskTimeout)
+	defer cancel()
+	c := *j.call
+	c.ctx = ctx
+	unlock, err := lockName(&c, name)
+	if err != nil {
+		return
+	}
+	defer unlock()
+	if j.builds.count(name, -1) == 0 {
+		removeUnwanted(&c, "/images/"+name+":1", url.Values{"noprune": {"1"}})
+	}
+}
+
+// count adds to the number of builds that use a pin.
+func (b *builds) count(name string, n int) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.pins[name] += n
+	left := b.pins[name]
+	if left == 0 {
+		delete(b.pins, name)
+	}
+	return left
+}
+
+func (j *buildJudge) Finish(ids, names []string) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	id := ids[0]
+	for _, id = range ids {
+		if img, err := lookUpImage(j.call, id); err != nil {
+			return err
+		} else if img != nil {
+			break
+		}
+	}
+	err := verifyBuilt(j.call, id, j.labels)
+	for _, name := range names {
+		if err != nil {
+			break
+		}
+		var target url.Values
+		if target, err = taggedName(name); err == nil {
+			err = tagAs(j.call, id, target)
+		}
+	}
+	return err
+}

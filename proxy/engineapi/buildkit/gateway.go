@@ -1,0 +1,192 @@
+package buildkit
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+
+	"github.com/moby/buildkit/client/buildid"
+	gateway "github.com/moby/buildkit/frontend/gateway/pb"
+	"google.golang.org/grpc/metadata"
+)
+
+// bridge is the API of a client that is the frontend of its own build.
+type bridge struct {
+	gateway.UnimplementedLLBBridgeServer
+	*Server
+}
+
+func (s bridge) bridge() gateway.LLBBridgeClient { return gateway.NewLLBBridgeClient(s.engine) }
+
+// build returns the tenant's build that a call is part of.
+func (s bridge) build(ctx context.Context) (*build, error) {
+	return s.await(ctx, callerOf(ctx).Tenant(), buildid.FromIncomingContext(ctx))
+}
+
+// inJob returns a context for a call in the build's job.
+func (b *build) inJob(ctx context.Context) context.Context {
+	j, _ := b.current()
+	return buildid.AppendToOutgoingContext(metadata.NewOutgoingContext(ctx, metadata.MD{}), j.ref)
+}
+
+// Solve has the engine's own Dockerfile frontend solve a part of the build.
+func (s bridge) Solve(ctx context.Context, in *gateway.SolveRequest) (*gateway.SolveResponse, error) {
+	b, err := s.build(ctx)
+	if err != nil {
+		return nil, err
+	}
+	req, a, err := judgeBridge(b.judge, b.tenant, in, func(id string) (string, error) {
+		found, err := s.sessions.await(ctx, b.tenant, id)
+		if err != nil {
+			return "", err
+		}
+		return found.id, nil
+	}, func(op []byte) bool { return s.knows(b.tenant, op) })
+	if err != nil {
+		return nil, err
+	}
+	if b.allow(a, req) {
+		b.start()
+	}
+	for {
+		resp, err := s.bridge().Solve(b.inJob(ctx), req)
+		if err == nil {
+			err = failure(resp.Result)
+		}
+		if err == nil {
+			b.remember(resp.Result)
+			return resp, nil
+		}
+		if err := b.admit(err); err != nil {
+			return nil, err
+		}
+		b.start()
+	}
+}
+
+// failure returns the error in the answer to a subrequest such as a check, if it names a source.
+func failure(r *gateway.Result) error {
+	if text := string(r.GetMetadata()["result.json"]); missing(text) != "" {
+		return errors.New(text)
+	}
+	return nil
+}
+
+// allow adds what a request may read, and reports whether that is more than before.
+func (b *build) allow(a *attrs, req *gateway.SolveRequest) (more bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	before := len(b.sources.uploads) + len(b.sources.inputs)
+	b.req.pull = b.req.pull || a.pull
+	for _, url := range a.uploads {
+		b.sources.uploads[url] = true
+	}
+	for _, def := range req.FrontendInputs {
+		for _, id := range pinnedIn(def) {
+			b.sources.inputs[id] = true
+		}
+	}
+	return len(b.sources.uploads)+len(b.sources.inputs) > before
+}
+
+// references returns all references of a result.
+func references(r *gateway.Result) []*gateway.Ref {
+	refs := slices.Collect(maps.Values(r.GetRefs().GetRefs()))
+	if ref := r.GetRef(); ref != nil {
+		refs = append(refs, ref)
+	}
+	for _, id := range append(slices.Collect(maps.Values(r.GetRefsDeprecated().GetRefs())), r.GetRefDeprecated()) {
+		if id != "" {
+			refs = append(refs, &gateway.Ref{Id: id})
+		}
+	}
+	return refs
+}
+
+// Return ends a build with the engine's own result, as the client's copy may carry another
+// image configuration.
+func (s bridge) Return(ctx context.Context, in *gateway.ReturnRequest) (*gateway.ReturnResponse, error) {
+	b, err := s.build(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := &gateway.ReturnRequest{Error: in.Error}
+	if in.Error == nil {
+		if out.Result = b.own(in.Result); out.Result == nil {
+			return nil, denied("result", "Result", "the result isn't one that this build solved", "a result of the engine's")
+		}
+	}
+	return s.bridge().Return(b.inJob(ctx), out)
+}
+
+// own returns the engine's result that has the references of a client's. A client that only
+// asks what the engine can do returns an empty one.
+func (b *build) own(in *gateway.Result) *gateway.Result {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	refs := references(in)
+	if !slices.ContainsFunc(refs, func(r *gateway.Ref) bool { return r.GetId() != "" }) {
+		if found := b.results[""]; found != nil || len(b.req.out.Exporters) > 0 {
+			return found
+		}
+		return &gateway.Result{Result: &gateway.Result_Ref{Ref: &gateway.Ref{}}}
+	}
+	return b.results[refs[0].GetId()]
+}
+
+func (s bridge) Ping(ctx context.Context, _ *gateway.PingRequest) (*gateway.PongResponse, error) {
+	b, err := s.build(ctx)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := s.bridge().Ping(b.inJob(ctx), &gateway.PingRequest{})
+	if err == nil {
+		showWorkers(resp.Workers)
+	}
+	return resp, err
+}
+
+func (s bridge) ReadFile(ctx context.Context, in *gateway.ReadFileRequest) (*gateway.ReadFileResponse, error) {
+	b, err := s.build(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s.bridge().ReadFile(b.inJob(ctx), in)
+}
+
+func (s bridge) ReadDir(ctx context.Context, in *gateway.ReadDirRequest) (*gateway.ReadDirResponse, error) {
+	b, err := s.build(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s.bridge().ReadDir(b.inJob(ctx), in)
+}
+
+func (s bridge) StatFile(ctx context.Context, in *gateway.StatFileRequest) (*gateway.StatFileResponse, error) {
+	b, err := s.build(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s.bridge().StatFile(b.inJob(ctx), in)
+}
+
+func (s bridge) Evaluate(ctx context.Context, in *gateway.EvaluateRequest) (*gateway.EvaluateResponse, error) {
+	b, err := s.build(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s.bridge().Evaluate(b.inJob(ctx), in)
+}
+
+func (s bridge) Warn(ctx context.Context, in *gateway.WarnRequest) (*gateway.WarnResponse, error) {
+	b, err := s.build(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s.bridge().Warn(b.inJob(ctx), in)
+}
+
+func (bridge) Inputs(context.Context, *gateway.InputsRequest) (*gateway.InputsResponse, error) {
+	return &gateway.InputsResponse{}, nil
+}

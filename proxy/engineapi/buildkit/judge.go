@@ -1,0 +1,230 @@
+package buildkit
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	control "github.com/moby/buildkit/api/services/control"
+	gateway "github.com/moby/buildkit/frontend/gateway/pb"
+	"github.com/moby/buildkit/solver/pb"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/bermhq/berm/proxy/engineapi/body"
+)
+
+// hasUnknown reports whether a message has fields, at any level, that this package doesn't know.
+func hasUnknown(m protoreflect.Message) bool {
+	if len(m.GetUnknown()) > 0 {
+		return true
+	}
+	found := false
+	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		switch {
+		case f.IsMap():
+			if f.MapValue().Message() != nil {
+				v.Map().Range(func(_ protoreflect.MapKey, e protoreflect.Value) bool {
+					found = hasUnknown(e.Message())
+					return !found
+				})
+			}
+		case f.Message() == nil:
+		case f.IsList():
+			for i := 0; i < v.List().Len() && !found; i++ {
+				found = hasUnknown(v.List().Get(i).Message())
+			}
+		default:
+			found = hasUnknown(v.Message())
+		}
+		return !found
+	})
+	return found
+}
+
+const dockerfile = "dockerfile.v0"
+
+var refName = like(`[a-z0-9]{8,64}`)
+
+// request is a client's Solve, after judgement.
+type request struct {
+	out     *control.SolveRequest // without a ref and a source policy
+	uploads []string
+	pull    bool
+	names   []string // for the image
+	stores  bool     // the result becomes an image of the engine's
+}
+
+// judgeSolve judges each field of a client's request.
+func judgeSolve(b Build, tenant string, in *control.SolveRequest, session func(string) (string, error)) (*request, error) {
+	for _, f := range []struct {
+		name string
+		bad  bool
+	}{
+		{"Definition", len(in.Definition.GetDef()) > 0},
+		{"FrontendInputs", len(in.FrontendInputs) > 0},
+		{"Frontend", in.Frontend != "" && in.Frontend != dockerfile},
+		{"Entitlements", len(in.Entitlements) > 0},
+		{"SourcePolicy", len(in.SourcePolicy.GetRules()) > 0},
+		{"SourcePolicySession", in.SourcePolicySession != ""},
+		{"EnableSessionExporter", in.EnableSessionExporter},
+		{"ProxyNetwork", in.ProxyNetwork},
+	} {
+		if f.bad {
+			return nil, denied("solve", f.name, "this value is refused", "none, or as docs/engine-proxy.md says")
+		}
+	}
+	r := &request{}
+	cache, err := judgeCache(in.Cache)
+	if err != nil {
+		return nil, err
+	}
+	exporters := in.Exporters
+	if len(exporters) == 0 && in.ExporterDeprecated != "" {
+		exporters = []*control.Exporter{{Type: in.ExporterDeprecated, Attrs: in.ExporterAttrsDeprecated}}
+	}
+	r.out = &control.SolveRequest{Frontend: in.Frontend, Cache: cache, Internal: in.Internal, CompatibilityVersion: in.CompatibilityVersion}
+	if err := r.judgeExporters(b, exporters); err != nil {
+		return nil, err
+	}
+	a, err := judgeAttrs(b, tenant, in.FrontendAttrs, in.Frontend == "", session)
+	if err != nil {
+		return nil, err
+	}
+	r.out.FrontendAttrs, r.uploads, r.pull = a.out, a.uploads, a.pull
+	r.out.Session, err = session(in.Session)
+	return r, err
+}
+
+// judgeCache allows an image to carry its own cache. An import would enter the cache that
+// all tenants share.
+func judgeCache(in *control.CacheOptions) (*control.CacheOptions, error) {
+	out := &control.CacheOptions{}
+	if len(in.GetImports())+len(in.GetImportRefsDeprecated())+len(in.GetExportAttrsDeprecated()) > 0 || in.GetExportRefDeprecated() != "" {
+		return nil, denied("cache", "Cache", "cache imports and exports are refused", "--cache-to type=inline")
+	}
+	for _, e := range in.GetExports() {
+		if e.Type != "inline" || len(e.Attrs) > 0 {
+			return nil, denied("cache", "Cache", "a cache export of type "+body.Shorten(e.Type)+" is refused", "--cache-to type=inline")
+		}
+		out.Exports = append(out.Exports, &control.CacheOptionsEntry{Type: e.Type})
+	}
+	return out, nil
+}
+
+const maxExporters = 8
+
+// exporterAttrs are the attributes of each exporter that change only the form of a result.
+var exporterAttrs = map[string][]string{
+	"image":  {"name", "oci-mediatypes", "compression", "compression-level", "force-compression", "rewrite-timestamp", "source-date-epoch", "unpack", "store"},
+	"moby":   {"name", "oci-mediatypes", "source-date-epoch", "prefer-image-digest", "unpack"},
+	"docker": {"name", "tar", "oci-mediatypes", "compression", "rewrite-timestamp", "source-date-epoch"},
+	"oci":    {"name", "tar", "oci-mediatypes", "compression", "rewrite-timestamp", "source-date-epoch"},
+	"local":  {"source-date-epoch", "attestation-prefix", "platform-split", "mode"},
+	"tar":    {"source-date-epoch", "attestation-prefix", "platform-split"},
+}
+
+// only are attributes that may have one value.
+var only = map[string]string{"store": "true", "mode": "copy"}
+
+// judgeExporters judges where a result goes. An image gets its names after it was verified.
+func (r *request) judgeExporters(b Build, in []*control.Exporter) error {
+	if len(in) > maxExporters {
+		return denied("outputs", "Exporters", "there are too many outputs", fmt.Sprintf("up to %d", maxExporters))
+	}
+	outputs := b.Rules().Outputs
+	for _, e := range in {
+		known := exporterAttrs[e.Type]
+		kind := e.Type
+		if kind == "moby" {
+			kind = "image"
+		}
+		if known == nil || !slices.Contains(outputs, kind) {
+			return denied("outputs", "Exporters", "an output of type "+body.Shorten(e.Type)+" is refused", strings.Join(outputs, ", "))
+		}
+		if err := limitAttrs(e.Attrs); err != nil {
+			return err
+		}
+		out := map[string]string{}
+		for key, value := range e.Attrs {
+			if !slices.Contains(known, key) && !strings.HasPrefix(key, "annotation") || only[key] != "" && only[key] != value {
+				return denied("outputs", "Exporters", fmt.Sprintf("%s=%s is refused for an output of type %s", body.Shorten(key), body.Shorten(value), e.Type), strings.Join(known, ", "))
+			}
+			out[key] = value
+		}
+		if kind == "image" {
+			r.stores = true
+			if err := r.judgeNames(b, out["name"]); err != nil {
+				return err
+			}
+			delete(out, "name")
+		}
+		r.out.Exporters = append(r.out.Exporters, &control.Exporter{Type: e.Type, Attrs: out})
+	}
+	return nil
+}
+
+const maxNames = 16
+
+func (r *request) judgeNames(b Build, list string) error {
+	for name := range strings.SplitSeq(list, ",") {
+		if name == "" {
+			continue
+		}
+		full, err := b.Target(name)
+		if err != nil {
+			return err
+		}
+		if r.names = append(r.names, full); len(r.names) > maxNames {
+			return denied("outputs", "Exporters", "the image has too many names", fmt.Sprintf("up to %d", maxNames))
+		}
+	}
+	return nil
+}
+
+// judgeBridge judges the Solve of a client that is the frontend. Known reports whether the
+// engine returned an operation to this tenant.
+func judgeBridge(b Build, tenant string, in *gateway.SolveRequest, session func(string) (string, error), known func(op []byte) bool) (*gateway.SolveRequest, *attrs, error) {
+	for _, f := range []struct {
+		name string
+		bad  bool
+	}{
+		{"Definition", len(in.Definition.GetDef()) > 0},
+		{"Frontend", in.Frontend != dockerfile},
+		{"CacheImports", len(in.CacheImports) > 0},
+		{"SourcePolicies", len(in.SourcePolicies) > 0},
+		{"Final", in.Final},
+		{"ExporterAttr", len(in.ExporterAttr) > 0},
+	} {
+		if f.bad {
+			return nil, nil, denied("solve", f.name, "this value of a frontend's Solve is refused", "none, or as docs/engine-proxy.md says")
+		}
+	}
+	for name, def := range in.FrontendInputs {
+		if !returned(def, known) {
+			return nil, nil, denied("solve", "FrontendInputs", "the input "+body.Shorten(name)+" isn't a result of this tenant's", "results that the engine returned")
+		}
+	}
+	a, err := judgeAttrs(b, tenant, in.FrontendOpt, len(in.FrontendInputs) > 0, session)
+	if err != nil {
+		return nil, nil, err
+	}
+	return &gateway.SolveRequest{
+		Frontend: dockerfile, FrontendOpt: a.out, FrontendInputs: in.FrontendInputs, Evaluate: in.Evaluate,
+		AllowResultReturn: in.AllowResultReturn, AllowResultArrayRef: in.AllowResultArrayRef,
+	}, a, nil
+}
+
+// returned reports whether a definition consists of known operations. The last one may be
+// new: it only says which of the others is the result.
+func returned(def *pb.Definition, known func([]byte) bool) bool {
+	for i, text := range def.GetDef() {
+		if known(text) {
+			continue
+		}
+		var op pb.Op
+		if i != len(def.Def)-1 || op.Unmarshal(text) != nil || op.Op != nil || hasUnknown(op.ProtoReflect()) {
+			return false
+		}
+	}
+	return true
+}

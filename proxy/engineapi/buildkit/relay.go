@@ -1,0 +1,101 @@
+package buildkit
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"sync/atomic"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+)
+
+// maxMessage is the size of a message, as of BuildKit's own.
+const maxMessage = 16 << 20
+
+// frame is a message that isn't decoded.
+type frame struct{ data mem.BufferSlice }
+
+// frames is the codec of relayed calls.
+type frames struct{}
+
+func (frames) Name() string { return "proto" }
+
+func (frames) Marshal(v any) (mem.BufferSlice, error) { return v.(*frame).data, nil }
+
+func (frames) Unmarshal(data mem.BufferSlice, v any) error {
+	data.Ref()
+	v.(*frame).data = data
+	return nil
+}
+
+// relay makes one call of the engine's to a client, and back.
+func relay(from grpc.ServerStream, client *grpc.ClientConn, left *atomic.Int64) error {
+	method, _ := grpc.MethodFromServerStream(from)
+	ctx, cancel := context.WithCancel(passedOn(from.Context()))
+	defer cancel()
+	to, err := client.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method, grpc.ForceCodecV2(frames{}))
+	if err != nil {
+		return err
+	}
+	go func() { // it ends with the engine's stream
+		for {
+			var f frame
+			if err := from.RecvMsg(&f); err != nil {
+				if errors.Is(err, io.EOF) {
+					_ = to.CloseSend()
+				} else {
+					cancel()
+				}
+				return
+			}
+			if to.SendMsg(&f) != nil {
+				return
+			}
+		}
+	}()
+	for first := true; ; first = false {
+		var f frame
+		err := to.RecvMsg(&f)
+		if first {
+			if head, herr := to.Header(); herr == nil {
+				_ = from.SetHeader(withoutReserved(head))
+			}
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			from.SetTrailer(withoutReserved(to.Trailer()))
+			return nil
+		case err != nil:
+			from.SetTrailer(withoutReserved(to.Trailer()))
+			return err
+		case left.Add(-int64(f.data.Len())) < 0:
+			f.data.Free()
+			return status.Error(codes.ResourceExhausted, "the build context is larger than 1 GiB")
+		}
+		if err := from.SendMsg(&f); err != nil {
+			return err
+		}
+	}
+}
+
+// passedOn is a context for a call to the client, with the metadata of the engine's call.
+func passedOn(ctx context.Context) context.Context {
+	in, _ := metadata.FromIncomingContext(ctx)
+	return metadata.NewOutgoingContext(ctx, withoutReserved(in))
+}
+
+// withoutReserved leaves out what each HTTP/2 connection sets for itself.
+func withoutReserved(in metadata.MD) metadata.MD {
+	out := metadata.MD{}
+	for key, values := range in {
+		if !strings.HasPrefix(key, ":") && !strings.HasPrefix(key, "grpc-") && key != "content-type" && key != "user-agent" {
+			out[key] = values
+		}
+	}
+	return out
+}

@@ -1,0 +1,205 @@
+package buildkit
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	contentapi "github.com/containerd/containerd/api/services/content/v1"
+	control "github.com/moby/buildkit/api/services/control"
+	types "github.com/moby/buildkit/api/types"
+	gateway "github.com/moby/buildkit/frontend/gateway/pb"
+	trace "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	"golang.org/x/net/http2"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/bermhq/berm/policy"
+)
+
+// maxAnswer is the size of a message of the engine's.
+const maxAnswer = 64 << 20
+
+// Options of New. All are mandatory.
+type Options struct {
+	// Dial opens a connection to an endpoint of the engine's, "/grpc" or "/session", with
+	// the header of an upgrade.
+	Dial func(ctx context.Context, path string, header http.Header) (net.Conn, error)
+	// Text is what a client reads of a refusal.
+	Text func(*policy.DeniedError) string
+}
+
+// Server serves BuildKit's API. It is safe for many goroutines.
+type Server struct {
+	opts     Options
+	grpc     *grpc.Server
+	engine   *grpc.ClientConn
+	sessions sessions
+
+	mu      sync.Mutex
+	builds  map[[2]string]*build // by tenant and client's ref
+	ended   []*build             // those that have ended, the oldest first
+	changed chan struct{}        // closed when one begins
+}
+
+// New returns a Server. It connects to the engine when it has to.
+func New(opts Options) (*Server, error) {
+	s := &Server{opts: opts, builds: map[[2]string]*build{}, changed: make(chan struct{})}
+	s.sessions.all, s.sessions.changed = map[[2]string]*session{}, make(chan struct{})
+	var err error
+	s.engine, err = grpc.NewClient("passthrough:engine",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return opts.Dial(ctx, "/grpc", http.Header{"Connection": {"Upgrade"}, "Upgrade": {"h2c"}})
+		}),
+		grpc.WithIdleTimeout(time.Minute),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, MaxDelay: time.Second}}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer), grpc.MaxCallSendMsgSize(maxAnswer)))
+	if err != nil {
+		return nil, fmt.Errorf("buildkit: %w", err)
+	}
+	s.grpc = grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxAnswer),
+		grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+			if err := strict(req); err != nil {
+				return nil, s.status(err)
+			}
+			resp, err := handle(ctx, req)
+			return resp, s.status(err)
+		}),
+		grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+			return s.status(handle(srv, strictStream{stream}))
+		}))
+	control.RegisterControlServer(s.grpc, service{Server: s})
+	gateway.RegisterLLBBridgeServer(s.grpc, bridge{Server: s})
+	contentapi.RegisterContentServer(s.grpc, contents{Server: s})
+	trace.RegisterTraceServiceServer(s.grpc, traces{})
+	return s, nil
+}
+
+// Close closes the connection to the engine.
+func (s *Server) Close() error { return s.engine.Close() }
+
+// maxStreams limits the calls of one connection at a time.
+const maxStreams = 64
+
+// Serve serves a connection that a client has upgraded, until it ends.
+func (s *Server) Serve(ctx context.Context, caller Caller, conn net.Conn) {
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+	(&http2.Server{MaxConcurrentStreams: maxStreams}).ServeConn(conn, &http2.ServeConnOpts{
+		Context: context.WithValue(ctx, callerKey{}, caller), Handler: s.grpc,
+	})
+}
+
+// ServeHTTP serves one call that came over HTTP/2.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request, caller Caller) {
+	s.grpc.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, caller)))
+}
+
+type callerKey struct{}
+
+func callerOf(ctx context.Context) Caller { return ctx.Value(callerKey{}).(Caller) }
+
+// status is what a client is told of an error.
+func (s *Server) status(err error) error {
+	if refused, ok := errors.AsType[*policy.DeniedError](err); ok {
+		return status.Error(codes.PermissionDenied, s.opts.Text(refused))
+	}
+	if err == nil {
+		return nil
+	}
+	if _, ok := status.FromError(err); ok {
+		return err
+	}
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return status.Error(codes.DeadlineExceeded, err.Error())
+	case errors.Is(err, context.Canceled):
+		return status.Error(codes.Canceled, err.Error())
+	}
+	return status.Error(codes.Unknown, err.Error())
+}
+
+func strict(m any) error {
+	if p, ok := m.(proto.Message); ok && hasUnknown(p.ProtoReflect()) {
+		return denied("fields", "", "the request has fields that Berm doesn't know", "fields of BuildKit's API up to this release of Berm")
+	}
+	return nil
+}
+
+// strictStream refuses unknown fields in what a client sends.
+type strictStream struct{ grpc.ServerStream }
+
+func (s strictStream) RecvMsg(m any) error {
+	if err := s.ServerStream.RecvMsg(m); err != nil {
+		return err
+	}
+	return strict(m)
+}
+
+func random() string {
+	b := make([]byte, 12)
+	_, _ = rand.Read(b) // it never fails
+	return hex.EncodeToString(b)
+}
+
+// service is BuildKit's control API.
+type service struct {
+	control.UnimplementedControlServer
+	*Server
+}
+
+func (s service) control() control.ControlClient { return control.NewControlClient(s.engine) }
+
+func (s service) Info(ctx context.Context, _ *control.InfoRequest) (*control.InfoResponse, error) {
+	return s.control().Info(ctx, &control.InfoRequest{})
+}
+
+// ListWorkers tells what a client needs to choose a platform and an output.
+func (s service) ListWorkers(ctx context.Context, _ *control.ListWorkersRequest) (*control.ListWorkersResponse, error) {
+	resp, err := s.control().ListWorkers(ctx, &control.ListWorkersRequest{})
+	if err != nil {
+		return nil, err
+	}
+	showWorkers(resp.Record)
+	return resp, nil
+}
+
+// showWorkers removes what tells of the engine's host.
+func showWorkers(workers []*types.WorkerRecord) {
+	const snapshotter = "org.mobyproject.buildkit.worker.snapshotter"
+	for _, w := range workers {
+		kept := map[string]string{}
+		if v, ok := w.Labels[snapshotter]; ok {
+			kept[snapshotter] = v
+		}
+		w.Labels, w.GCPolicy, w.CDIDevices = kept, nil, nil
+	}
+}
+
+// DiskUsage tells nothing, as the engine's records have no owner.
+func (service) DiskUsage(context.Context, *control.DiskUsageRequest) (*control.DiskUsageResponse, error) {
+	return &control.DiskUsageResponse{}, nil
+}
+
+// Prune removes nothing, as the engine's records have no owner.
+func (service) Prune(*control.PruneRequest, control.Control_PruneServer) error { return nil }
+
+// traces takes spans of clients, and drops them.
+type traces struct {
+	trace.UnimplementedTraceServiceServer
+}
+
+func (traces) Export(context.Context, *trace.ExportTraceServiceRequest) (*trace.ExportTraceServiceResponse, error) {
+	return &trace.ExportTraceServiceResponse{}, nil
+}

@@ -1,0 +1,340 @@
+package buildkit
+
+import (
+	"context"
+	"crypto/sha256"
+	"strings"
+	"sync"
+	"time"
+
+	control "github.com/moby/buildkit/api/services/control"
+	gateway "github.com/moby/buildkit/frontend/gateway/pb"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+const (
+	maxEnded = 256    // builds whose history is kept
+	maxOps   = 20_000 // operations that are remembered of a build
+	// buildWait is how long a call waits for its build, which another call begins.
+	buildWait = 5 * time.Second
+)
+
+// build is one Solve of a client's. It runs as one or more jobs of the engine.
+type build struct {
+	server *Server
+	tenant string
+	ref    string // the client's
+	judge  Build
+	req    *request
+	login  Login
+	begun  chan struct{} // closed once the first job has started
+	over   chan struct{} // closed at the end
+
+	mu      sync.Mutex
+	sources *sources
+	job     *job
+	changed chan struct{}              // closed when there is another job
+	results map[string]*gateway.Result // the engine's, by the ID of each reference in them
+	ops     map[[32]byte]bool          // digests of operations that the engine returned
+	digests map[string]bool            // of what the build's record names
+}
+
+// job is one Solve of the engine's.
+type job struct {
+	ref    string
+	cancel context.CancelFunc
+	done   chan struct{}
+	resp   *control.SolveResponse
+	err    error
+}
+
+// Solve runs a client's build.
+func (s service) Solve(ctx context.Context, in *control.SolveRequest) (_ *control.SolveResponse, err error) {
+	caller := callerOf(ctx)
+	if !refName(in.Ref) {
+		return nil, denied("solve", "Ref", "the ref is malformed", "8 to 64 lower-case letters and digits")
+	}
+	b := &build{
+		server: s.Server, tenant: caller.Tenant(), ref: in.Ref, begun: make(chan struct{}), over: make(chan struct{}), changed: make(chan struct{}),
+		results: map[string]*gateway.Result{}, ops: map[[32]byte]bool{}, digests: map[string]bool{},
+	}
+	if err := s.add(b); err != nil {
+		return nil, err
+	}
+	defer s.end(b)
+	if b.judge, err = caller.Begin(ctx); err != nil {
+		return nil, err
+	}
+	defer func() { b.judge.End(err) }()
+	ctx = b.judge.Context()
+	b.req, err = judgeSolve(b.judge, b.tenant, in, func(id string) (string, error) {
+		found, err := s.sessions.await(ctx, b.tenant, id)
+		if err != nil {
+			return "", err
+		}
+		b.login = found.credentials
+		return found.id, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	b.sources = newSources(b.judge.URLs())
+	for _, url := range b.req.uploads {
+		b.sources.uploads[url] = true
+	}
+	defer b.stop()
+	b.start()
+	close(b.begun)
+	return b.run()
+}
+
+// add makes a build known under its ref.
+func (s *Server) add(b *build) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	key := [2]string{b.tenant, b.ref}
+	if s.builds[key] != nil {
+		return status.Error(codes.AlreadyExists, "the build exists")
+	}
+	s.builds[key] = b
+	close(s.changed)
+	s.changed = make(chan struct{})
+	return nil
+}
+
+// end notes that a build is over. Its ref and its history stay known for a while.
+func (s *Server) end(b *build) {
+	close(b.over)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended = append(s.ended, b); len(s.ended) > maxEnded {
+		old := s.ended[0]
+		s.ended = s.ended[1:]
+		delete(s.builds, [2]string{old.tenant, old.ref})
+	}
+}
+
+// stop releases what a build holds.
+func (b *build) stop() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.job.cancel()
+	b.sources.release()
+	b.results = nil
+}
+
+// await returns a build of the tenant's once it has begun. It waits a moment for the build.
+func (s *Server) await(ctx context.Context, tenant, ref string) (*build, error) {
+	ctx, cancel := context.WithTimeout(ctx, buildWait)
+	defer cancel()
+	for {
+		s.mu.Lock()
+		b, changed := s.builds[[2]string{tenant, ref}], s.changed
+		s.mu.Unlock()
+		var begun, over <-chan struct{}
+		if b != nil {
+			begun, over, changed = b.begun, b.over, nil
+		}
+		select {
+		case <-begun:
+			return b, nil
+		case <-changed:
+			continue
+		case <-over:
+		case <-ctx.Done():
+		}
+		if b != nil && b.hasBegun() { // and is over as well
+			return b, nil
+		}
+		return nil, status.Error(codes.NotFound, "no such build")
+	}
+}
+
+func (b *build) hasBegun() bool {
+	select {
+	case <-b.begun:
+		return true
+	default:
+		return false
+	}
+}
+
+// start starts a job that may read all sources that are known by now. It takes the place of
+// the job before.
+func (b *build) start() *job {
+	ctx, cancel := context.WithCancel(b.judge.Context())
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	req := proto.Clone(b.req.out).(*control.SolveRequest)
+	old := b.job
+	b.job = &job{ref: "b" + random(), cancel: cancel, done: make(chan struct{})}
+	req.Ref, req.SourcePolicy = b.job.ref, b.sources.policy()
+	go func(j *job) { // it ends with the context
+		defer close(j.done)
+		defer cancel()
+		j.resp, j.err = service{Server: b.server}.control().Solve(ctx, req)
+	}(b.job)
+	if old != nil {
+		old.cancel()
+	}
+	close(b.changed)
+	b.changed = make(chan struct{})
+	return b.job
+}
+
+func (b *build) current() (j *job, changed <-chan struct{}) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.job, b.changed
+}
+
+// run follows the build's jobs to the end of the last.
+func (b *build) run() (*control.SolveResponse, error) {
+	for {
+		j, changed := b.current()
+		select {
+		case <-changed:
+			continue
+		case <-j.done:
+		}
+		if now, _ := b.current(); now != j {
+			continue
+		}
+		switch {
+		case j.err == nil:
+			return b.finish(j.resp)
+		case b.req.out.Frontend == "": // the client is the frontend, and hears of it there
+			return nil, j.err
+		}
+		if err := b.admit(j.err); err != nil {
+			return nil, err
+		}
+		b.start()
+	}
+}
+
+// admit judges the image that a job's error names. It returns that error if there is none.
+func (b *build) admit(failed error) error {
+	source := missing(failed.Error())
+	b.mu.Lock()
+	_, known := b.sources.pins[source]
+	full := len(b.sources.pins) >= maxPins
+	b.mu.Unlock()
+	switch {
+	case source == "" || known:
+		return failed
+	case full:
+		return denied("sources", "", "the build reads too many images", "up to 32")
+	}
+	p, err := b.pinImage(source)
+	if err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if _, twice := b.sources.pins[source]; twice {
+		p.release()
+		return nil
+	}
+	b.sources.pins[source] = p
+	return nil
+}
+
+// finish verifies and names the image.
+func (b *build) finish(resp *control.SolveResponse) (*control.SolveResponse, error) {
+	out := resp.ExporterResponse
+	var ids []string
+	for _, key := range []string{"containerimage.digest", "containerimage.config.digest"} {
+		if id := out[key]; id != "" {
+			ids = append(ids, id)
+		}
+	}
+	if !b.req.stores || len(ids) == 0 { // the latter is a question, not a build
+		return resp, nil
+	}
+	if err := b.judge.Finish(ids, b.req.names); err != nil {
+		return nil, err
+	}
+	if len(b.req.names) > 0 {
+		out["image.name"] = strings.Join(b.req.names, ",")
+	}
+	return resp, nil
+}
+
+// Status tells a client how its build goes, over all jobs of it.
+func (s service) Status(in *control.StatusRequest, stream control.Control_StatusServer) error {
+	ctx := stream.Context()
+	b, err := s.await(ctx, callerOf(ctx).Tenant(), in.Ref)
+	if err != nil {
+		return err
+	}
+	for {
+		j, changed := b.current()
+		from, err := s.control().Status(ctx, &control.StatusRequest{Ref: j.ref})
+		err = each(from, err, func(m *control.StatusResponse) error {
+			b.show(m)
+			return stream.Send(m)
+		})
+		select {
+		case <-changed:
+		case <-b.over:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// show replaces pins by their names, and leaves out refusals that the next job answers.
+func (b *build) show(m *control.StatusResponse) {
+	b.mu.Lock()
+	names := b.sources.shown()
+	b.mu.Unlock()
+	for _, v := range m.Vertexes {
+		v.Name = names.Replace(v.Name)
+		if missing(v.Error) != "" || strings.Contains(v.Error, context.Canceled.Error()) {
+			v.Error = ""
+		}
+	}
+	for _, v := range m.Statuses {
+		v.ID, v.Name = names.Replace(v.ID), names.Replace(v.Name)
+	}
+}
+
+// remember notes the operations and references of a result.
+func (b *build) remember(r *gateway.Result) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.results == nil { // it has ended
+		return
+	}
+	for _, ref := range references(r) {
+		b.results[ref.GetId()] = r
+		for _, op := range ref.GetDef().GetDef() {
+			if len(b.ops) < maxOps {
+				b.ops[sha256.Sum256(op)] = true
+			}
+		}
+	}
+}
+
+// knows reports whether the engine returned an operation to a build of the tenant's.
+func (s *Server) knows(tenant string, op []byte) bool {
+	sum := sha256.Sum256(op)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for key, b := range s.builds {
+		if key[0] == tenant && b.returned(sum) {
+			return true
+		}
+	}
+	return false
+}
+
+func (b *build) returned(op [32]byte) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.ops[op]
+}
