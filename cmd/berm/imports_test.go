@@ -30,6 +30,7 @@ var confined = []struct {
 	allowed  func(pkg string) bool
 }{
 	{"github.com/docker/docker", in("runtime/docker", "runtime/runtimetest/engine", "proxy/engineapi", "cmd/berm-engine")},
+	{"github.com/containerd/containerd/api/services/content", in("runtime/containerd", "proxy/engineapi/buildkit")}, // blobs of builds
 	{"github.com/containerd/containerd", in("runtime/containerd")},
 	{"github.com/containerd/go-cni", in("runtime/containerd")},
 	{"github.com/spf13/cobra", in("cmd")},
