@@ -22,6 +22,7 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/body"
 	"github.com/bermhq/berm/proxy/engineapi/buildkit"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
@@ -126,6 +127,17 @@ func serveBuildKit(c *call) error {
 	})
 }
 
+// prefaceRoute serves BuildKit's API on a connection that begins as HTTP/2, which no other
+// endpoint does.
+var prefaceRoute = &route{method: "PRI", template: "/grpc", change: true, serve: serveBuildKit}
+
+const prefaceHead = "PRI * HTTP/2.0\r\n\r\n"
+
+// isPreface reports whether a request is prefaceHead, which begins an HTTP/2 connection.
+func isPreface(r *http.Request) bool {
+	return r.Method == "PRI" && r.RequestURI == "*" && r.Proto == "HTTP/2.0" && len(r.Header) == 0
+}
+
 // serveSession has the engine use what the client of a build offers.
 func serveSession(c *call) error {
 	return takingOver(c, func(take func() (net.Conn, error)) error {
@@ -145,7 +157,7 @@ func takingOver(c *call, serve func(take func() (net.Conn, error)) error) error 
 	if _, err := c.builds.allowed(c); err != nil {
 		return err
 	}
-	if c.r.Header.Get("Upgrade") != "h2c" {
+	if !isPreface(c.r) && c.r.Header.Get("Upgrade") != "h2c" {
 		return proxy.Malformed("the request is no upgrade to h2c")
 	}
 	leave, err := c.enter("streams", maxStreams)
@@ -160,13 +172,17 @@ func takingOver(c *call, serve func(take func() (net.Conn, error)) error) error 
 			return nil, fmt.Errorf("take the caller's connection over: %w", err)
 		}
 		taken = true
-		_, werr := io.WriteString(conn, "HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nApi-Version: "+c.version.String()+"\r\n\r\n")
-		if err := errors.Join(conn.SetDeadline(time.Time{}), werr); err != nil {
-			_ = conn.Close()
-			return nil, err
-		}
 		c.close(nil) // now, as the connection may stay for long
-		return readerConn{conn, upstream.Behind(buffered.Reader, conn)}, nil
+		rest := upstream.Behind(buffered.Reader, conn)
+		head := "HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nApi-Version: " + c.version.String() + "\r\n\r\n"
+		if isPreface(c.r) {
+			rest, head = io.MultiReader(strings.NewReader(prefaceHead), rest), ""
+		}
+		_, err = io.WriteString(conn, head)
+		if err = errors.Join(err, conn.SetDeadline(time.Time{})); err != nil {
+			_ = conn.Close()
+		}
+		return readerConn{conn, rest}, err
 	})
 	if taken {
 		return nil // nobody can be told any more
@@ -187,8 +203,11 @@ func (b buildCaller) fresh(ctx context.Context) *call {
 	}
 }
 
-// solveRoute stands for a build in the audit log and in metrics.
-var solveRoute = &route{template: "/grpc Solve"}
+// The audit log and metrics name parts of a connection like routes.
+var (
+	solveRoute  = &route{template: "/grpc Solve"}
+	sourceRoute = &route{template: "/grpc source"}
+)
 
 func (b buildCaller) Rules(ctx context.Context) (policy.BuildKit, error) {
 	return b.builds.allowed(b.fresh(ctx))
@@ -312,21 +331,27 @@ func (j *buildJudge) Target(name string) (string, error) {
 	return target.Get("repo") + ":" + target.Get("tag"), nil
 }
 
-func (j *buildJudge) Base(ref string, pull bool, login buildkit.Login) (string, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.query.Set("pull", strconv.FormatBool(pull))
-	img, err := buildBase(j.call, ref, func(registry string) (json.RawMessage, error) {
-		user, password, err := login(j.ctx, registry)
+// Base writes a decision of its own into the audit log.
+func (j *buildJudge) Base(ref string, pull bool, login buildkit.Login) (id string, err error) {
+	c := buildCaller{j.call}.fresh(j.ctx)
+	c.route = sourceRoute
+	defer func() { c.close(err) }()
+	c.query.Set("pull", strconv.FormatBool(pull))
+	img, err := buildBase(c, ref, func(registry string) (json.RawMessage, error) {
+		user, password, err := login(c.ctx, registry)
 		if err != nil || user == "" && password == "" {
-			return nil, nil // the registry says what it thinks of that
+			return nil, nil // the registry answers to that
 		}
 		return json.Marshal(map[string]string{"username": user, "password": password, "serveraddress": registry})
 	})
 	if err != nil {
 		return "", err
 	}
-	j.about(img.ID)
+	// The engine removes an image with its last name, and so with the pin.
+	if !slices.ContainsFunc(slices.Concat(img.RepoTags, img.RepoDigests), func(name string) bool { return !strings.HasPrefix(name, "<none>") }) {
+		return "", denied("buildkit.sources", "", "image "+body.Shorten(ref)+" has no name", "images with a name")
+	}
+	c.about(img.ID)
 	return img.ID, nil
 }
 
@@ -346,18 +371,51 @@ func (j *buildJudge) Pin(id string) (ref string, release func(), err error) {
 }
 
 func (j *buildJudge) unpin(name string) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(j.ctx), upstream.AskTimeout)
-	defer cancel()
-	c := *j.call
-	c.ctx = ctx
-	unlock, err := lockName(&c, name)
+	undo{func(ctx context.Context) error {
+		c := *j.call
+		c.ctx = ctx
+		return removePin(&c, name, -1)
+	}}.run(j.ctx, j.log)
+}
+
+// sweepPins removes pins that no build uses, such as those of a process that was killed.
+func (d *Proxy) sweepPins(ctx context.Context) error {
+	version, err := d.engine.Max(ctx)
 	if err != nil {
-		return
+		return err
+	}
+	c := &call{Proxy: d, ctx: ctx, version: version}
+	var unused []string
+	query := url.Values{"filters": {filters{"reference": {buildkit.PinHost + "*"}}.String()}}
+	err = d.engine.Each(ctx, upstream.Ask{Version: version, Path: "/images/json", Query: query}, func(_ string, entry json.RawMessage) error {
+		var img struct{ RepoTags []string }
+		if err := json.Unmarshal(entry, &img); err != nil {
+			return err
+		}
+		for _, tag := range img.RepoTags {
+			if name, ok := strings.CutSuffix(tag, ":1"); ok && strings.HasPrefix(name, buildkit.PinHost) {
+				unused = append(unused, name)
+			}
+		}
+		return nil
+	})
+	for _, name := range unused {
+		err = errors.Join(err, removePin(c, name, 0))
+	}
+	return err
+}
+
+// removePin adds to the number of builds that use a pin, and removes it if none is left.
+func removePin(c *call, name string, n int) error {
+	unlock, err := lockName(c, name)
+	if err != nil {
+		return err
 	}
 	defer unlock()
-	if j.builds.count(name, -1) == 0 {
-		removeUnwanted(&c, "/images/"+name+":1", url.Values{"noprune": {"1"}})
+	if c.builds.count(name, n) > 0 {
+		return nil
 	}
+	return remove(c.ctx, c, c.version, "/images/"+name+":1", url.Values{"noprune": {"1"}})
 }
 
 // count adds to the number of builds that use a pin.

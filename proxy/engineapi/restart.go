@@ -53,6 +53,9 @@ func (d restartEngine) Watch(ctx context.Context, ready func(life string), chang
 		return err
 	}
 	defer func() { _ = resp.Body.Close() }()
+	if err := d.sweepPins(ctx); err != nil {
+		return err
+	}
 	ready(d.life(ctx))
 	for lines := bufio.NewReaderSize(resp.Body, upstream.BufferSize); ; {
 		raw, err := nextEvent(lines)

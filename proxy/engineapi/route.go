@@ -265,7 +265,11 @@ func printable(s string) bool {
 }
 
 // match finds the route of the request, and the name in its path.
-func (c *call) match() (*route, error) {
+func (c *call) match() (_ *route, err error) {
+	if isPreface(c.r) {
+		c.version, err = c.engine.Max(c.ctx)
+		return prefaceRoute, err
+	}
 	raw := c.r.URL.EscapedPath()
 	if c.r.URL.Host != "" || c.r.URL.Opaque != "" || c.r.URL.Fragment != "" || c.r.URL.RawFragment != "" {
 		return nil, proxy.Malformed("the request is for a proxy")

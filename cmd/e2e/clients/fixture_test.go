@@ -86,7 +86,7 @@ func (f *fixture) serve(t *testing.T, root string) {
 	must(t, err)
 	policy, err := os.ReadFile("testdata/policy.yaml")
 	must(t, err)
-	values := strings.NewReplacer("WORK", f.work, "REGISTRY", f.registry.Host(), "LOGIN", f.login.Host())
+	values := strings.NewReplacer("WORK", f.work, "CGROUP", "/"+filepath.Base(f.engine.Dir())+"/builds", "REGISTRY", f.registry.Host(), "LOGIN", f.login.Host())
 	must(t, os.WriteFile(filepath.Join(root, "policy.yaml"), []byte(values.Replace(string(policy))), 0o600))
 	must(t, os.WriteFile(filepath.Join(root, "berm.yaml"), []byte(`
 http: {listen: none}

@@ -101,11 +101,6 @@ func (s *Server) Serve(ctx context.Context, caller Caller, conn net.Conn) {
 	})
 }
 
-// ServeHTTP serves one call that came over HTTP/2.
-func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request, caller Caller) {
-	s.grpc.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, caller)))
-}
-
 type callerKey struct{}
 
 func callerOf(ctx context.Context) Caller { return ctx.Value(callerKey{}).(Caller) }
