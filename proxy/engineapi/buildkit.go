@@ -31,13 +31,24 @@ import (
 // CPU.
 const limitedSteps = 29
 
-// stepLimits are the attributes for that.
-func stepLimits(p policy.Profile) map[string]string {
+// stepLimits returns the attributes that limit a build's commands.
+func stepLimits(c *call, p policy.Profile) (map[string]string, error) {
+	if parent := p.EngineAPI.BuildKit.CgroupParent; parent != "" {
+		return map[string]string{"cgroup-parent": parent}, nil
+	}
+	release, err := c.engine.Release(c.ctx)
+	if err != nil {
+		return nil, err
+	}
+	major, _, _ := strings.Cut(release, ".")
+	if n, err := strconv.Atoi(major); err != nil || n < limitedSteps {
+		return nil, denied("buildkit.limits", "", "this engine's BuildKit can't limit a build's commands", "DOCKER_BUILDKIT=0, an engine from release 29 on, or engine_api.buildkit.cgroup_parent")
+	}
 	const period = 100_000
 	memory := strconv.FormatInt(p.MemoryMB<<20, 10)
 	return map[string]string{
 		"memory": memory, "memswap": memory, "cpuperiod": strconv.Itoa(period), "cpuquota": strconv.FormatInt(int64(p.CPUs*period), 10),
-	}
+	}, nil
 }
 
 // builds is what a Proxy knows of the engine's BuildKit.
@@ -104,13 +115,16 @@ func (b *builds) allowed(c *call) (policy.BuildKit, error) {
 	if err := c.operation(policy.OpBuild); err != nil {
 		return policy.BuildKit{}, err
 	}
+	if _, err := stepLimits(c, p); err != nil {
+		return policy.BuildKit{}, err
+	}
 	return p.EngineAPI.BuildKit, b.check(c)
 }
 
 // builderVersion is the builder that clients use by default.
 func builderVersion(c *call) string {
-	p, err := c.profile()
-	if err != nil || !p.EngineAPI.BuildKit.Enabled || c.rules.Operation(c.caller.Profile, policy.OpBuild) != nil || c.builds.check(c) != nil {
+	asking := *c // whose refusals aren't the ping's
+	if _, err := c.builds.allowed(&asking); err != nil {
 		return "1"
 	}
 	return "2"
@@ -301,23 +315,14 @@ func (j *buildJudge) Limits() (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	limits := map[string]string{"shm-size": strconv.FormatInt(p.EngineAPI.TmpfsMB<<20, 10)}
-	if j.rules.Network != "bridge" || p.Network != "on" {
-		limits["force-network-mode"] = "none"
-	}
-	if j.rules.CgroupParent != "" {
-		limits["cgroup-parent"] = j.rules.CgroupParent
-		return limits, nil
-	}
-	release, err := j.engine.Release(j.ctx)
+	limits, err := stepLimits(j.call, p)
 	if err != nil {
 		return nil, err
 	}
-	major, _, _ := strings.Cut(release, ".")
-	if n, err := strconv.Atoi(major); err != nil || n < limitedSteps {
-		return nil, denied("buildkit.limits", "", "this engine's BuildKit can't limit a build's commands", "DOCKER_BUILDKIT=0, an engine from release 29 on, or engine_api.buildkit.cgroup_parent")
+	limits["shm-size"] = strconv.FormatInt(p.EngineAPI.TmpfsMB<<20, 10)
+	if j.rules.Network != "bridge" || p.Network != "on" {
+		limits["force-network-mode"] = "none"
 	}
-	maps.Copy(limits, stepLimits(p))
 	return limits, nil
 }
 

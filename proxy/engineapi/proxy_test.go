@@ -56,14 +56,14 @@ var judgedBy = map[string]string{
 	"DELETE /images/{image}":         "the caller's own, and by name what the policy allows, with `pull`",
 	"POST /networks/create":          "`networks`, `max_objects`; bridge; addresses of `subnets`",
 	"POST /networks/{id}/connect":    "networks of the policy, and the caller's own",
+	"POST /grpc":                     "`build`, `buildkit`; [each field](engine-differences.md#buildkit)",
+	"POST /session":                  "`build`, `buildkit`",
 	"POST /volumes/create":           "`volumes`, `max_objects`; local, without options",
 }
 
 // refused are endpoints of the Engine API that nobody may use, whatever the policy.
 var refused = [][3]string{
 	{"GET", "/images/search", "the engine connects where the caller says"},
-	{"POST", "/session", "a tunnel that can't be looked into (BuildKit)"},
-	{"POST", "/grpc", "likewise"},
 	{"POST", "/build/cancel", "builds are ended by leaving them"},
 	{"POST", "/containers/{id}/copy", "old, and reads files by another way (to 1.23)"},
 	{"GET", "/containers/{id}/checkpoints", "experimental"},
