@@ -62,12 +62,14 @@ type builds struct {
 
 func newBuilds(d *Proxy) (err error) {
 	d.builds.pins = map[string]int{}
+	memory := proxy.NewBudget("memory for messages of builds", 96<<20, 48<<20)
 	d.builds.server, err = buildkit.New(buildkit.Options{
 		Dial: func(ctx context.Context, path string, header http.Header) (net.Conn, error) {
 			conn, r, _, err := d.engine.Upgrade(ctx, upstream.Ask{Method: http.MethodPost, Path: path, Header: header})
 			return readerConn{conn, r}, err
 		},
-		Text: func(err *policy.DeniedError) string { return denial(err.Reasons) },
+		Text:  func(err *policy.DeniedError) string { return denial(err.Reasons) },
+		Lease: func(tenant string) buildkit.Lease { return memory.Lease(tenant) },
 	})
 	return err
 }

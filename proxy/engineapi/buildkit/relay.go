@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// maxMessage is the size of a message, as of BuildKit's own.
-const maxMessage = 16 << 20
+// maxMessage is the size of a message of a client's, in bytes.
+const maxMessage = 8 << 20
 
 // frame is a message that isn't decoded.
 type frame struct{ data mem.BufferSlice }

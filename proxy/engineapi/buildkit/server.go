@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"sync"
@@ -37,6 +38,14 @@ type Options struct {
 	Dial func(ctx context.Context, path string, header http.Header) (net.Conn, error)
 	// Text is what a client reads of a refusal.
 	Text func(*policy.DeniedError) string
+	// Lease begins a lease of memory for one message of a tenant's.
+	Lease func(tenant string) Lease
+}
+
+// Lease is memory that a message takes. It belongs to one goroutine.
+type Lease interface {
+	Resize(ctx context.Context, bytes int64) error
+	Release()
 }
 
 // Server serves BuildKit's API. It is safe for many goroutines.
@@ -97,8 +106,38 @@ func (s *Server) Serve(ctx context.Context, caller Caller, conn net.Conn) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 	(&http2.Server{MaxConcurrentStreams: maxStreams}).ServeConn(conn, &http2.ServeConnOpts{
-		Context: context.WithValue(ctx, callerKey{}, caller), Handler: s.grpc,
+		Context: context.WithValue(ctx, callerKey{}, caller), Handler: http.HandlerFunc(s.serve),
 	})
+}
+
+// serve serves one call. A session's bytes aren't kept; all others are leased.
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path != control.Control_Session_FullMethodName {
+		lease := s.opts.Lease(callerOf(r.Context()).Tenant())
+		defer lease.Release()
+		r.Body = &leasedBody{ReadCloser: r.Body, ctx: r.Context(), lease: lease}
+	}
+	s.grpc.ServeHTTP(w, r)
+}
+
+// leasedBody leases the memory for what is read.
+type leasedBody struct {
+	io.ReadCloser
+	ctx   context.Context
+	lease Lease
+	read  int64
+}
+
+// copies is how often a message is in memory: as bytes, as its fields, and in the request
+// that is made of them.
+const copies = 3
+
+func (b *leasedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if b.read += int64(n); err == nil {
+		err = b.lease.Resize(b.ctx, copies*b.read)
+	}
+	return n, err
 }
 
 type callerKey struct{}
