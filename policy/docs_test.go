@@ -65,7 +65,7 @@ func TestDocsHaveEveryKey(t *testing.T) {
 	for path, typ := range map[string]reflect.Type{
 		"": reflect.TypeFor[file](), "profiles default": reflect.TypeFor[fileProfile](), "profiles default engine_api": reflect.TypeFor[EngineAPI](),
 		"mounts": reflect.TypeFor[mountsFile](), "networks on": reflect.TypeFor[NetworkRule](), "env": reflect.TypeFor[envFile](),
-		"images": reflect.TypeFor[imagesFile](), "resources": reflect.TypeFor[resourcesFile](), "ttl": reflect.TypeFor[ttlFile](),
+		"images": reflect.TypeFor[imagesFile](), "resources": reflect.TypeFor[resourcesFile](), "ttl": reflect.TypeFor[ttlFile](), "profiles default engine_api buildkit": reflect.TypeFor[BuildKit](),
 	} {
 		at := docs
 		for _, key := range strings.Fields(path) {

@@ -15,7 +15,9 @@ func TestEngineAPIOfTheFile(t *testing.T) {
 	want := EngineAPI{
 		Capabilities: []string{"CAP_CHOWN", "CAP_KILL", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW"}, Volumes: "off", Networks: "off", Ports: "loopback", PortRange: "1-2",
 		LogDrivers: []string{"local"}, LogMaxMB: 3, Restart: []string{}, Runtimes: []string{"kata"}, Sysctls: []string{"net.core.somaxconn"}, Users: "non_root", DNS: "off",
-		TmpfsMB: 5, MaxUlimit: 6, Pull: "off", Build: "on", BuildAddURL: []string{"https://x.local:1/a/"}, Commit: "on", Tags: []string{"acme/*"}, Load: []string{}, Push: []string{}, Login: []string{}, Archive: "off", Exec: "off", DockerSocket: "on", Subnets: []string{}, HostGateway: "off", RedactEnv: []string{"*KEY*"}, MaxExecs: 7, ShowLabels: true,
+		TmpfsMB: 5, MaxUlimit: 6, Pull: "off", Build: "on",
+		BuildKit:    BuildKit{Enabled: true, Network: "bridge", Outputs: []string{"tar"}, Provenance: "off", Cache: "off", CgroupParent: "/a.b/c.slice"},
+		BuildAddURL: []string{"https://x.local:1/a/"}, Commit: "on", Tags: []string{"acme/*"}, Load: []string{}, Push: []string{}, Login: []string{}, Archive: "off", Exec: "off", DockerSocket: "on", Subnets: []string{}, HostGateway: "off", RedactEnv: []string{"*KEY*"}, MaxExecs: 7, ShowLabels: true,
 		ReadOnlyRootfs: true,
 	}
 	same(t, want, got.EngineAPI)
@@ -29,8 +31,8 @@ func TestEngineAPIOfTheFile(t *testing.T) {
 func TestEngineAPIInheritance(t *testing.T) {
 	p := mustParse(t, `
 profiles:
-  parent: {extends: network_basic, cap_add: [NET_ADMIN], engine_api: {volumes: off, capabilities: [KILL], tags: [a/*]}}
-  child: {extends: parent, cap_add: [], engine_api: {tags: [], pull: off}}
+  parent: {extends: network_basic, cap_add: [NET_ADMIN], engine_api: {volumes: off, capabilities: [KILL], tags: [a/*], buildkit: {ssh: false, outputs: [tar]}}}
+  child: {extends: parent, cap_add: [], engine_api: {tags: [], pull: off, buildkit: {enabled: true}}}
   plain: {extends: parent}
 `, Options{})
 	get := func(name string) EngineAPI { pr, _ := p.Profile(name); return pr.EngineAPI }
@@ -40,6 +42,9 @@ profiles:
 	if e := get("plain"); !slices.Equal(e.Tags, []string{"a/*"}) || !slices.Equal(e.Capabilities, []string{"CAP_KILL", "CAP_NET_ADMIN"}) || e.Pull != "on" {
 		t.Errorf("%+v", e)
 	}
+	inherited := builtinBuildKit()
+	inherited.Enabled, inherited.SSH, inherited.Outputs = true, false, []string{"tar"}
+	same(t, inherited, get("child").BuildKit)
 	if e := get("default"); e.Networks != "internal" || e.DNS != "off" || slices.Contains(e.Capabilities, "CAP_NET_RAW") || len(e.Capabilities) != 12 {
 		t.Errorf("%+v", e)
 	}
@@ -77,6 +82,8 @@ profiles:
   u: {engine_api: {build_add_url: ["https://x.local", "ftp://x/", "https://x/../", "https://u@x/", "https://x/?a/", "http://x/", "https:///", "http://x/"]}}
   d: {extends: a, engine_api: {volumes: own}}
   n: {engine_api: {docker_socket: x, host_gateway: x, load: [UPPER], push: [UPPER], login: ["https://x.local", x.local/a], max_memlock_mb: -1, subnets: [10.0.0.0/33]}}
+  k: {engine_api: {buildkit: {network: host, outputs: [registry, tar, tar], provenance: full, cache: on, cgroup_parent: a/../b}}}
+  l: {engine_api: {buildkit: {sources: []}}}
 `
 	const noRegistry = " must be a registry as images name it: a host, and a port if it isn't 443"
 	const noPrefix = " must be http:// or https://, a host and a path that ends with /"
@@ -98,7 +105,7 @@ profiles:
 		`line 22: profiles.a.engine_api.tags[0]: "UPPER" is no pattern: is not an image reference`,
 		`line 23: profiles.a.engine_api.archive: is "x", must be on or off`, `line 24: profiles.a.engine_api.exec: is "x", must be on or off`,
 		`line 25: profiles.a.engine_api.redact_env[0]: "[" is not a pattern`, "line 26: profiles.a.engine_api.max_objects: is -1, must be from 0 to 1048576",
-		"line 27: profiles.b.engine_api.nothing: is not a known key (known here: archive, build, build_add_url, capabilities, commit, dns, docker_socket, exec, host_gateway, load, log_drivers, log_max_mb, login, max_execs, max_memlock_mb, max_objects, max_ulimit, networks, " +
+		"line 27: profiles.b.engine_api.nothing: is not a known key (known here: archive, build, build_add_url, buildkit, capabilities, commit, dns, docker_socket, exec, host_gateway, load, log_drivers, log_max_mb, login, max_execs, max_memlock_mb, max_objects, max_ulimit, networks, " +
 			"port_range, ports, pull, push, read_only_rootfs, redact_env, restart, runtimes, show_labels, subnets, sysctls, tags, tmpfs_mb, users, volumes)",
 		"line 28: profiles.c.engine_api.log_drivers: must name at least one of json-file, local or none",
 		`line 29: profiles.u.engine_api.build_add_url[0]: "https://x.local"` + noPrefix, `line 29: profiles.u.engine_api.build_add_url[1]: "ftp://x/"` + noPrefix,
@@ -109,6 +116,13 @@ profiles:
 		"line 31: profiles.n.engine_api.max_memlock_mb: is -1, must be from 0 to 1099511627776", `line 31: profiles.n.engine_api.subnets[0]: "10.0.0.0/33" is not a range such as 10.80.0.0/16`,
 		`line 31: profiles.n.engine_api.load[0]: "UPPER" is no pattern: is not an image reference`, `line 31: profiles.n.engine_api.push[0]: "UPPER" is no pattern: is not an image reference`,
 		`line 31: profiles.n.engine_api.login[0]: "https://x.local"` + noRegistry, `line 31: profiles.n.engine_api.login[1]: "x.local/a"` + noRegistry,
+		`line 32: profiles.k.engine_api.buildkit.outputs[0]: "registry" must be image, local, tar, docker or oci`,
+		`line 32: profiles.k.engine_api.buildkit.outputs[2]: "tar" is there twice`,
+		`line 32: profiles.k.engine_api.buildkit.network: is "host", must be none or bridge`,
+		`line 32: profiles.k.engine_api.buildkit.provenance: is "full", must be off, min or max`,
+		`line 32: profiles.k.engine_api.buildkit.cache: is "on", must be tenant or off`,
+		`line 32: profiles.k.engine_api.buildkit.cgroup_parent: "a/../b" is not a path of a cgroup, as /builds, or a slice, as builds.slice`,
+		"line 33: profiles.l.engine_api.buildkit.sources: is not a known key (known here: cache, cgroup_parent, enabled, network, outputs, provenance, secrets, ssh)",
 	}
 	_, err := Parse([]byte(yaml), Options{Resolve: fakeHost{}.resolve})
 	wantProblems(t, want, err)
@@ -116,7 +130,7 @@ profiles:
 
 // A profile is printed by the keys of the file, and a copy of it shares no list.
 func TestProfileFields(t *testing.T) {
-	for _, typ := range []reflect.Type{reflect.TypeFor[Profile](), reflect.TypeFor[EngineAPI]()} {
+	for _, typ := range []reflect.Type{reflect.TypeFor[Profile](), reflect.TypeFor[EngineAPI](), reflect.TypeFor[BuildKit]()} {
 		for i := range typ.NumField() {
 			tag := typ.Field(i).Tag
 			if key := tag.Get("yaml"); key != tag.Get("json") && key != "-" {
@@ -130,6 +144,10 @@ func TestProfileFields(t *testing.T) {
 		if list, ok := v.Field(i).Addr().Interface().(*[]string); ok {
 			*list = []string{"y"}
 		}
+	}
+	e.BuildKit.Outputs = []string{"y"}
+	if &e.clone().BuildKit.Outputs[0] == &e.BuildKit.Outputs[0] {
+		t.Error("buildkit.outputs is shared")
 	}
 	c := reflect.ValueOf(e.clone())
 	for i := range v.NumField() {

@@ -110,7 +110,8 @@ profiles:
         read_only_rootfs: true, workspace_quota_mb: 10, ttl: 30m, idle_ttl: 5m, user: 1000:1000,
         cap_add: [net_bind_service, CAP_CHOWN, CHOWN], runtime_class: runsc, agent: exec, userns: auto, locked: [user_x],
         engine_api: {capabilities: [net_raw, CAP_NET_RAW, kill], volumes: off, networks: off, ports: loopback, port_range: 1-2, log_drivers: [local], log_max_mb: 3,
-          restart: [], runtimes: [kata], sysctls: [net.core.somaxconn], users: non_root, dns: off, tmpfs_mb: 5, max_ulimit: 6, pull: off, build: on, build_add_url: ["https://x.local:1/a/"], commit: on,
+          restart: [], runtimes: [kata], sysctls: [net.core.somaxconn], users: non_root, dns: off, tmpfs_mb: 5, max_ulimit: 6, pull: off, build: on,
+          buildkit: {enabled: true, network: bridge, outputs: [tar], secrets: false, ssh: false, provenance: off, cache: off, cgroup_parent: /a.b/c.slice}, build_add_url: ["https://x.local:1/a/"], commit: on,
           tags: [acme/*], archive: off, exec: off, docker_socket: on, redact_env: ["*KEY*"], max_objects: 0, max_execs: 7, read_only_rootfs: true, show_labels: true}}
 mounts: {allowed_roots: [/srv/data/, /srv/more], trusted_roots: [/srv/more], owner: 1000:1000, shared_root: /srv/more, path_map: [{engine: /srv/data, local: /data}], hold: required}
 networks: {team: {engine_network: team-net, internal: true, isolated: false}, on: {}}
