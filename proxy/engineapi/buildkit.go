@@ -68,10 +68,23 @@ func newBuilds(d *Proxy) (err error) {
 			conn, r, _, err := d.engine.Upgrade(ctx, upstream.Ask{Method: http.MethodPost, Path: path, Header: header})
 			return readerConn{conn, r}, err
 		},
-		Text:  func(err *policy.DeniedError) string { return denial(err.Reasons) },
-		Lease: func(tenant string) buildkit.Lease { return memory.Lease(tenant) },
+		Status: buildStatus,
+		Lease:  func(tenant string) buildkit.Lease { return memory.Lease(tenant) },
 	})
 	return err
+}
+
+// buildStatus is an error as the client of a build reads it.
+func buildStatus(err error) error {
+	code, ok := map[int]codes.Code{
+		http.StatusBadRequest: codes.InvalidArgument, http.StatusUnprocessableEntity: codes.InvalidArgument, http.StatusForbidden: codes.PermissionDenied,
+		http.StatusNotFound: codes.NotFound, http.StatusConflict: codes.FailedPrecondition, http.StatusTooManyRequests: codes.ResourceExhausted,
+		http.StatusServiceUnavailable: codes.Unavailable,
+	}[proxy.FaultOf(err).Status]
+	if !ok {
+		code = codes.Unknown
+	}
+	return status.Error(code, proxyText(err))
 }
 
 // readerConn is a connection of which some is read already.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"sync"
@@ -24,8 +25,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-
-	"github.com/bermhq/berm/policy"
 )
 
 // maxAnswer is the size of a message of the engine's.
@@ -36,8 +35,8 @@ type Options struct {
 	// Dial opens a connection to an endpoint of the engine's, "/grpc" or "/session", with
 	// the header of an upgrade.
 	Dial func(ctx context.Context, path string, header http.Header) (net.Conn, error)
-	// Text is what a client reads of a refusal.
-	Text func(*policy.DeniedError) string
+	// Status is what a client is told of an error that isn't a gRPC status.
+	Status func(error) error
 	// Lease begins a lease of memory for one message of a tenant's.
 	Lease func(tenant string) Lease
 }
@@ -101,12 +100,16 @@ func (s *Server) Close() error { return s.engine.Close() }
 // maxStreams limits the calls of one connection at a time.
 const maxStreams = 64
 
+// unlogged keeps faults of connections out of the log, which clients could fill.
+var unlogged = &http.Server{ErrorLog: log.New(io.Discard, "", 0)}
+
 // Serve serves a connection that a client has upgraded, until it ends.
 func (s *Server) Serve(ctx context.Context, caller Caller, conn net.Conn) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 	(&http2.Server{MaxConcurrentStreams: maxStreams}).ServeConn(conn, &http2.ServeConnOpts{
-		Context: context.WithValue(ctx, callerKey{}, caller), Handler: http.HandlerFunc(s.serve),
+		BaseConfig: unlogged,
+		Context:    context.WithValue(ctx, callerKey{}, caller), Handler: http.HandlerFunc(s.serve),
 	})
 }
 
@@ -146,12 +149,6 @@ func callerOf(ctx context.Context) Caller { return ctx.Value(callerKey{}).(Calle
 
 // status is what a client is told of an error.
 func (s *Server) status(err error) error {
-	if refused, ok := errors.AsType[*policy.DeniedError](err); ok {
-		return status.Error(codes.PermissionDenied, s.opts.Text(refused))
-	}
-	if err == nil {
-		return nil
-	}
 	if _, ok := status.FromError(err); ok {
 		return err
 	}
@@ -161,7 +158,7 @@ func (s *Server) status(err error) error {
 	case errors.Is(err, context.Canceled):
 		return status.Error(codes.Canceled, err.Error())
 	}
-	return status.Error(codes.Unknown, err.Error())
+	return s.opts.Status(err)
 }
 
 func strict(m any) error {
