@@ -177,11 +177,12 @@ func sessionHeader(s *session, tenant string, in http.Header) http.Header {
 
 // relaySession serves the engine on one connection with the client's methods on the other.
 func (s *Server) relaySession(ctx context.Context, new *session, conn, engine net.Conn) error {
-	client, err := overConn(conn)
+	client, err := overConn(watched{conn, func() { _ = engine.Close() }})
 	if err != nil {
 		return err
 	}
 	defer func() { _ = client.Close() }()
+	client.Connect() // a client that ends is noticed
 	s.sessions.open(new, client)
 	server := grpc.NewServer(grpc.ForceServerCodecV2(frames{}), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
 		grpc.UnknownServiceHandler(func(_ any, from grpc.ServerStream) error {
@@ -193,15 +194,29 @@ func (s *Server) relaySession(ctx context.Context, new *session, conn, engine ne
 	defer server.Stop()
 	stop := context.AfterFunc(ctx, func() { _ = engine.Close() })
 	defer stop()
-	(&http2.Server{}).ServeConn(engine, &http2.ServeConnOpts{Handler: server, Context: ctx})
+	(&http2.Server{}).ServeConn(engine, &http2.ServeConnOpts{BaseConfig: unlogged, Handler: server, Context: ctx})
 	return nil
+}
+
+// watched is a connection that tells of its end.
+type watched struct {
+	net.Conn
+	ended func()
+}
+
+func (c watched) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if err != nil {
+		c.ended()
+	}
+	return n, err
 }
 
 // overConn makes a client of a connection that is open. It can't be opened again.
 func overConn(conn net.Conn) (*grpc.ClientConn, error) {
 	conns := make(chan net.Conn, 1)
 	conns <- conn
-	return grpc.NewClient("passthrough:session", grpc.WithTransportCredentials(insecure.NewCredentials()),
+	return grpc.NewClient("passthrough:session", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithIdleTimeout(0),
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
 			select {
 			case conn := <-conns:
