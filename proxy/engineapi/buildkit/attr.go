@@ -92,7 +92,7 @@ func judgeAttrs(b Build, tenant string, in map[string]string, inputs bool, sessi
 			}
 			a.out[key], ok = id, true
 		case key == "attest:provenance":
-			a.out[key], ok = value, provenance(value) && (b.Rules().Provenance == "max" || !strings.Contains(value, "mode=max"))
+			ok = a.provenance(b.Rules().Provenance, value)
 		case name == "input-metadata", name == "context" && strings.HasPrefix(value, "input:"):
 			a.out[key], ok = value, inputs
 		case name == "context":
@@ -145,6 +145,20 @@ func (a *attrs) plain(key, value string) bool {
 	}
 	a.out[key] = value
 	return harmless[key] != nil && harmless[key](value)
+}
+
+// provenance judges what an image tells of its build. Without a mode BuildKit tells the most.
+func (a *attrs) provenance(most, value string) bool {
+	switch {
+	case !provenance(value) || most != "max" && strings.Contains(value, "mode=max"):
+		return false
+	case most == "off":
+		return true
+	case most == "min" && !strings.Contains(value, "mode=min"):
+		value = strings.TrimPrefix(strings.TrimSuffix(value, ",")+",mode=min", ",")
+	}
+	a.out["attest:provenance"] = value
+	return true
 }
 
 // add adds the attributes that only Berm sets.

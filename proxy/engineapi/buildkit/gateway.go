@@ -8,7 +8,10 @@ import (
 
 	"github.com/moby/buildkit/client/buildid"
 	gateway "github.com/moby/buildkit/frontend/gateway/pb"
+	"github.com/moby/buildkit/solver/pb"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 )
 
 // bridge is the API of a client that is the frontend of its own build.
@@ -42,7 +45,7 @@ func (s bridge) Solve(ctx context.Context, in *gateway.SolveRequest) (*gateway.S
 			return "", err
 		}
 		return found.id, nil
-	}, func(op []byte) bool { return s.knows(b.tenant, op) })
+	}, func(op []byte) (*pb.OpMetadata, bool) { return s.knows(b.tenant, op) })
 	if err != nil {
 		return nil, err
 	}
@@ -55,8 +58,7 @@ func (s bridge) Solve(ctx context.Context, in *gateway.SolveRequest) (*gateway.S
 			err = failure(resp.Result)
 		}
 		if err == nil {
-			b.remember(resp.Result)
-			return resp, nil
+			return resp, b.remember(resp.Result)
 		}
 		if err := b.admit(err); err != nil {
 			return nil, err
@@ -111,8 +113,10 @@ func (s bridge) Return(ctx context.Context, in *gateway.ReturnRequest) (*gateway
 	if err != nil {
 		return nil, err
 	}
-	out := &gateway.ReturnRequest{Error: in.Error}
-	if in.Error == nil {
+	out := &gateway.ReturnRequest{}
+	if in.Error != nil {
+		out.Error = status.New(codes.Code(in.Error.Code), in.Error.Message).Proto()
+	} else {
 		if out.Result = b.own(in.Result); out.Result == nil {
 			return nil, denied("result", "Result", "the result isn't one that this build solved", "a result of the engine's")
 		}

@@ -123,6 +123,8 @@ var exporterAttrs = map[string][]string{
 	"tar":    {"source-date-epoch", "attestation-prefix", "platform-split"},
 }
 
+var annotation = like(`annotation[-\[.].*`)
+
 // only are attributes that may have one value.
 var only = map[string]string{"store": "true", "mode": "copy"}
 
@@ -146,12 +148,15 @@ func (r *request) judgeExporters(b Build, in []*control.Exporter) error {
 		}
 		out := map[string]string{}
 		for key, value := range e.Attrs {
-			if !slices.Contains(known, key) && !strings.HasPrefix(key, "annotation") || only[key] != "" && only[key] != value {
+			if !slices.Contains(known, key) && !annotation(key) || only[key] != "" && only[key] != value {
 				return denied("outputs", "Exporters", fmt.Sprintf("%s=%s is refused for an output of type %s", body.Shorten(key), body.Shorten(value), e.Type), strings.Join(known, ", "))
 			}
 			out[key] = value
 		}
 		if kind == "image" {
+			if r.stores { // only one could be verified
+				return denied("outputs", "Exporters", "two outputs are images", "one image, with up to 16 names")
+			}
 			r.stores = true
 			if err := r.judgeNames(b, out["name"]); err != nil {
 				return err
@@ -181,9 +186,11 @@ func (r *request) judgeNames(b Build, list string) error {
 	return nil
 }
 
-// judgeBridge judges the Solve of a client that is the frontend. Known reports whether the
-// engine returned an operation to this tenant.
-func judgeBridge(b Build, tenant string, in *gateway.SolveRequest, session func(string) (string, error), known func(op []byte) bool) (*gateway.SolveRequest, *attrs, error) {
+// known returns what the engine said of an operation when it returned that to a tenant.
+type known func(op []byte) (*pb.OpMetadata, bool)
+
+// judgeBridge judges the Solve of a client that is the frontend.
+func judgeBridge(b Build, tenant string, in *gateway.SolveRequest, session func(string) (string, error), known known) (*gateway.SolveRequest, *attrs, error) {
 	for _, f := range []struct {
 		name string
 		bad  bool
@@ -199,8 +206,9 @@ func judgeBridge(b Build, tenant string, in *gateway.SolveRequest, session func(
 			return nil, nil, denied("solve", f.name, "this value of a frontend's Solve is refused", "none, or as docs/engine-proxy.md says")
 		}
 	}
+	inputs := map[string]*pb.Definition{}
 	for name, def := range in.FrontendInputs {
-		if !returned(def, known) {
+		if inputs[name] = returned(def, known); inputs[name] == nil {
 			return nil, nil, denied("solve", "FrontendInputs", "the input "+body.Shorten(name)+" isn't a result of this tenant's", "results that the engine returned")
 		}
 	}
@@ -209,22 +217,25 @@ func judgeBridge(b Build, tenant string, in *gateway.SolveRequest, session func(
 		return nil, nil, err
 	}
 	return &gateway.SolveRequest{
-		Frontend: dockerfile, FrontendOpt: a.out, FrontendInputs: in.FrontendInputs, Evaluate: in.Evaluate,
+		Frontend: dockerfile, FrontendOpt: a.out, FrontendInputs: inputs, Evaluate: in.Evaluate,
 		AllowResultReturn: in.AllowResultReturn, AllowResultArrayRef: in.AllowResultArrayRef,
 	}, a, nil
 }
 
-// returned reports whether a definition consists of known operations. The last one may be
-// new: it only says which of the others is the result.
-func returned(def *pb.Definition, known func([]byte) bool) bool {
-	for i, text := range def.GetDef() {
-		if known(text) {
+// returned returns a definition of known operations, with the engine's metadata: that of a
+// client may lift a step's limits. The last operation may be new, as it only says which of
+// the others is the result. Returned returns nil for other definitions.
+func returned(def *pb.Definition, known known) *pb.Definition {
+	out := &pb.Definition{Def: def.GetDef(), Metadata: map[string]*pb.OpMetadata{}}
+	for i, text := range out.Def {
+		if meta, ok := known(text); ok {
+			out.Metadata[digestOf(text)] = meta
 			continue
 		}
 		var op pb.Op
-		if i != len(def.Def)-1 || op.Unmarshal(text) != nil || op.Op != nil || hasUnknown(op.ProtoReflect()) {
-			return false
+		if i != len(out.Def)-1 || op.Unmarshal(text) != nil || op.Op != nil || hasUnknown(op.ProtoReflect()) {
+			return nil
 		}
 	}
-	return true
+	return out
 }

@@ -3,20 +3,24 @@ package buildkit
 import (
 	"context"
 	"crypto/sha256"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	control "github.com/moby/buildkit/api/services/control"
 	gateway "github.com/moby/buildkit/frontend/gateway/pb"
+	"github.com/moby/buildkit/solver/pb"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
 
 const (
-	maxEnded = 256    // builds whose history is kept
-	maxOps   = 20_000 // operations that are remembered of a build
+	maxEnded = 64   // builds of a tenant whose history is kept
+	maxOps   = 4096 // operations that are remembered of a build
+	// maxResults is how many results of a build are kept until its end.
+	maxResults = 32
 	// buildWait is how long a call waits for its build, which another call begins.
 	buildWait = 5 * time.Second
 )
@@ -35,10 +39,10 @@ type build struct {
 	mu      sync.Mutex
 	sources *sources
 	job     *job
-	changed chan struct{}              // closed when there is another job
-	results map[string]*gateway.Result // the engine's, by the ID of each reference in them
-	ops     map[[32]byte]bool          // digests of operations that the engine returned
-	digests map[string]bool            // of what the build's record names
+	changed chan struct{}               // closed when there is another job
+	results map[string]*gateway.Result  // the engine's, by the ID of each reference in them
+	ops     map[[32]byte]*pb.OpMetadata // of operations that the engine returned, by their digests
+	digests map[string]bool             // of what the build's record names
 }
 
 // job is one Solve of the engine's.
@@ -58,7 +62,7 @@ func (s service) Solve(ctx context.Context, in *control.SolveRequest) (_ *contro
 	}
 	b := &build{
 		server: s.Server, tenant: caller.Tenant(), ref: in.Ref, begun: make(chan struct{}), over: make(chan struct{}), changed: make(chan struct{}),
-		results: map[string]*gateway.Result{}, ops: map[[32]byte]bool{}, digests: map[string]bool{},
+		results: map[string]*gateway.Result{}, ops: map[[32]byte]*pb.OpMetadata{}, digests: map[string]bool{},
 	}
 	if err := s.add(b); err != nil {
 		return nil, err
@@ -109,10 +113,16 @@ func (s *Server) end(b *build) {
 	close(b.over)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ended = append(s.ended, b); len(s.ended) > maxEnded {
-		old := s.ended[0]
-		s.ended = s.ended[1:]
-		delete(s.builds, [2]string{old.tenant, old.ref})
+	s.ended = append(s.ended, b)
+	oldest, n := 0, 0
+	for i, e := range slices.Backward(s.ended) {
+		if e.tenant == b.tenant {
+			oldest, n = i, n+1
+		}
+	}
+	if n > maxEnded {
+		delete(s.builds, [2]string{b.tenant, s.ended[oldest].ref})
+		s.ended = slices.Delete(s.ended, oldest, oldest+1)
 	}
 }
 
@@ -234,7 +244,12 @@ func (b *build) admit(failed error) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if _, twice := b.sources.pins[source]; twice {
+	_, twice := b.sources.pins[source]
+	switch {
+	case b.results == nil: // the build has ended
+		p.release()
+		return failed
+	case twice:
 		p.release()
 		return nil
 	}
@@ -304,37 +319,51 @@ func (b *build) show(m *control.StatusResponse) {
 }
 
 // remember notes the operations and references of a result.
-func (b *build) remember(r *gateway.Result) {
+func (b *build) remember(r *gateway.Result) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.results == nil { // it has ended
-		return
+	switch {
+	case b.results == nil: // it has ended
+		return nil
+	case len(b.results) >= maxResults:
+		return status.Errorf(codes.ResourceExhausted, "the build has %d results, the most that one may have", len(b.results))
 	}
 	for _, ref := range references(r) {
 		b.results[ref.GetId()] = r
 		for _, op := range ref.GetDef().GetDef() {
 			if len(b.ops) < maxOps {
-				b.ops[sha256.Sum256(op)] = true
+				b.ops[sha256.Sum256(op)] = metadataOf(ref.Def, op)
 			}
 		}
 	}
+	return nil
 }
 
-// knows reports whether the engine returned an operation to a build of the tenant's.
-func (s *Server) knows(tenant string, op []byte) bool {
+// metadataOf returns what counts of a definition's metadata of an operation.
+func metadataOf(def *pb.Definition, op []byte) *pb.OpMetadata {
+	m := def.Metadata[digestOf(op)]
+	return &pb.OpMetadata{IgnoreCache: m.GetIgnoreCache(), Description: m.GetDescription(), Caps: m.GetCaps(), LinuxResources: m.GetLinuxResources()}
+}
+
+// knows reports whether the engine returned an operation to a build of the tenant's, and
+// what it said of that.
+func (s *Server) knows(tenant string, op []byte) (*pb.OpMetadata, bool) {
 	sum := sha256.Sum256(op)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for key, b := range s.builds {
-		if key[0] == tenant && b.returned(sum) {
-			return true
+		if key[0] == tenant {
+			if meta, ok := b.returned(sum); ok {
+				return meta, true
+			}
 		}
 	}
-	return false
+	return nil, false
 }
 
-func (b *build) returned(op [32]byte) bool {
+func (b *build) returned(op [32]byte) (*pb.OpMetadata, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.ops[op]
+	meta, ok := b.ops[op]
+	return meta, ok
 }
