@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -105,6 +106,7 @@ func (d *Docker) Close() error {
 func (d *Docker) startDockerd(ctx context.Context) error {
 	begun := time.Now()
 	config := make(map[string]any)
+	maps.Copy(config, d.opts.Config)
 	if major, err := dockerdMajor(ctx); err != nil {
 		return err
 	} else if major < 24 {

@@ -27,6 +27,8 @@ type Options struct {
 	// Runtimes are OCI runtimes by the names of their classes, the paths of programs,
 	// for a Docker Engine to offer besides its own.
 	Runtimes map[string]string
+	// Config has more fields of a Docker Engine's daemon.json.
+	Config map[string]any
 	// Image, when not empty, is the name of the image of Docker.ImportBusybox that the engine
 	// is to have.
 	Image string
