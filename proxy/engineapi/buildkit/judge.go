@@ -223,19 +223,29 @@ func judgeBridge(b Build, tenant string, in *gateway.SolveRequest, session func(
 }
 
 // returned returns a definition of known operations, with the engine's metadata: that of a
-// client may lift a step's limits. The last operation may be new, as it only says which of
-// the others is the result. Returned returns nil for other definitions.
+// client may lift a step's limits. Each operation comes after those that it builds on, as
+// engines don't check that. The last one may be new, as it only says which of the others is
+// the result. Returned returns nil for other definitions.
 func returned(def *pb.Definition, known known) *pb.Definition {
 	out := &pb.Definition{Def: def.GetDef(), Metadata: map[string]*pb.OpMetadata{}}
+	before := map[string]bool{}
 	for i, text := range out.Def {
-		if meta, ok := known(text); ok {
-			out.Metadata[digestOf(text)] = meta
-			continue
-		}
 		var op pb.Op
-		if i != len(out.Def)-1 || op.Unmarshal(text) != nil || op.Op != nil || hasUnknown(op.ProtoReflect()) {
+		if op.Unmarshal(text) != nil || slices.ContainsFunc(op.Inputs, func(in *pb.Input) bool { return !before[in.Digest] }) {
 			return nil
 		}
+		meta, ok := known(text)
+		switch last := i == len(out.Def)-1; {
+		case last && (op.Op != nil || len(op.Inputs) != 1 || hasUnknown(op.ProtoReflect())), !last && !ok:
+			return nil
+		}
+		digest := digestOf(text)
+		if before[digest] = true; ok {
+			out.Metadata[digest] = meta
+		}
+	}
+	if len(before) == 0 {
+		return nil
 	}
 	return out
 }

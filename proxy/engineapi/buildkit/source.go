@@ -18,8 +18,9 @@ const PinHost = "berm.invalid/p/"
 func Pin(tenant, id string) string { return PinHost + derive("pin", tenant, id) }
 
 const (
-	maxPins = 32
-	image   = "docker-image://"
+	maxPins  = 32
+	maxGiven = 64 // uploads and inputs
+	image    = "docker-image://"
 )
 
 // pin is a judged image under a name that no Dockerfile can have.
@@ -58,6 +59,9 @@ func rule(action spb.PolicyAction, match spb.MatchType, identifier string) *spb.
 	return &spb.Rule{Action: action, Selector: &spb.Selector{Identifier: identifier, MatchType: match}}
 }
 
+// below is a path that no server reads as one outside of the directory before it.
+const below = `[A-Za-z0-9_~-][A-Za-z0-9._~-]*(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*`
+
 // policy returns the source policy. The last rule that matches decides.
 func (s *sources) policy() *spb.Policy {
 	rules := []*spb.Rule{
@@ -70,7 +74,7 @@ func (s *sources) policy() *spb.Policy {
 		}
 	}
 	for _, url := range s.remote {
-		rules = append(rules, rule(spb.PolicyAction_ALLOW, spb.MatchType_REGEX, "^"+regexp.QuoteMeta(url)+`[A-Za-z0-9._~/-]+$`))
+		rules = append(rules, rule(spb.PolicyAction_ALLOW, spb.MatchType_REGEX, "^"+regexp.QuoteMeta(url)+below+"$"))
 	}
 	rules = append(rules, rule(spb.PolicyAction_DENY, spb.MatchType_REGEX, `^https?://.*\.\.`)) // a server may leave the prefix
 	for _, source := range slices.Sorted(maps.Keys(s.pins)) {
