@@ -382,11 +382,13 @@ func (j *buildJudge) Pin(id string) (ref string, release func(), err error) {
 	if err != nil {
 		return "", nil, err
 	}
-	defer unlock()
-	if err := j.engine.Post(j.ctx, j.version, "/images/"+id+"/tag", url.Values{"repo": {name}, "tag": {"1"}}, nil, nil); err != nil {
+	j.builds.count(name, 1)
+	err = j.engine.Post(j.ctx, j.version, "/images/"+id+"/tag", url.Values{"repo": {name}, "tag": {"1"}}, nil, nil)
+	unlock()
+	if err != nil { // it may be there all the same
+		j.unpin(name)
 		return "", nil, err
 	}
-	j.builds.count(name, 1)
 	return name + ":1", func() { j.unpin(name) }, nil
 }
 

@@ -3,15 +3,18 @@ package buildkit
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 
 	"github.com/moby/buildkit/client/buildid"
 	gateway "github.com/moby/buildkit/frontend/gateway/pb"
 	"github.com/moby/buildkit/solver/pb"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 )
 
 // bridge is the API of a client that is the frontend of its own build.
@@ -49,7 +52,11 @@ func (s bridge) Solve(ctx context.Context, in *gateway.SolveRequest) (*gateway.S
 	if err != nil {
 		return nil, err
 	}
-	if b.allow(a, req) {
+	more, err := b.allow(a, req)
+	if err != nil {
+		return nil, err
+	}
+	if more {
 		b.start()
 	}
 	for {
@@ -58,7 +65,10 @@ func (s bridge) Solve(ctx context.Context, in *gateway.SolveRequest) (*gateway.S
 			err = failure(resp.Result)
 		}
 		if err == nil {
-			return resp, b.remember(resp.Result)
+			if err = b.remember(resp.Result); err == nil {
+				err = leaseAnswer(ctx, int64(proto.Size(resp)))
+			}
+			return resp, err
 		}
 		if err := b.admit(err); err != nil {
 			return nil, err
@@ -76,7 +86,7 @@ func failure(r *gateway.Result) error {
 }
 
 // allow adds what a request may read, and reports whether that is more than before.
-func (b *build) allow(a *attrs, req *gateway.SolveRequest) (more bool) {
+func (b *build) allow(a *attrs, req *gateway.SolveRequest) (more bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	before := len(b.sources.uploads) + len(b.sources.inputs)
@@ -89,7 +99,11 @@ func (b *build) allow(a *attrs, req *gateway.SolveRequest) (more bool) {
 			b.sources.inputs[id] = true
 		}
 	}
-	return len(b.sources.uploads)+len(b.sources.inputs) > before
+	now := len(b.sources.uploads) + len(b.sources.inputs)
+	if now > maxGiven {
+		return false, denied("sources", "", "the build reads too many uploads and inputs", fmt.Sprintf("up to %d", maxGiven))
+	}
+	return now > before, nil
 }
 
 // references returns all references of a result.
@@ -151,12 +165,27 @@ func (s bridge) Ping(ctx context.Context, _ *gateway.PingRequest) (*gateway.Pong
 	return resp, err
 }
 
+// maxFile is the most of a file or a directory that one call reads.
+const maxFile = 4 << 20
+
+// ReadFile bounds what is read, as some engines take a whole file into memory.
 func (s bridge) ReadFile(ctx context.Context, in *gateway.ReadFileRequest) (*gateway.ReadFileResponse, error) {
 	b, err := s.build(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return s.bridge().ReadFile(b.inJob(ctx), in)
+	if err := leaseAnswer(ctx, maxFile); err != nil {
+		return nil, err
+	}
+	part := &gateway.FileRange{Length: maxFile + 1}
+	if asked := in.Range; asked != nil {
+		part = &gateway.FileRange{Offset: asked.Offset, Length: min(asked.Length, part.Length)}
+	}
+	resp, err := s.bridge().ReadFile(b.inJob(ctx), &gateway.ReadFileRequest{FilePath: in.FilePath, Range: part, Ref: in.Ref})
+	if len(resp.GetData()) > maxFile {
+		return nil, denied("gateway", "ReadFile", "the file is too large", fmt.Sprintf("up to %d bytes", maxFile))
+	}
+	return resp, err
 }
 
 func (s bridge) ReadDir(ctx context.Context, in *gateway.ReadDirRequest) (*gateway.ReadDirResponse, error) {
@@ -164,7 +193,10 @@ func (s bridge) ReadDir(ctx context.Context, in *gateway.ReadDirRequest) (*gatew
 	if err != nil {
 		return nil, err
 	}
-	return s.bridge().ReadDir(b.inJob(ctx), in)
+	if err := leaseAnswer(ctx, maxFile); err != nil {
+		return nil, err
+	}
+	return s.bridge().ReadDir(b.inJob(ctx), in, grpc.MaxCallRecvMsgSize(maxFile))
 }
 
 func (s bridge) StatFile(ctx context.Context, in *gateway.StatFileRequest) (*gateway.StatFileResponse, error) {

@@ -375,25 +375,6 @@ func TestHistory(t *testing.T) {
 	})
 }
 
-// TestHistoryBounds forgets the oldest builds of a tenant, and no other's.
-func TestHistoryBounds(t *testing.T) {
-	s := &Server{builds: map[[2]string]*build{}, changed: make(chan struct{})}
-	run := func(tenant string, n int) {
-		for i := range n {
-			b := &build{tenant: tenant, ref: fmt.Sprint(i), over: make(chan struct{})}
-			if err := s.add(b); err != nil {
-				t.Fatal(err)
-			}
-			s.end(b)
-		}
-	}
-	run("t", 1)
-	run("u", maxEnded+5)
-	if len(s.builds) != maxEnded+1 || s.builds[[2]string{"t", "0"}] == nil || s.builds[[2]string{"u", "4"}] != nil || s.builds[[2]string{"u", "5"}] == nil {
-		t.Error(len(s.builds))
-	}
-}
-
 // TestInfo has the engine's records and host stay unknown.
 func TestInfo(t *testing.T) {
 	bubble(t, func(t *testing.T) {

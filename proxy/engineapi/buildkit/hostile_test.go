@@ -2,10 +2,22 @@ package buildkit
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"regexp"
+	"strings"
 	"testing"
 
+	control "github.com/moby/buildkit/api/services/control"
+	gateway "github.com/moby/buildkit/frontend/gateway/pb"
 	"github.com/moby/buildkit/solver/pb"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding"
+	_ "google.golang.org/grpc/encoding/proto" // the codec
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 )
 
 func encoded(t *testing.T, op *pb.Op) []byte {
@@ -24,7 +36,7 @@ func TestInputs(t *testing.T) {
 	foreign := encoded(t, &pb.Op{Op: &pb.Op_Source{Source: &pb.SourceOp{Identifier: "docker-image://x"}}})
 	end := func(in ...*pb.Input) []byte { return encoded(t, &pb.Op{Inputs: in}) }
 	input := func(text []byte) *pb.Input { return &pb.Input{Digest: digestOf(text)} }
-	known := func(op []byte) bool { return bytes.Equal(op, source) || bytes.Equal(op, step) }
+	known := func(op []byte) (*pb.OpMetadata, bool) { return nil, bytes.Equal(op, source) || bytes.Equal(op, step) }
 	for name, tt := range map[string]struct {
 		ops  [][]byte
 		want bool
@@ -44,7 +56,7 @@ func TestInputs(t *testing.T) {
 		"foreign as the last one":     {[][]byte{source, foreign}, false},
 		"no operation":                {[][]byte{[]byte("\xff"), end(input(source))}, false},
 	} {
-		if got := returned(&pb.Definition{Def: tt.ops}, known); got != tt.want {
+		if got := returned(&pb.Definition{Def: tt.ops}, known) != nil; got != tt.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
@@ -61,6 +73,116 @@ func TestAddedFilesStayBelow(t *testing.T) {
 	} {
 		if got := pattern.MatchString(prefix + rest); got != want {
 			t.Errorf("%q: %v", rest, got)
+		}
+	}
+}
+
+// TestCodec has messages that are small as bytes only.
+func TestCodec(t *testing.T) {
+	field := func(number protowire.Number, inner []byte) []byte {
+		return protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), inner)
+	}
+	deep := []byte{}
+	for i := range 198 { // a definition's source's information's definition
+		deep = field([]protowire.Number{3, 2, 3}[i%3], deep)
+	}
+	large, err := proto.Marshal(&control.SolveRequest{Ref: "x", Definition: &pb.Definition{Def: [][]byte{bytes.Repeat([]byte("x"), 4<<20)}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		message []byte
+		want    codes.Code
+	}{
+		"few outputs":   {bytes.Repeat(field(13, nil), 500), codes.OK},
+		"large":         {large, codes.OK},
+		"many outputs":  {bytes.Repeat(field(13, nil), 4000), codes.ResourceExhausted},
+		"many, spread":  {append(bytes.Repeat(field(13, field(1, bytes.Repeat([]byte("x"), 80))), maxParts+1), large...), codes.ResourceExhausted},
+		"deep":          {field(2, deep), codes.ResourceExhausted},
+		"malformed":     {[]byte("\xff"), codes.Unknown},
+		"malformed too": {field(13, []byte("\xff")), codes.Unknown},
+	} {
+		err := codec{encoding.GetCodecV2("proto")}.Unmarshal(mem.BufferSlice{mem.SliceBuffer(tt.message)}, new(control.SolveRequest))
+		if status.Code(err) != tt.want {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// pinning is a Build that counts pins.
+type pinning struct {
+	Build
+	pins int
+}
+
+func (*pinning) Context() context.Context { return context.Background() }
+
+func (*pinning) Base(string, bool, Login) (string, error) { return "sha256:x", nil }
+
+func (p *pinning) Pin(string) (string, func(), error) {
+	p.pins++
+	return PinHost + "x:1", func() { p.pins-- }, nil
+}
+
+// TestEndedBuild has a frontend's call go on when its build is over.
+func TestEndedBuild(t *testing.T) {
+	judge := &pinning{}
+	b := &build{server: &Server{}, judge: judge, req: &request{}, sources: newSources(nil), job: &job{cancel: func() {}}, results: map[string]*gateway.Result{}, changed: make(chan struct{})}
+	before := b.job
+	b.stop()
+	failed := errors.New(`source "docker-image://busybox" denied by policy`)
+	if err := b.admit(failed); !errors.Is(err, failed) || judge.pins != 0 {
+		t.Errorf("%v, %d pins are left", err, judge.pins)
+	}
+	if b.start(); b.job != before {
+		t.Error("a job has started")
+	}
+}
+
+// TestResultsAreBounded has a frontend solve without end.
+func TestResultsAreBounded(t *testing.T) {
+	b := &build{results: map[string]*gateway.Result{}, ops: map[[32]byte]*pb.OpMetadata{}}
+	r := &gateway.Result{Metadata: map[string][]byte{"x": []byte(strings.Repeat("x", 1<<20))}}
+	for range 17 {
+		if err := b.remember(r); status.Code(err) == codes.ResourceExhausted {
+			return
+		}
+	}
+	t.Error("17 MiB are kept")
+}
+
+// TestHistoryIsATenantsOwn has another tenant end many builds.
+func TestHistoryIsATenantsOwn(t *testing.T) {
+	s := &Server{builds: map[[2]string]*build{}, ended: map[string][]*build{}, changed: make(chan struct{})}
+	end := func(tenant, ref string) {
+		b := &build{tenant: tenant, ref: ref, over: make(chan struct{})}
+		if err := s.add(b); err != nil {
+			t.Fatal(err)
+		}
+		s.end(b)
+	}
+	end("alice", "hers")
+	for i := range 1000 {
+		end("bob", strings.Repeat("x", i+1))
+	}
+	if s.builds[[2]string{"alice", "hers"}] == nil || len(s.builds) != maxEnded+1 {
+		t.Errorf("%d builds are known", len(s.builds))
+	}
+}
+
+// TestStatusConceals looks at what a client reads of an engine that is away.
+func TestStatusConceals(t *testing.T) {
+	s := &Server{opts: Options{Status: func(error) error { return status.Error(codes.NotFound, "told") }}}
+	for _, tt := range []struct {
+		err  error
+		code codes.Code
+	}{
+		{status.Error(codes.Unavailable, "dial unix /secret/docker.sock"), codes.Unavailable},
+		{errors.New("open /secret/file"), codes.NotFound},
+		{context.DeadlineExceeded, codes.DeadlineExceeded},
+	} {
+		if got := s.status(tt.err); status.Code(got) != tt.code || strings.Contains(got.Error(), "secret") {
+			t.Errorf("%v: %v", tt.err, got)
 		}
 	}
 }

@@ -413,8 +413,8 @@ func TestReturned(t *testing.T) {
 		def [][]byte
 		ok  bool
 	}{
-		"none": {nil, true}, "known": {[][]byte{a}, true}, "with a last one": {[][]byte{a, lastOp(a)}, true}, "unknown": {[][]byte{a, b}, false}, "unknown first": {[][]byte{b, a}, false},
-		"in the middle": {[][]byte{a, lastOp(a), a}, false}, "exec": {[][]byte{a, other}, false}, "unknown field": {[][]byte{a, odd}, false}, "garbage": {[][]byte{a, {0xff}}, false}, "empty": {[][]byte{a, {}}, true},
+		"none": {nil, false}, "known": {[][]byte{a}, false}, "with a last one": {[][]byte{a, lastOp(a)}, true}, "unknown": {[][]byte{a, b}, false}, "unknown first": {[][]byte{b, a}, false},
+		"in the middle": {[][]byte{a, lastOp(a), a}, false}, "exec": {[][]byte{a, other}, false}, "unknown field": {[][]byte{a, odd}, false}, "garbage": {[][]byte{a, {0xff}}, false}, "empty": {[][]byte{a, {}}, false},
 	} {
 		if got := returned(&pb.Definition{Def: tt.def}, known); (got != nil) != tt.ok {
 			t.Errorf("%s: %v", name, got)

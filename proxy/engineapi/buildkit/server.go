@@ -17,14 +17,15 @@ import (
 	control "github.com/moby/buildkit/api/services/control"
 	types "github.com/moby/buildkit/api/types"
 	gateway "github.com/moby/buildkit/frontend/gateway/pb"
-	trace "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
 )
 
 // maxAnswer is the size of a message of the engine's.
@@ -35,7 +36,7 @@ type Options struct {
 	// Dial opens a connection to an endpoint of the engine's, "/grpc" or "/session", with
 	// the header of an upgrade.
 	Dial func(ctx context.Context, path string, header http.Header) (net.Conn, error)
-	// Status is what a client is told of an error that isn't a gRPC status.
+	// Status is what a client is told of an error that isn't the engine's BuildKit's.
 	Status func(error) error
 	// Lease begins a lease of memory for one message of a tenant's.
 	Lease func(tenant string) Lease
@@ -56,13 +57,13 @@ type Server struct {
 
 	mu      sync.Mutex
 	builds  map[[2]string]*build // by tenant and client's ref
-	ended   []*build             // those that have ended, the oldest first
+	ended   map[string][]*build  // those of each tenant that have ended, the oldest first
 	changed chan struct{}        // closed when one begins
 }
 
 // New returns a Server. It connects to the engine when it has to.
 func New(opts Options) (*Server, error) {
-	s := &Server{opts: opts, builds: map[[2]string]*build{}, changed: make(chan struct{})}
+	s := &Server{opts: opts, builds: map[[2]string]*build{}, ended: map[string][]*build{}, changed: make(chan struct{})}
 	s.sessions.all, s.sessions.changed = map[[2]string]*session{}, make(chan struct{})
 	var err error
 	s.engine, err = grpc.NewClient("passthrough:engine",
@@ -76,7 +77,7 @@ func New(opts Options) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("buildkit: %w", err)
 	}
-	s.grpc = grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxAnswer),
+	s.grpc = grpc.NewServer(grpc.ForceServerCodecV2(codec{encoding.GetCodecV2("proto")}), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxAnswer),
 		grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 			if err := strict(req); err != nil {
 				return nil, s.status(err)
@@ -90,7 +91,7 @@ func New(opts Options) (*Server, error) {
 	control.RegisterControlServer(s.grpc, service{Server: s})
 	gateway.RegisterLLBBridgeServer(s.grpc, bridge{Server: s})
 	contentapi.RegisterContentServer(s.grpc, contents{Server: s})
-	trace.RegisterTraceServiceServer(s.grpc, traces{})
+	s.grpc.RegisterService(&traces, nil)
 	return s, nil
 }
 
@@ -116,9 +117,12 @@ func (s *Server) Serve(ctx context.Context, caller Caller, conn net.Conn) {
 // serve serves one call. A session's bytes aren't kept; all others are leased.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path != control.Control_Session_FullMethodName {
-		lease := s.opts.Lease(callerOf(r.Context()).Tenant())
-		defer lease.Release()
-		r.Body = &leasedBody{ReadCloser: r.Body, ctx: r.Context(), lease: lease}
+		tenant := callerOf(r.Context()).Tenant()
+		asked, answered := s.opts.Lease(tenant), &answer{lease: s.opts.Lease(tenant)}
+		defer answered.release()
+		defer asked.Release()
+		r = r.WithContext(context.WithValue(r.Context(), answerKey{}, answered))
+		r.Body = &leasedBody{ReadCloser: r.Body, ctx: r.Context(), lease: asked}
 	}
 	s.grpc.ServeHTTP(w, r)
 }
@@ -143,20 +147,47 @@ func (b *leasedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
+type answerKey struct{}
+
+// answer leases the memory for an answer until it was sent. A call may go on after that, if
+// its client is gone.
+type answer struct {
+	mu    sync.Mutex
+	lease Lease
+}
+
+func (a *answer) release() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.lease.Release()
+}
+
+// leaseAnswer leases the memory for an answer of at most so many bytes.
+func leaseAnswer(ctx context.Context, bytes int64) error {
+	a := ctx.Value(answerKey{}).(*answer)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.lease.Resize(ctx, copies*bytes)
+}
+
 type callerKey struct{}
 
 func callerOf(ctx context.Context) Caller { return ctx.Value(callerKey{}).(Caller) }
 
 // status is what a client is told of an error.
 func (s *Server) status(err error) error {
-	if _, ok := status.FromError(err); ok {
-		return err
-	}
+	st, ok := status.FromError(err)
 	switch {
+	case err == nil:
+		return nil
+	case ok && st.Code() != codes.Unavailable: // of which the text names the engine's address
+		return err
+	case ok:
+		return status.Error(codes.Unavailable, "the engine's BuildKit is away")
 	case errors.Is(err, context.DeadlineExceeded):
-		return status.Error(codes.DeadlineExceeded, err.Error())
+		return status.Error(codes.DeadlineExceeded, context.DeadlineExceeded.Error())
 	case errors.Is(err, context.Canceled):
-		return status.Error(codes.Canceled, err.Error())
+		return status.Error(codes.Canceled, context.Canceled.Error())
 	}
 	return s.opts.Status(err)
 }
@@ -226,11 +257,10 @@ func (service) DiskUsage(context.Context, *control.DiskUsageRequest) (*control.D
 // Prune removes nothing, as the engine's records have no owner.
 func (service) Prune(*control.PruneRequest, control.Control_PruneServer) error { return nil }
 
-// traces takes spans of clients, and drops them.
-type traces struct {
-	trace.UnimplementedTraceServiceServer
-}
-
-func (traces) Export(context.Context, *trace.ExportTraceServiceRequest) (*trace.ExportTraceServiceResponse, error) {
-	return &trace.ExportTraceServiceResponse{}, nil
+// traces takes spans of clients, and drops them undecoded.
+var traces = grpc.ServiceDesc{
+	ServiceName: "opentelemetry.proto.collector.trace.v1.TraceService",
+	Methods: []grpc.MethodDesc{{MethodName: "Export", Handler: func(_ any, _ context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+		return new(emptypb.Empty), decode(new(emptypb.Empty))
+	}}},
 }

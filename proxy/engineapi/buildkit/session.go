@@ -26,7 +26,7 @@ const (
 	maxSessions = 64      // of a tenant
 	maxContext  = 1 << 30 // bytes that a client may send in a session
 	// sessionWait is how long a build waits for its session, which the client opens meanwhile.
-	sessionWait = 2 * time.Second
+	sessionWait = 5 * time.Second
 	// loginTime limits how long a client may take to answer for its credentials.
 	loginTime = 10 * time.Second
 

@@ -17,10 +17,10 @@ import (
 )
 
 const (
-	maxEnded = 64   // builds of a tenant whose history is kept
-	maxOps   = 4096 // operations that are remembered of a build
-	// maxResults is how many results of a build are kept until its end.
-	maxResults = 32
+	maxEnded   = 64       // builds of a tenant whose history is kept
+	maxOps     = 4096     // operations that are remembered of a build
+	maxResults = 32       // of a build
+	maxBytes   = 16 << 20 // of a build's results
 	// buildWait is how long a call waits for its build, which another call begins.
 	buildWait = 5 * time.Second
 )
@@ -40,7 +40,8 @@ type build struct {
 	sources *sources
 	job     *job
 	changed chan struct{}               // closed when there is another job
-	results map[string]*gateway.Result  // the engine's, by the ID of each reference in them
+	results map[string]*gateway.Result  // the engine's, by the ID of each reference in them; nil once the build has ended
+	bytes   int                         // of the results
 	ops     map[[32]byte]*pb.OpMetadata // of operations that the engine returned, by their digests
 	digests map[string]bool             // of what the build's record names
 }
@@ -113,17 +114,12 @@ func (s *Server) end(b *build) {
 	close(b.over)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ended = append(s.ended, b)
-	oldest, n := 0, 0
-	for i, e := range slices.Backward(s.ended) {
-		if e.tenant == b.tenant {
-			oldest, n = i, n+1
-		}
+	ended := append(s.ended[b.tenant], b)
+	if len(ended) > maxEnded {
+		delete(s.builds, [2]string{b.tenant, ended[0].ref})
+		ended = slices.Clone(ended[1:])
 	}
-	if n > maxEnded {
-		delete(s.builds, [2]string{b.tenant, s.ended[oldest].ref})
-		s.ended = slices.Delete(s.ended, oldest, oldest+1)
-	}
+	s.ended[b.tenant] = ended
 }
 
 // stop releases what a build holds.
@@ -172,11 +168,14 @@ func (b *build) hasBegun() bool {
 }
 
 // start starts a job that may read all sources that are known by now. It takes the place of
-// the job before.
-func (b *build) start() *job {
-	ctx, cancel := context.WithCancel(b.judge.Context())
+// the job before. It starts none once the build has ended.
+func (b *build) start() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.results == nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(b.judge.Context())
 	req := proto.Clone(b.req.out).(*control.SolveRequest)
 	old := b.job
 	b.job = &job{ref: "b" + random(), cancel: cancel, done: make(chan struct{})}
@@ -191,7 +190,6 @@ func (b *build) start() *job {
 	}
 	close(b.changed)
 	b.changed = make(chan struct{})
-	return b.job
 }
 
 func (b *build) current() (j *job, changed <-chan struct{}) {
@@ -327,6 +325,9 @@ func (b *build) remember(r *gateway.Result) error {
 		return nil
 	case len(b.results) >= maxResults:
 		return status.Errorf(codes.ResourceExhausted, "the build has %d results, the most that one may have", len(b.results))
+	}
+	if b.bytes += proto.Size(r); b.bytes > maxBytes {
+		return status.Error(codes.ResourceExhausted, "the results of the build are too large")
 	}
 	for _, ref := range references(r) {
 		b.results[ref.GetId()] = r

@@ -76,7 +76,6 @@ func (s *sources) policy() *spb.Policy {
 	for _, url := range s.remote {
 		rules = append(rules, rule(spb.PolicyAction_ALLOW, spb.MatchType_REGEX, "^"+regexp.QuoteMeta(url)+below+"$"))
 	}
-	rules = append(rules, rule(spb.PolicyAction_DENY, spb.MatchType_REGEX, `^https?://.*\.\.`)) // a server may leave the prefix
 	for _, source := range slices.Sorted(maps.Keys(s.pins)) {
 		p := s.pins[source]
 		convert := rule(spb.PolicyAction_CONVERT, spb.MatchType_REGEX, "^"+regexp.QuoteMeta(source)+"$")
