@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/bermhq/berm/proxy/engineapi/body"
+	"github.com/bermhq/berm/proxy/engineapi/buildkit"
 
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
@@ -209,9 +210,10 @@ func nameOf(c *call, asked string, img *imageInfo, own bool) string {
 	return asked // the denial is not to tell of an image that the caller may not see
 }
 
-// lookUpImage finds an image that the engine has; nil if it has none of that name.
+// lookUpImage finds an image that the engine has; nil if it has none of that name. The names of
+// pins are nobody's, as they tell what others build.
 func lookUpImage(c *call, ref string) (*imageInfo, error) {
-	if _, err := reference.ParseAnyReference(ref); err != nil {
+	if _, err := reference.ParseAnyReference(ref); err != nil || strings.HasPrefix(ref, buildkit.PinHost) {
 		return nil, nil // or the engine could be led elsewhere by it
 	}
 	var img imageInfo

@@ -25,7 +25,7 @@ var classes = []struct {
 }{
 	{"image", imageAttacks}, {"frontend", frontendAttacks}, {"source", sourceAttacks}, {"definition", definitionAttacks}, {"strange", strangeAttacks},
 	{"privilege", privilegeAttacks}, {"result", resultAttacks}, {"cache", cacheAttacks}, {"session", sessionAttacks},
-	{"ref", refAttacks}, {"store", storeAttacks}, {"wire", wireAttacks},
+	{"ref", refAttacks}, {"store", storeAttacks}, {"pin", pinAttacks}, {"wire", wireAttacks},
 }
 
 // TestSoakBuildKitAttacks has Bob attack, on each engine with each store.

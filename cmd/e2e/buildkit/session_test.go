@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -400,3 +401,35 @@ var storeAttacks = []attack{
 }
 
 func second(_ *result, err error) error { return err }
+
+// pinned has Bob use the pin of a base while Alice's build reads it.
+func pinned(method, path, body string) attack {
+	return attack{name: "pin by " + method + " " + path, tame: "2: it has no pins", try: func(ctx context.Context, s *side) error {
+		if s.bare {
+			return errHarmless
+		}
+		i, err := s.docker.ImageInspect(ctx, base)
+		if err != nil {
+			return err
+		}
+		pin := pinOf("alice", i.ID)
+		return s.running(ctx, func(string, string) error {
+			if !slices.Contains(s.pins(ctx), pin) {
+				return errors.New("the build has no pin " + pin)
+			}
+			var text []byte
+			if body != "" {
+				text = []byte(strings.ReplaceAll(body, "PIN", pin))
+			}
+			_, err := s.bob.rest(ctx, method, strings.ReplaceAll(path, "PIN", pin), text)
+			return err
+		})
+	}}
+}
+
+var pinAttacks = []attack{
+	pinned("DELETE", "/images/PIN", ""), pinned("DELETE", "/images/PIN?force=1", ""), pinned("GET", "/images/PIN/json", ""),
+	pinned("GET", "/images/PIN/history", ""), pinned("POST", "/images/PIN/tag?repo=team.local/bob&tag=p", ""), pinned("GET", "/images/PIN/get", ""),
+	pinned("GET", "/images/get?names=PIN", ""), pinned("POST", "/containers/create", `{"Image":"PIN"}`), pinned("POST", "/images/PIN/push", ""),
+	pinned("POST", "/images/create?fromImage=PIN", ""), pinned("POST", "/images/"+base+"/tag?repo="+strings.TrimSuffix(pinOf("alice", "x"), ":1")+"&tag=1", ""),
+}
