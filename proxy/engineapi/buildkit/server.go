@@ -108,6 +108,7 @@ var unlogged = &http.Server{ErrorLog: log.New(io.Discard, "", 0)}
 func (s *Server) Serve(ctx context.Context, caller Caller, conn net.Conn) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
+	//nolint:staticcheck // net/http serves listeners, and no single connection
 	(&http2.Server{MaxConcurrentStreams: maxStreams}).ServeConn(conn, &http2.ServeConnOpts{
 		BaseConfig: unlogged,
 		Context:    context.WithValue(ctx, callerKey{}, caller), Handler: http.HandlerFunc(s.serve),

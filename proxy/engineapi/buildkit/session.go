@@ -194,6 +194,7 @@ func (s *Server) relaySession(ctx context.Context, new *session, conn, engine ne
 	defer server.Stop()
 	stop := context.AfterFunc(ctx, func() { _ = engine.Close() })
 	defer stop()
+	//nolint:staticcheck // as in Serve
 	(&http2.Server{}).ServeConn(engine, &http2.ServeConnOpts{BaseConfig: unlogged, Handler: server, Context: ctx})
 	return nil
 }
