@@ -249,8 +249,8 @@ func TestRepeatedBody(t *testing.T) {
 			t.Errorf("%s: %d %s", body, status, told)
 		}
 	}
-	if status, told := say(t, address, "POST", "/commit?container=c&comment=x", `{"container":"c","comment":"x","Cmd":["sh"]}`); status != 403 || !strings.Contains(told, "commit.config") {
-		t.Errorf("commit with a command: %d %s", status, told)
+	if status, told := say(t, address, "POST", "/commit?container=c&comment=x", `{"container":"c","comment":"x","Hostname":"x"}`); status != 403 || !strings.Contains(told, "commit.config") {
+		t.Errorf("commit with a host name: %d %s", status, told)
 	}
 	s.answers["GET /images/json"] = "[]"
 	_, _ = say(t, address, "POST", "/commit?container=c&comment=x", `{"container":"c","comment":"x"}`)
