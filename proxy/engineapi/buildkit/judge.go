@@ -136,9 +136,9 @@ func (r *request) judgeExporters(b Build, in []*control.Exporter) error {
 	outputs := b.Rules().Outputs
 	for _, e := range in {
 		known := exporterAttrs[e.Type]
-		kind := e.Type
-		if kind == "moby" {
-			kind = "image"
+		kind, made := e.Type, e.Type
+		if kind == "moby" || kind == "image" {
+			kind, made = "image", "moby" // which keeps images without a name
 		}
 		if known == nil || !slices.Contains(outputs, kind) {
 			return denied("outputs", "Exporters", "an output of type "+body.Shorten(e.Type)+" is refused", strings.Join(outputs, ", "))
@@ -163,7 +163,7 @@ func (r *request) judgeExporters(b Build, in []*control.Exporter) error {
 			}
 			delete(out, "name")
 		}
-		r.out.Exporters = append(r.out.Exporters, &control.Exporter{Type: e.Type, Attrs: out})
+		r.out.Exporters = append(r.out.Exporters, &control.Exporter{Type: made, Attrs: out})
 	}
 	return nil
 }

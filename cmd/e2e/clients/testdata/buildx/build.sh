@@ -91,6 +91,11 @@ docker build --build-arg A=1 --label k=v -f sub/other -t "$T" .
 same "$(docker run --rm "$T" cat /a)" 1
 same "$(docker inspect -f '{{.Config.Labels.k}}' "$T")" v
 
+### build --output type=image [buildkit]
+printf 'FROM busybox\nRUN echo out >/f\n' >Dockerfile
+docker build -o type=image,name="$T" .
+same "$(docker run --rm "$T" cat /f)" out
+
 ### build --output type=local [buildkit]
 echo hi >f
 printf 'FROM scratch\nCOPY f /f\n' >Dockerfile
