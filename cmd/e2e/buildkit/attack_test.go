@@ -48,6 +48,7 @@ func TestSoakBuildKitAttacks(t *testing.T) {
 func (r *rig) attack(t *testing.T) {
 	sides := r.sides(t)
 	must(t, sides[1].prepare(t.Context()))
+	r.keep(t, alices)
 	calm := r.weight(t)
 	bit, all := 0, 0
 	for _, class := range classes {

@@ -123,7 +123,7 @@ func (c *client) rest(ctx context.Context, method, path string, body []byte) (st
 	if err != nil {
 		return "", err
 	}
-	defer resp.Body.Close() //nolint:errcheck // it was read
+	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
 	if resp.StatusCode >= 300 {
 		return "", fmt.Errorf("%s %s: %s %s", method, path, resp.Status, named(resp.StatusCode, string(text)))

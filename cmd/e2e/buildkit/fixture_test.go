@@ -90,8 +90,16 @@ func newRig(t *testing.T, config map[string]any) *rig {
 	must(t, e.ImportBusybox(ctx, base))
 	must(t, e.ImportBusybox(ctx, foreign, "ENV SECRET="+marker+"operator"))
 	must(t, e.ImportBusybox(ctx, "front.local/front:1", `ENTRYPOINT ["sh", "-c", "exit 42"]`))
+	r.keep(t, base, foreign)
 	r.web = newWeb(t, e.Netns())
 	return r
+}
+
+// keep gives images a second name, so that they stay when an attack takes the first.
+func (r *rig) keep(t *testing.T, names ...string) {
+	for _, name := range names {
+		must(t, r.docker.ImageTag(t.Context(), name, "keep.local/"+name))
+	}
 }
 
 // policy is what both tenants may do.

@@ -42,7 +42,7 @@ func field(b []byte, number protowire.Number, value []byte) []byte {
 }
 
 // weight is what a server has.
-type weight struct{ rss, fds, threads int }
+type weight struct{ rss, fds int } // rss in kB
 
 func (r *rig) weight(t testing.TB) (w weight) {
 	time.Sleep(time.Second)
@@ -337,7 +337,7 @@ func garbage(b []byte) func(context.Context, *side) error {
 			if err != nil {
 				return err
 			}
-			defer conn.Close() //nolint:errcheck // nothing is lost
+			defer conn.Close()
 			_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
 			_, _ = conn.Write(b)
 			got, _ := io.ReadAll(conn)
