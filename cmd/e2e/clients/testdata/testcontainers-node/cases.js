@@ -119,7 +119,7 @@ test('bind mount of a file', async (t) => {
 
 test('ulimits', async (t) => {
 	const c = await start(t, sleeper().withUlimits({nofile: {hard: 1000, soft: 500}}));
-	assert.equal((await c.exec(['sh', '-c', 'ulimit -n'])).output, '500\n');
+	assert.match(await read(c, '/proc/1/limits'), /Max open files +500 +1000 /); // an exec's are others with some releases of runc
 });
 
 test('capabilities', async (t) => {
