@@ -65,7 +65,7 @@ def host_pids_limit(t):
     equal(t.api.inspect_container(id)["HostConfig"]["PidsLimit"], 50)
 
 
-@refused
+@case
 def host_blkio_weight(t):
     t.low(host_config=t.api.create_host_config(blkio_weight=300))
 
@@ -215,7 +215,7 @@ def host_log_tag(t):
     t.low(host_config=t.api.create_host_config(log_config=LogConfig(type="json-file", config={"tag": "{{.Name}}"})))
 
 
-@refused
+@case
 def host_log_labels(t):
     t.low(host_config=t.api.create_host_config(log_config=LogConfig(type="json-file", config={"labels": "a"})))
 

@@ -282,7 +282,7 @@ def build_nocache_pull_quiet(t):
     build(t, fileobj=dockerfile("RUN true"), nocache=True, pull=False, quiet=False)
 
 
-@refused
+@case
 def build_squash_off_extra_hosts(t):
     build(t, fileobj=dockerfile("RUN grep extra /etc/hosts"), extra_hosts={"extra": "192.0.2.7"}, squash=False)
 
