@@ -76,6 +76,7 @@ DELETE /volumes/{.*}
 POST /build
 POST /build/prune
 POST /build/cancel
+POST /grpc
 POST /session
 GET /distribution/{.*}/json
 GET /plugins
