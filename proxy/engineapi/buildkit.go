@@ -294,6 +294,8 @@ func (j *buildJudge) End(err error) {
 	for _, leave := range slices.Backward(j.leave) {
 		leave()
 	}
+	j.mu.Lock() // a frontend's call may go on for a moment
+	defer j.mu.Unlock()
 	j.close(err)
 }
 
@@ -394,9 +396,7 @@ func (j *buildJudge) Pin(id string) (ref string, release func(), err error) {
 
 func (j *buildJudge) unpin(name string) {
 	undo{func(ctx context.Context) error {
-		c := *j.call
-		c.ctx = ctx
-		return removePin(&c, name, -1)
+		return removePin(buildCaller{j.call}.fresh(ctx), name, -1)
 	}}.run(j.ctx, j.log)
 }
 
