@@ -15,10 +15,10 @@ NFPM        := github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.4
 SOURCES     := cmd compose lifecycle policy proxy runtime
 E2E         := cd cmd/e2e && # a module of its own, whose tests run bin/berm
 LONG        := ^Test(Soak|Clients)
-TEST        := BERM_REQUIRE=docker,containerd,compose,python $(GO) run $(GOTESTSUM)
+TEST        := BERM_REQUIRE=docker,containerd,compose,python,newer $(GO) run $(GOTESTSUM)
 
 .DEFAULT_GOAL := help
-.PHONY: help build agent demo run test soak newer clients attack test-unit lint check bench fuzz quota-vm release image image-files image-layout clean compiler crun compose curl engines bin/berm-engine
+.PHONY: help build agent demo run test soak newer clients attack test-unit lint check bench fuzz quota-vm release image image-files image-layout clean compiler crun compose curl libseccomp engines bin/berm-engine
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,21 +39,18 @@ test: compiler crun compose curl build engines ## run the tests, with the race d
 	$(TEST) --format pkgname --format-hide-empty-pkg -- -race -count=1 -timeout 30m -skip '$(LONG)' ./...
 	$(E2E) $(TEST) --format pkgname -- -count=1 -parallel 4 -timeout 30m -skip '$(LONG)' ./...
 
-soak: compiler crun compose curl build engines ## run the long tests: storms, soaks, other runtimes, fuzzers, kernel quotas
+soak: compiler libseccomp crun compose curl build engines ## run the long tests: storms, soaks, other runtimes, fuzzers, kernel quotas
+	runtime/runtimetest/engine/newer.sh dockerd-28 dockerd-29 containerd-2 runc
 	$(TEST) --format testname -- -race -count=1 -timeout 60m -run '^TestSoak' ./...
 	$(E2E) $(TEST) --format testname -- -count=1 -timeout 60m -run '^TestSoak' ./...
 	BERM_SOAK=1 $(GO) test -count=1 -run '^TestDockerfileOn20$$' ./proxy/engineapi
 	BERM_SOAK=1 $(MAKE) --no-print-directory newer fuzz quota-vm # FuzzDockerfile asks the parser of 20.10, too
 
-newer: compiler agent engines ## build the newest engines (10 minutes), and run their contract and the attacks on them
-	@dpkg-query -W libseccomp-dev pkg-config >/dev/null 2>&1 || { \
-		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends libseccomp-dev pkg-config; }
+newer: compiler libseccomp agent engines ## build the newest engines (10 minutes), and run their contract and the attacks on them
 	newer=$$(runtime/runtimetest/engine/newer.sh) && PATH=$$newer:$$PATH && $(TEST) --format testname -- -count=1 -timeout 60m \
 		-run '^Test(Docker|Containerd|UserNS)Contract$$|^Test(UserNS|Attack|Build|Archive|Held|Hold|Swapped|Led|Exchanged|Restart|Forged)' ./proxy/engineapi ./runtime/agent ./runtime/docker ./runtime/containerd
 
-clients: compiler compose build engines ## run the clients that people have, straight and through Berm (an hour; builds newer ones)
-	@dpkg-query -W libseccomp-dev pkg-config >/dev/null 2>&1 || { \
-		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends libseccomp-dev pkg-config; }
+clients: compiler libseccomp compose build engines ## run the clients that people have, straight and through Berm (an hour; builds newer ones)
 	rm -f bin/clients.md
 	runtime/runtimetest/engine/newer.sh dockerd-28 dockerd-29 containerd-2 runc docker-cli buildx compose-2 compose
 	$(TEST) --format testname -- -race -count=1 -timeout 30m -run '^TestClients' ./...
@@ -157,6 +154,11 @@ compiler:
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends gcc libc6-dev; }
 
 # The containerd backend is tested with it, too.
+libseccomp:
+	@dpkg-query -W libseccomp-dev pkg-config >/dev/null 2>&1 || { \
+		echo 'installing libseccomp-dev and pkg-config'; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends libseccomp-dev pkg-config; }
+
 crun:
 	@command -v crun >/dev/null || { \
 		echo 'installing crun'; \

@@ -29,7 +29,7 @@ type Options struct {
 	// Claim keeps archive calls of the engine proxy away from the mounts of a sandbox that is
 	// being created, until leave. It waits for those under way. Nil: there are none.
 	Claim    func(ctx context.Context, sessionID string, mounts []policy.Mount) (leave func(), err error)
-	Engine   string                // what callers are told that the engine is: "the Docker Engine at unix:///run/docker.sock"; may be empty
+	Engine   string                // its name in error messages: "the Docker Engine at unix:///run/docker.sock"; may be empty
 	Owner    string                // mandatory: this instance's id; nothing that carries another's is touched
 	Labels   map[string]string     // more labels of every container and network; nil is none
 	Settings Settings              // the operator's settings; the zero value is usable

@@ -12,8 +12,8 @@ import (
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
-// While an engine is stopped, callers of both APIs are told which one doesn't answer and for
-// how long, and are served once it runs again.
+// TestEngineStopped stops an engine. Both APIs report which one doesn't answer and for how
+// long, and serve again once it runs.
 func TestEngineStopped(t *testing.T) { onEachEngine(t, testEngineStopped) }
 
 func testEngineStopped(t *testing.T, kind string) {
@@ -45,7 +45,7 @@ func testEngineStopped(t *testing.T, kind string) {
 	e.Kill()
 	told := regexp.QuoteMeta(name+e.config.Address) + ` has not answered for [0-9]+s \((connection refused|connection closed|no such socket)\); requests are refused until it does`
 	rest := regexp.MustCompile("^" + told + "$")
-	until(t, "callers are told of the outage", func() bool {
+	until(t, "the outage to be reported", func() bool {
 		reason, err := put()
 		if err != nil {
 			t.Fatal(err)

@@ -55,7 +55,7 @@ type container struct {
 	unseen   bool                // the last one that dialled can't be seen from here
 	strange  int                 // connections taken in since the pid was known
 	dialled  []*session          // the oldest first; those too that haven't said Hello
-	arrived  chan struct{}       // closed when one has said Hello
+	arrived  chan struct{}       // closed when one has said Hello, of any version
 	served   map[string]*session // by user
 	owners   map[string]*session // of processes, by their ID, if that is a served one
 	events   map[*events]bool
@@ -268,17 +268,25 @@ func (b *container) hold(s *session) {
 	b.mu.Lock()
 	if err == nil {
 		s.greeted, b.met, b.outdated = true, true, false
-		close(b.arrived)
-		b.arrived = make(chan struct{})
+		b.wakeLocked()
 		b.mu.Unlock()
 		<-s.mux.CloseChan()
 		b.mu.Lock()
 	} else {
-		b.outdated = b.outdated || s.pid == b.pid && errors.Is(err, errOutdated)
+		if s.pid == b.pid && errors.Is(err, errOutdated) {
+			b.outdated = true
+			b.wakeLocked()
+		}
 		b.r.log.Debug("agent_refused", "dir", b.dir, "error", err)
 	}
 	defer b.mu.Unlock()
 	b.dialled = slices.DeleteFunc(b.dialled, func(other *session) bool { return other == s })
+}
+
+// wakeLocked wakes all calls of take.
+func (b *container) wakeLocked() {
+	close(b.arrived)
+	b.arrived = make(chan struct{})
 }
 
 // errAbsent says that the program doesn't answer.

@@ -229,7 +229,7 @@ func EngineAddress(cfg config.Engine) string {
 	return cmp.Or(cfg.Address, os.Getenv("DOCKER_HOST"), "unix:///var/run/docker.sock")
 }
 
-// EngineName is what callers are told of the engine. It has no credentials.
+// EngineName returns the engine's name for error messages, without credentials.
 func EngineName(cfg config.Engine) string {
 	address, _, _ := strings.Cut(runtime.WithoutUser(EngineAddress(cfg)), "?")
 	if cfg.Kind == "containerd" {

@@ -33,10 +33,8 @@ func TestSoakBuildKitAttacks(t *testing.T) {
 	engine.Require(t, "docker")
 	for _, e := range engines {
 		t.Run(e.name, func(t *testing.T) {
-			if name := lacking(e.programs); name != "" {
-				t.Skipf("%s isn't built: newer.sh builds it", name)
-			}
-			t.Setenv("PATH", pathWith(e.programs))
+			engine.RequireNewer(t, e.programs)
+			t.Setenv("PATH", engine.NewerPath(e.programs))
 			r := newRig(t, map[string]any{"features": map[string]bool{"containerd-snapshotter": e.containerd}})
 			r.name = e.name
 			r.serve(t)

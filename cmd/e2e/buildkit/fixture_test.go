@@ -6,7 +6,6 @@ package buildkit
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -223,27 +222,4 @@ func (r *rig) pins(ctx context.Context) (left []string) {
 		}
 	}
 	return left
-}
-
-// lacking names a program that newer.sh hasn't built.
-func lacking(programs []string) string {
-	for _, name := range programs {
-		if _, err := os.Stat(filepath.Join(builtDir(), name, "bin")); err != nil {
-			return name
-		}
-	}
-	return ""
-}
-
-func builtDir() string {
-	return cmp.Or(os.Getenv("BERM_ENGINES"), os.Getenv("HOME")+"/.cache/berm-engines")
-}
-
-// pathWith is a PATH with programs of newer.sh first.
-func pathWith(programs []string) string {
-	path := "/usr/sbin:/usr/bin:/sbin:/bin:" + os.Getenv("PATH")
-	for _, name := range slices.Backward(programs) {
-		path = filepath.Join(builtDir(), name, "bin") + ":" + path
-	}
-	return path
 }

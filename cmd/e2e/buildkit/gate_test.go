@@ -45,6 +45,6 @@ func TestBuildKitGate(t *testing.T) {
 	must(t, err)
 	_ = resp.Body.Close()
 	if got := resp.Header.Get("Builder-Version"); got != "1" {
-		t.Errorf("clients are told of builder %q", got)
+		t.Errorf("ping names builder %q", got)
 	}
 }

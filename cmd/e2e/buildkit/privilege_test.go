@@ -137,33 +137,25 @@ func fetched(err error) error {
 	return nil
 }
 
+// secretLayer reuses a layer that Alice has made with a secret.
+func secretLayer(mount, read string) func(context.Context, *side) error {
+	return func(ctx context.Context, s *side) error {
+		b := build{
+			dockerfile: "FROM " + base + "\nRUN --mount=type=secret," + mount + " echo " + s.word() + "; " + read + " >/s\nRUN cat /s",
+			secrets:    map[string][]byte{"t": []byte(marker + "secret")},
+		}
+		if _, err := s.alice.run(ctx, b); err != nil {
+			return fmt.Errorf("alice: %w", err)
+		}
+		b.secrets = nil
+		b.dockerfile += " && echo " + s.word()
+		return stepFailed(s.leaks(ctx, b))
+	}
+}
+
 var cacheAttacks = []attack{
-	{name: "layer of a secret", try: func(ctx context.Context, s *side) error {
-		word := s.word()
-		b := build{
-			dockerfile: "FROM " + base + "\nRUN --mount=type=secret,id=t echo " + word + "; cat /run/secrets/t >/s\nRUN cat /s",
-			secrets:    map[string][]byte{"t": []byte(marker + "secret")},
-		}
-		if _, err := s.alice.run(ctx, b); err != nil {
-			return fmt.Errorf("alice: %w", err)
-		}
-		b.secrets = nil
-		b.dockerfile += " && echo " + s.word()
-		return stepFailed(s.leaks(ctx, b))
-	}},
-	{name: "layer of a secret variable", try: func(ctx context.Context, s *side) error {
-		word := s.word()
-		b := build{
-			dockerfile: "FROM " + base + "\nRUN --mount=type=secret,id=t,env=T echo " + word + "; echo $T >/s\nRUN cat /s",
-			secrets:    map[string][]byte{"t": []byte(marker + "secret")},
-		}
-		if _, err := s.alice.run(ctx, b); err != nil {
-			return fmt.Errorf("alice: %w", err)
-		}
-		b.secrets = nil
-		b.dockerfile += " && echo " + s.word()
-		return stepFailed(s.leaks(ctx, b))
-	}},
+	{name: "layer of a secret", try: secretLayer("id=t", "cat /run/secrets/t")},
+	{name: "layer of a secret variable", try: secretLayer("id=t,env=T", "echo $T")},
 	{name: "running step of a secret", try: func(ctx context.Context, s *side) error {
 		word := s.word()
 		b := build{

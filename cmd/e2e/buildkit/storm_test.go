@@ -16,10 +16,8 @@ import (
 func TestSoakBuildKitStorm(t *testing.T) {
 	engine.Require(t, "docker")
 	e := engines[len(engines)-1]
-	if name := lacking(e.programs); name != "" {
-		t.Skipf("%s isn't built: newer.sh builds it", name)
-	}
-	t.Setenv("PATH", pathWith(e.programs))
+	engine.RequireNewer(t, e.programs)
+	t.Setenv("PATH", engine.NewerPath(e.programs))
 	r := newRig(t, nil)
 	r.serve(t)
 	s := r.sides(t)[1]

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
 const (
@@ -110,7 +112,7 @@ func (f *fixture) program(t *testing.T, dir string) []outcome {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cache := filepath.Join(builtDir(), "clients", filepath.Base(dir))
+	cache := filepath.Join(engine.NewerDir(), "clients", filepath.Base(dir))
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		t.Fatal(err)
 	}

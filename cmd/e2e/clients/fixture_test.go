@@ -130,13 +130,13 @@ engine_api:
 // clientPath makes the PATH of a client, and finds its plugins.
 func (f *fixture) clientPath(t *testing.T, c client) {
 	if name := "buildx"; slices.Contains(c.programs, name) {
-		f.plugins = filepath.Join(builtDir(), name, "bin")
+		f.plugins = filepath.Join(engine.NewerDir(), name, "bin")
 	}
 	bin := t.TempDir()
 	for _, path := range []string{"/usr/bin/docker", "/usr/bin/docker-compose"} {
 		name := filepath.Base(path)
 		for _, p := range c.programs {
-			if built := filepath.Join(builtDir(), p, "bin", name); exists(built) {
+			if built := filepath.Join(engine.NewerDir(), p, "bin", name); exists(built) {
 				path = built
 			}
 		}

@@ -27,7 +27,6 @@
 package clients
 
 import (
-	"cmp"
 	"flag"
 	"os"
 	"path/filepath"
@@ -83,29 +82,6 @@ func clients(t *testing.T) []client {
 	return all
 }
 
-// lacking names a program that newer.sh hasn't built.
-func lacking(programs []string) string {
-	for _, name := range programs {
-		if _, err := os.Stat(filepath.Join(builtDir(), name, "bin")); err != nil {
-			return name
-		}
-	}
-	return ""
-}
-
-func builtDir() string {
-	return cmp.Or(os.Getenv("BERM_ENGINES"), os.Getenv("HOME")+"/.cache/berm-engines")
-}
-
-// pathWith is a PATH with programs of newer.sh first.
-func pathWith(programs []string) string {
-	path := "/usr/sbin:/usr/bin:/sbin:/bin:" + os.Getenv("PATH")
-	for _, name := range slices.Backward(programs) {
-		path = filepath.Join(builtDir(), name, "bin") + ":" + path
-	}
-	return path
-}
-
 // Each case that passes on an engine passes through Berm, unless results.txt says otherwise.
 func TestClientsMatrix(t *testing.T) {
 	engine.Require(t, "docker")
@@ -116,15 +92,11 @@ func TestClientsMatrix(t *testing.T) {
 	m := &matrix{known: known, now: results{}}
 	for _, e := range engines {
 		t.Run(e.name, func(t *testing.T) {
-			if name := lacking(e.programs); name != "" {
-				t.Skipf("%s isn't built: newer.sh builds it", name)
-			}
-			t.Setenv("PATH", pathWith(e.programs))
+			engine.RequireNewer(t, e.programs)
+			t.Setenv("PATH", engine.NewerPath(e.programs))
 			for _, c := range clients(t) {
 				t.Run(c.name, func(t *testing.T) {
-					if name := lacking(c.programs); name != "" {
-						t.Skipf("%s isn't built: newer.sh builds it", name)
-					}
+					engine.RequireNewer(t, c.programs)
 					t.Parallel()
 					c.run(t, e.name, m)
 				})

@@ -101,7 +101,7 @@ func judgeAttrs(b Build, tenant string, in map[string]string, inputs bool, sessi
 			a.out[key], ok = value, true
 		}
 		if !ok {
-			return nil, denied("attributes", body.Shorten(key), fmt.Sprintf("%s=%s is refused", body.Shorten(key), body.Shorten(value)), "the attributes of docs/engine-proxy.md")
+			return nil, denied("attributes", body.Shorten(key), fmt.Sprintf("%s=%s is refused", body.Shorten(key), body.Shorten(value)), "the options of docs/engine-differences.md")
 		}
 	}
 	return a, a.add(b, tenant, args, labels)

@@ -29,7 +29,7 @@ type Caller interface {
 // Build judges one build. Its methods are safe for many goroutines. A refusal of the
 // policy is a *policy.DeniedError.
 type Build interface {
-	// Context ends when the build must end.
+	// Context is canceled when the build must end.
 	Context() context.Context
 	// Rules are the policy's for BuildKit.
 	Rules() policy.BuildKit
@@ -62,7 +62,7 @@ func denied(rule, field, message, allowed string) error {
 	return &policy.DeniedError{Reasons: []policy.Reason{{Rule: "buildkit." + rule, Field: field, Allowed: allowed, Message: message}}}
 }
 
-// derive returns a name that differs for other parts.
+// derive returns a name for a list of strings. Different lists have different names.
 func derive(parts ...string) string {
 	h := sha256.New()
 	for _, p := range parts {

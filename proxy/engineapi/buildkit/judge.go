@@ -70,7 +70,7 @@ func judgeSolve(b Build, tenant string, in *control.SolveRequest, session func(s
 		{"ProxyNetwork", in.ProxyNetwork},
 	} {
 		if f.bad {
-			return nil, denied("solve", f.name, "this value is refused", "none, or as docs/engine-proxy.md says")
+			return nil, denied("solve", f.name, "this value is refused", "the options of docs/engine-differences.md")
 		}
 	}
 	r := &request{}
@@ -203,7 +203,7 @@ func judgeBridge(b Build, tenant string, in *gateway.SolveRequest, session func(
 		{"ExporterAttr", len(in.ExporterAttr) > 0},
 	} {
 		if f.bad {
-			return nil, nil, denied("solve", f.name, "this value of a frontend's Solve is refused", "none, or as docs/engine-proxy.md says")
+			return nil, nil, denied("solve", f.name, "this value of a frontend's Solve is refused", "the options of docs/engine-differences.md")
 		}
 	}
 	inputs := map[string]*pb.Definition{}

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// maxMessage is the size of a message of a client's, in bytes.
+// maxMessage limits a message from a client, in bytes.
 const maxMessage = 8 << 20
 
 // frame is a message that isn't decoded.
@@ -33,7 +33,7 @@ func (frames) Unmarshal(data mem.BufferSlice, v any) error {
 	return nil
 }
 
-// relay makes one call of the engine's to a client, and back.
+// relay forwards one call from the engine to a client.
 func relay(from grpc.ServerStream, client *grpc.ClientConn, left *atomic.Int64) error {
 	method, _ := grpc.MethodFromServerStream(from)
 	ctx, cancel := context.WithCancel(passedOn(from.Context()))

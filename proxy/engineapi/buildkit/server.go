@@ -28,7 +28,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// maxAnswer is the size of a message of the engine's.
+// maxAnswer limits a message from the engine, in bytes.
 const maxAnswer = 64 << 20
 
 // Options of New. All are mandatory.
@@ -36,7 +36,7 @@ type Options struct {
 	// Dial opens a connection to an endpoint of the engine's, "/grpc" or "/session", with
 	// the header of an upgrade.
 	Dial func(ctx context.Context, path string, header http.Header) (net.Conn, error)
-	// Status is what a client is told of an error that isn't the engine's BuildKit's.
+	// Status returns the gRPC status that a client gets for an error of Berm's.
 	Status func(error) error
 	// Lease begins a lease of memory for one message of a tenant's.
 	Lease func(tenant string) Lease
@@ -150,7 +150,7 @@ func (b *leasedBody) Read(p []byte) (int, error) {
 
 type answerKey struct{}
 
-// answer leases the memory for an answer until it was sent. A call may go on after that, if
+// answer leases the memory for an answer until it is sent. A call may go on after that, if
 // its client is gone.
 type answer struct {
 	mu    sync.Mutex
@@ -175,7 +175,7 @@ type callerKey struct{}
 
 func callerOf(ctx context.Context) Caller { return ctx.Value(callerKey{}).(Caller) }
 
-// status is what a client is told of an error.
+// status returns the gRPC status that a client gets for an error.
 func (s *Server) status(err error) error {
 	st, ok := status.FromError(err)
 	switch {

@@ -47,7 +47,7 @@ var (
 	sshMethods    = []string{"/moby.sshforward.v1.SSH/CheckAgent", "/moby.sshforward.v1.SSH/ForwardAgent"}
 )
 
-// session is a client's, known to the engine by another ID.
+// session is a client's session. The engine knows it by another ID.
 type session struct {
 	id      string           // the engine's
 	client  *grpc.ClientConn // nil until the session is open
@@ -162,7 +162,7 @@ func (s *Server) Session(ctx context.Context, caller Caller, header http.Header,
 
 var sessionID = like(`[A-Za-z0-9_-]{1,128}`)
 
-// sessionHeader is what the engine is told of a session.
+// sessionHeader returns the header that opens a session at the engine.
 func sessionHeader(s *session, tenant string, in http.Header) http.Header {
 	h := http.Header{}
 	h.Set("Connection", "Upgrade")
@@ -199,7 +199,7 @@ func (s *Server) relaySession(ctx context.Context, new *session, conn, engine ne
 	return nil
 }
 
-// watched is a connection that tells of its end.
+// watched is a connection that reports its end.
 type watched struct {
 	net.Conn
 	ended func()

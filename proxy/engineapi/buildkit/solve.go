@@ -25,7 +25,7 @@ const (
 	buildWait = 5 * time.Second
 )
 
-// build is one Solve of a client's. It runs as one or more jobs of the engine.
+// build is one Solve from a client. It runs as one or more jobs of the engine.
 type build struct {
 	server *Server
 	tenant string
@@ -46,7 +46,7 @@ type build struct {
 	digests map[string]bool             // of what the build's record names
 }
 
-// job is one Solve of the engine's.
+// job is one Solve that the engine runs.
 type job struct {
 	ref    string
 	cancel context.CancelFunc
