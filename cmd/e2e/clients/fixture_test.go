@@ -39,11 +39,12 @@ type fixture struct {
 	berm            string // as in DOCKER_HOST
 	work            string // may be mounted
 	path, plugins   string // of the client
+	buildkit        bool   // Berm offers it on this engine
 	cases           int
 }
 
 // newFixture starts an engine and Berm for a client, which end with the test.
-func newFixture(t *testing.T, c client) *fixture {
+func newFixture(t *testing.T, c client, engineName string) *fixture {
 	ctx := t.Context()
 	e, err := engine.StartDocker(context.WithoutCancel(ctx), engine.Options{})
 	if err != nil {
@@ -55,7 +56,7 @@ func newFixture(t *testing.T, c client) *fixture {
 		}
 	})
 	root := filepath.Join(e.Dir(), "root")
-	f := &fixture{engine: e, work: filepath.Join(root, "work"), berm: "unix://" + root + "/docker.sock"}
+	f := &fixture{engine: e, buildkit: engineName != "20.10", work: filepath.Join(root, "work"), berm: "unix://" + root + "/docker.sock"}
 	must(t, os.MkdirAll(f.work, 0o755))
 	must(t, os.Chmod(f.work, 0o755))
 	f.docker, err = dockerclient.NewClientWithOpts(dockerclient.WithHost(e.Host()), dockerclient.WithAPIVersionNegotiation())

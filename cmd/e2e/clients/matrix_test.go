@@ -9,8 +9,8 @@
 // one, run by sh -eu. Lines before the first case begin every case, after those of functions.sh.
 //
 // A name may end with a tag. "[policy]" means that Berm has to refuse the case with
-// "denied by policy", "[buildkit]" that it needs BuildKit; both are counted by themselves. A
-// case that fails without Berm isn't counted.
+// "denied by policy", "[buildkit]" that it needs BuildKit, which Berm doesn't offer on 20.10;
+// both are counted by themselves. A case that fails without Berm isn't counted.
 //
 // A case runs in an empty directory that may be mounted, in the network namespace of the
 // engine. It has these variables, and PATH with the client's programs first:
@@ -123,7 +123,7 @@ func (c client) run(t *testing.T, engine string, m *matrix) {
 	if exists(filepath.Join(dir, "run.sh")) {
 		t.Run("all", func(t *testing.T) {
 			t.Parallel()
-			f := newFixture(t, c)
+			f := newFixture(t, c, engine)
 			m.finish(t, group{engine, c.name, "all"}, f.program(t, dir))
 		})
 		return
@@ -140,7 +140,7 @@ func (c client) run(t *testing.T, engine string, m *matrix) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			f := newFixture(t, c)
+			f := newFixture(t, c, engine)
 			var ran []outcome
 			for _, one := range cases {
 				t.Run(one.name, func(t *testing.T) {

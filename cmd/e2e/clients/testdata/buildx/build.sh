@@ -210,6 +210,26 @@ D
 docker buildx bake --progress plain
 same "$(docker run --rm "$T" cat /e)" base
 
+### bake of a group of targets [buildkit]
+for s in a b c; do printf 'FROM busybox\nRUN echo %s >/d\n' $s >$s; done
+cat >docker-bake.hcl <<D
+group "default" { targets = ["a", "b", "c"] }
+target "a" {
+  dockerfile = "a"
+  tags = ["$T-a"]
+}
+target "b" {
+  dockerfile = "b"
+  tags = ["$T-b"]
+}
+target "c" {
+  dockerfile = "c"
+  tags = ["$T-c"]
+}
+D
+docker buildx bake --progress plain
+for s in a b c; do same "$(docker run --rm "$T-$s" cat /d)" $s; done
+
 ### a syntax line [buildkit]
 printf '# syntax=docker/dockerfile:1\nFROM busybox\n' >Dockerfile
 docker build -t "$T" .

@@ -174,6 +174,48 @@ services: {web: {build: {context: ., secrets: [key]}, image: "mine:1"}}
 secrets: {key: {file: key}}
 END
 DOCKER_BUILDKIT=1 docker-compose build
+### build of three services at once [buildkit]
+for s in a b c; do printf 'FROM busybox\nRUN echo %s >/file\n' $s >$s; done
+cat >compose.yaml <<END
+services:
+  a: {image: "a:1", build: {context: ., dockerfile: a}}
+  b: {image: "b:1", build: {context: ., dockerfile: b}}
+  c: {image: "c:1", build: {context: ., dockerfile: c}}
+END
+docker-compose build
+for s in a b c; do same "$(docker run --rm $s:1 cat /file)" $s; done
+### build of one service on another's image [buildkit]
+printf 'FROM busybox\nRUN echo base >/d\n' >a
+printf 'FROM base\nRUN cp /d /e\n' >b
+cat >compose.yaml <<END
+services:
+  base: {image: "base:1", build: {context: ., dockerfile: a}}
+  web: {image: "mine:1", build: {context: ., dockerfile: b, additional_contexts: {base: "service:base"}}}
+END
+docker-compose build
+same "$(docker run --rm mine:1 cat /e)" base
+### build of a Dockerfile in the file [buildkit]
+cat >compose.yaml <<END
+services:
+  web:
+    image: mine:1
+    build:
+      dockerfile_inline: |
+        FROM busybox
+        RUN echo text >/file
+END
+docker-compose build
+same "$(docker run --rm mine:1 cat /file)" text
+### build with a context of another directory [buildkit]
+mkdir app lib
+echo text >lib/file
+printf 'FROM busybox\nCOPY --from=lib file /file\n' >app/Dockerfile
+cat >compose.yaml <<END
+services:
+  web: {image: "mine:1", build: {context: app, additional_contexts: {lib: ./lib}}}
+END
+docker-compose build
+same "$(docker run --rm mine:1 cat /file)" text
 ### build that fails [buildkit]
 printf 'FROM busybox\nRUN exit 9\n' >Dockerfile
 echo 'services: {web: {build: .}}' >compose.yaml
