@@ -212,9 +212,12 @@ func (f *fixture) run(t *testing.T, host string, timeout time.Duration, env []st
 	cmd.Dir = dir
 	cmd.Env = append([]string{
 		"PATH=" + f.path, "HOME=" + config, "TMPDIR=" + dir, "LANG=C.UTF-8", "TERM=vt100",
-		"DOCKER_HOST=" + host, "DOCKER_CONFIG=" + config, "DOCKER_BUILDKIT=0", "COMPOSE_DOCKER_CLI_BUILD=0",
+		"DOCKER_HOST=" + host, "DOCKER_CONFIG=" + config, "COMPOSE_DOCKER_CLI_BUILD=0",
 		"CASE=" + name, "IMAGE=" + image, "REGISTRY=" + f.registry.Host(), "LOGIN=" + f.login.Host(),
 	}, env...)
+	if f.classic {
+		cmd.Env = append(cmd.Env, "DOCKER_BUILDKIT=0")
+	}
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

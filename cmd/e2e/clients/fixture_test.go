@@ -39,6 +39,7 @@ type fixture struct {
 	berm            string // as in DOCKER_HOST
 	work            string // may be mounted
 	path, plugins   string // of the client
+	classic         bool   // of the client
 	buildkit        bool   // Berm offers it on this engine
 	cases           int
 }
@@ -56,7 +57,7 @@ func newFixture(t *testing.T, c client, engineName string) *fixture {
 		}
 	})
 	root := filepath.Join(e.Dir(), "root")
-	f := &fixture{engine: e, buildkit: engineName != "20.10", work: filepath.Join(root, "work"), berm: "unix://" + root + "/docker.sock"}
+	f := &fixture{engine: e, buildkit: engineName != "20.10", classic: c.classic, work: filepath.Join(root, "work"), berm: "unix://" + root + "/docker.sock"}
 	must(t, os.MkdirAll(f.work, 0o755))
 	must(t, os.Chmod(f.work, 0o755))
 	f.docker, err = dockerclient.NewClientWithOpts(dockerclient.WithHost(e.Host()), dockerclient.WithAPIVersionNegotiation())

@@ -59,17 +59,18 @@ type client struct {
 	name     string
 	dir      string   // below testdata
 	programs []string // of newer.sh; none means the distribution's
+	classic  bool     // builds with DOCKER_BUILDKIT=0
 }
 
 // clients are those of files with cases, and each directory with a run.sh.
 func clients(t *testing.T) []client {
 	all := []client{
-		{"docker-20.10", "docker", nil},
-		{"docker-29", "docker", []string{"docker-cli", "buildx"}},
-		{"compose-1.29", "compose", nil},
-		{"compose-2.40", "compose", []string{"compose-2", "docker-cli", "buildx"}},
-		{"compose-5", "compose", []string{"compose", "docker-cli", "buildx"}},
-		{"buildx", "buildx", []string{"docker-cli", "buildx"}},
+		{"docker-20.10", "docker", nil, true},
+		{"docker-29", "docker", []string{"docker-cli", "buildx"}, true},
+		{"compose-1.29", "compose", nil, true},
+		{"compose-2.40", "compose", []string{"compose-2", "docker-cli", "buildx"}, true},
+		{"compose-5", "compose", []string{"compose", "docker-cli", "buildx"}, false},
+		{"buildx", "buildx", []string{"docker-cli", "buildx"}, false},
 	}
 	programs, err := filepath.Glob("testdata/*/run.sh")
 	if err != nil {

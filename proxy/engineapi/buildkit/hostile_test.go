@@ -159,7 +159,7 @@ func TestHistoryIsATenantsOwn(t *testing.T) {
 		if err := s.add(b); err != nil {
 			t.Fatal(err)
 		}
-		s.end(b)
+		s.end(b, nil)
 	}
 	end("alice", "hers")
 	for i := range 1000 {

@@ -35,6 +35,7 @@ type build struct {
 	login  Login
 	begun  chan struct{} // closed once the first job has started
 	over   chan struct{} // closed at the end
+	err    error         // how it ended; to be read once it is over
 
 	mu      sync.Mutex
 	sources *sources
@@ -68,7 +69,7 @@ func (s service) Solve(ctx context.Context, in *control.SolveRequest) (_ *contro
 	if err := s.add(b); err != nil {
 		return nil, err
 	}
-	defer s.end(b)
+	defer func() { s.end(b, err) }()
 	if b.judge, err = caller.Begin(ctx); err != nil {
 		return nil, err
 	}
@@ -110,7 +111,8 @@ func (s *Server) add(b *build) error {
 }
 
 // end notes that a build is over. Its ref and its history stay known for a while.
-func (s *Server) end(b *build) {
+func (s *Server) end(b *build, err error) {
+	b.err = err
 	close(b.over)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -132,6 +134,7 @@ func (b *build) stop() {
 }
 
 // await returns a build of the tenant's once it has begun. It waits a moment for the build.
+// The error of one that was refused says why, as clients show whichever call fails first.
 func (s *Server) await(ctx context.Context, tenant, ref string) (*build, error) {
 	ctx, cancel := context.WithTimeout(ctx, buildWait)
 	defer cancel()
@@ -149,10 +152,11 @@ func (s *Server) await(ctx context.Context, tenant, ref string) (*build, error) 
 		case <-changed:
 			continue
 		case <-over:
+			if b.hasBegun() {
+				return b, nil
+			}
+			return nil, b.err
 		case <-ctx.Done():
-		}
-		if b != nil && b.hasBegun() { // and is over as well
-			return b, nil
 		}
 		return nil, status.Error(codes.NotFound, "no such build")
 	}

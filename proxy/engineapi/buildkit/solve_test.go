@@ -174,11 +174,13 @@ func TestSolveRefused(t *testing.T) {
 			change(req)
 			wantCode(t, fmt.Sprint(i), codes.PermissionDenied, <-f.start(conn, req).err)
 		}
+		_, err := must(control.NewControlClient(conn).Status(t.Context(), &control.StatusRequest{Ref: "client10"}))(t).Recv()
+		wantCode(t, "status of a refused build", codes.PermissionDenied, err)
 		f.begin = status.Error(codes.ResourceExhausted, "full")
 		req = someSolve()
 		req.Ref = "client02"
 		wantCode(t, "no room", codes.ResourceExhausted, <-f.start(conn, req).err)
-		err := conn.Invoke(t.Context(), "/moby.buildkit.v1.Control/Other", &control.InfoRequest{}, &control.InfoResponse{})
+		err = conn.Invoke(t.Context(), "/moby.buildkit.v1.Control/Other", &control.InfoRequest{}, &control.InfoResponse{})
 		wantCode(t, "unknown method", codes.Unimplemented, err)
 		if len(f.jobs) > 0 || len(f.ends) != 1 { // of the entitlement
 			t.Error("the engine was asked")

@@ -152,14 +152,17 @@ echo 'services: {web: {build: ., image: "mine:1"}}' >compose.yaml
 docker-compose build
 same "$(docker run --rm mine:1 cat /app/yes)" text
 docker run --rm mine:1 sh -c '! test -e /app/no'
-### build with cache_from, network and shm_size [buildkit]
+### build with cache_from [buildkit]
+printf 'FROM busybox\nRUN true\n' >Dockerfile
+echo 'services: {web: {build: {context: ., cache_from: [busybox]}, image: "mine:1"}}' >compose.yaml
+docker-compose build
+### build without a network [buildkit]
 printf 'FROM busybox\nRUN ! ping -c1 192.0.2.1\n' >Dockerfile
-cat >compose.yaml <<END
-services:
-  web:
-    image: mine:1
-    build: {context: ., cache_from: [busybox], network: none, shm_size: 32m}
-END
+echo 'services: {web: {build: {context: ., network: none}, image: "mine:1"}}' >compose.yaml
+docker-compose build
+### build with shm_size [buildkit]
+printf 'FROM busybox\nRUN df -m /dev/shm | grep -q " 32 "\n' >Dockerfile
+echo 'services: {web: {build: {context: ., shm_size: 32m}, image: "mine:1"}}' >compose.yaml
 docker-compose build
 ### build with tags [buildkit]
 printf 'FROM busybox\nRUN true\n' >Dockerfile
