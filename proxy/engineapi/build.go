@@ -394,12 +394,18 @@ func fetchBase(c *call, ref string, auth authOf) error {
 	} else if config != nil {
 		header.Set("X-Registry-Auth", base64.URLEncoding.EncodeToString(config))
 	}
-	resp, err := c.open(upstream.Ask{Method: http.MethodPost, Path: "/images/create", Query: query, Header: header})
+	return eachMessage(c, upstream.Ask{Method: http.MethodPost, Path: "/images/create", Query: query, Header: header}, http.StatusNotFound, func(buildMessage) {})
+}
+
+// eachMessage asks the engine for what says line by line how it goes, and calls each with
+// every line. A line with an error ends it, as an error with this status.
+func eachMessage(c *call, ask upstream.Ask, failed int, each func(buildMessage)) error {
+	resp, err := c.open(ask)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	for dec := json.NewDecoder(resp.Body); ; {
+	for dec := json.NewDecoder(io.LimitReader(resp.Body, upstream.MaxAnswer)); ; {
 		var m buildMessage
 		switch err := dec.Decode(&m); {
 		case errors.Is(err, io.EOF):
@@ -407,8 +413,9 @@ func fetchBase(c *call, ref string, auth authOf) error {
 		case err != nil:
 			return c.engine.Unavailable(c.ctx, err)
 		case m.Error != "":
-			return &upstream.Error{Status: http.StatusNotFound, Message: m.Error}
+			return &upstream.Error{Status: failed, Message: m.Error}
 		}
+		each(m)
 	}
 }
 
@@ -418,6 +425,7 @@ const builtFrom = "Dockerfile"
 // buildMessage is one line of what a build says.
 type buildMessage struct {
 	Stream      string `json:"stream,omitempty"`
+	Status      string `json:"status,omitempty"`
 	Error       string `json:"error,omitempty"`
 	ErrorDetail *struct {
 		Message string `json:"message,omitempty"`

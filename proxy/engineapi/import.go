@@ -1,9 +1,7 @@
 package engineapi
 
 import (
-	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
@@ -54,11 +52,7 @@ func importImage(c *call) error {
 		if tag := c.query.Get("tag"); tag != "" {
 			ref += ":" + tag
 		}
-		name, err := c.rules.LoadRef(c.caller.Profile, ref)
-		if err := c.judged(err); err != nil {
-			return err
-		}
-		if target, err = taggedName(cmp.Or(name, ref)); err != nil {
+		if target, err = loadTarget(c, ref); err != nil {
 			return err
 		}
 	}
@@ -94,25 +88,12 @@ func importImage(c *call) error {
 
 // sendImport has the engine import the files, and returns the image's ID.
 func sendImport(c *call, query url.Values, files io.Reader) (id string, err error) {
-	resp, err := c.open(upstream.Ask{Path: "/images/create", Query: query, Header: http.Header{"Content-Type": {"application/x-tar"}}, Body: files, Length: -1})
-	if err != nil {
-		return "", err
+	ask := upstream.Ask{Path: "/images/create", Query: query, Header: http.Header{"Content-Type": {"application/x-tar"}}, Body: files, Length: -1}
+	err = eachMessage(c, ask, http.StatusInternalServerError, func(m buildMessage) { id = m.Status })
+	if err == nil && !builtID.MatchString(id) {
+		err = errors.New("import: the engine's answer has no ID")
 	}
-	defer func() { _ = resp.Body.Close() }()
-	for dec := json.NewDecoder(io.LimitReader(resp.Body, upstream.MaxAnswer)); ; {
-		var m struct{ Status, Error string }
-		switch err := dec.Decode(&m); {
-		case errors.Is(err, io.EOF) && builtID.MatchString(id):
-			return id, nil
-		case errors.Is(err, io.EOF):
-			return "", errors.New("import: the engine's answer has no ID")
-		case err != nil:
-			return "", c.engine.Unavailable(c.ctx, err)
-		case m.Error != "":
-			return "", &upstream.Error{Status: http.StatusInternalServerError, Message: m.Error}
-		}
-		id = m.Status
-	}
+	return id, err
 }
 
 // imageChanges judges the changes that are asked for of an image's configuration, and adds the

@@ -215,11 +215,7 @@ func (a *imageArchive) judge(c *call) ([]*loadedImage, error) {
 		}
 		img := &loadedImage{}
 		for _, ref := range m.RepoTags {
-			name, err := c.rules.LoadRef(c.caller.Profile, ref)
-			if err := c.judged(err); err != nil {
-				return nil, err
-			}
-			target, err := taggedName(cmp.Or(name, ref))
+			target, err := loadTarget(c, ref)
 			if err != nil {
 				return nil, err
 			}
@@ -238,6 +234,15 @@ func (a *imageArchive) judge(c *call) ([]*loadedImage, error) {
 		images = append(images, img)
 	}
 	return images, nil
+}
+
+// loadTarget is tagTarget for an image that comes from outside.
+func loadTarget(c *call, ref string) (url.Values, error) {
+	name, err := c.rules.LoadRef(c.caller.Profile, ref)
+	if err := c.judged(err); err != nil {
+		return nil, err
+	}
+	return taggedName(cmp.Or(name, ref))
 }
 
 // layer reads a layer to its end, and returns its digest. The engine doesn't look at the
@@ -344,25 +349,13 @@ func sendArchive(c *call, a *imageArchive, images []*loadedImage) (ids []string,
 	r, w := io.Pipe()
 	defer func() { _ = r.Close() }()
 	go func() { _ = w.CloseWithError(a.write(w, images)) }()
-	resp, err := c.open(upstream.Ask{Path: "/images/load", Query: url.Values{"quiet": {"1"}}, Header: http.Header{"Content-Type": {"application/x-tar"}}, Body: r, Length: -1})
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = resp.Body.Close() }()
-	for dec := json.NewDecoder(io.LimitReader(resp.Body, upstream.MaxAnswer)); ; {
-		var m buildMessage
-		switch err := dec.Decode(&m); {
-		case errors.Is(err, io.EOF):
-			return ids, nil
-		case err != nil:
-			return nil, c.engine.Unavailable(c.ctx, err)
-		case m.Error != "":
-			return nil, &upstream.Error{Status: http.StatusInternalServerError, Message: m.Error}
-		}
+	ask := upstream.Ask{Path: "/images/load", Query: url.Values{"quiet": {"1"}}, Header: http.Header{"Content-Type": {"application/x-tar"}}, Body: r, Length: -1}
+	err = eachMessage(c, ask, http.StatusInternalServerError, func(m buildMessage) {
 		for _, found := range loadedID.FindAllStringSubmatch(m.Stream, -1) {
 			ids = append(ids, found[1])
 		}
-	}
+	})
+	return ids, err
 }
 
 // finishLoad looks at the images that the engine made, gives them their names, and tells
