@@ -25,6 +25,7 @@ type Config struct {
 	StateDir   string    `yaml:"state_dir" doc:"directory of the database, the lock, the instance's id and the bound address; absolute; one process at a time"`
 	PolicyFile string    `yaml:"policy_file" doc:"policy file, absolute, reloaded on SIGHUP and when it changes; empty is the built-in policy"`
 
+	file   string
 	source map[string]string // by key; a key that isn't in it has its default
 }
 

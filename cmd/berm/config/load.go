@@ -6,6 +6,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -28,15 +29,23 @@ type Options struct {
 // Load reads the file, the environment and the flags, each over the one before,
 // and checks the outcome. The error joins everything that is wrong.
 func Load(opts Options) (*Config, error) {
-	var data []byte
-	if opts.File != "" {
-		var err error
-		if data, err = ReadFile(opts.File, maxFileBytes); err != nil {
-			return nil, fmt.Errorf("read the configuration: %w", err)
-		}
+	if opts.File == "" {
+		return parse(nil, opts)
 	}
-	return parse(data, opts)
+	data, err := ReadFile(opts.File, maxFileBytes)
+	if err != nil {
+		return nil, fmt.Errorf("read the configuration: %w", err)
+	}
+	c, err := parse(data, opts)
+	if err != nil {
+		return nil, err
+	}
+	c.file, err = filepath.Abs(opts.File)
+	return c, err
 }
+
+// File is the absolute path of the file that the configuration was read from; empty without one.
+func (c *Config) File() string { return c.file }
 
 // ReadFile reads a file of at most so many bytes.
 func ReadFile(path string, most int64) ([]byte, error) {

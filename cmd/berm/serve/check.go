@@ -37,7 +37,7 @@ func policyOptions(cfg *config.Config, v View, s *Self) policy.Options {
 // chats, and what other sandboxes run.
 func ownPaths(cfg *config.Config) []string {
 	paths := []string{
-		cfg.StateDir, cfg.SpoolDir(), EngineSocket(cfg.Engine), cfg.EngineAPI.AuditLog, cfg.PolicyFile, cfg.Security.TokenFile, cfg.Security.SigningKeyFile,
+		cfg.File(), cfg.StateDir, cfg.SpoolDir(), EngineSocket(cfg.Engine), cfg.EngineAPI.AuditLog, cfg.PolicyFile, cfg.Security.TokenFile, cfg.Security.SigningKeyFile,
 		cfg.Otel.HeadersFile, cfg.Engine.RegistryAuthFile, cfg.Engine.AgentFile,
 		cfg.Sandbox.ChatsRoot, cfg.Sandbox.DependenciesRoot, cfg.Sandbox.LambdaToolsRoot,
 	}

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -48,7 +49,14 @@ func TestLoadSigningKey(t *testing.T) {
 // tenants' chats lie, and what all of them run.
 func TestOwnPathsAreRefused(t *testing.T) {
 	dir := t.TempDir()
-	cfg := config.Default()
+	file := filepath.Join(dir, "conf", "berm.yaml")
+	if err := errors.Join(os.Mkdir(filepath.Dir(file), 0o700), os.WriteFile(file, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := config.Load(config.Options{File: file})
+	if err != nil {
+		t.Fatal(err)
+	}
 	cfg.StateDir, cfg.PolicyFile = filepath.Join(dir, "state"), filepath.Join(dir, "etc", "policy.yaml")
 	cfg.Engine.Address, cfg.HTTP.Listen = "unix://"+filepath.Join(dir, "engine.sock"), "unix://"+filepath.Join(dir, "berm.sock")
 	cfg.Security.TokenFile = filepath.Join(dir, "tokens")
@@ -61,7 +69,7 @@ func TestOwnPathsAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, allowed := range map[string]bool{
-		"work": true, "": false, "state": false, "state/hold": false, "etc": false, "engine.sock": false, "berm.sock": false, "tokens": false, "spool": false,
+		"work": true, "": false, "state": false, "state/hold": false, "etc": false, "conf": false, "engine.sock": false, "berm.sock": false, "tokens": false, "spool": false,
 		"chats": false, "chats/.tenants/other/key": false, "deps": false, "tools/bin": false,
 	} {
 		path := filepath.Join(dir, name)
