@@ -236,25 +236,25 @@ docker run --name one --label a=b $IMAGE true
 docker system prune -af --filter label=a=b
 ### system events
 docker run --rm --name one $IMAGE true
-has "$(docker events --since 1m --until 0s)" create start die one
+has "$(docker events --since 1m --until $(($(date +%s) + 1)))" create start die one
 ### events --filter
 docker run --rm --name $CASE $IMAGE true
-same "$(docker events --since 1m --until 0s --filter container=$CASE --filter event=start --filter type=container --format '{{.Action}}')" start
+same "$(docker events --since 1m --until $(($(date +%s) + 1)) --filter container=$CASE --filter event=start --filter type=container --format '{{.Action}}')" start
 ### events --format json
 docker run --rm --name one $IMAGE true
-has "$(docker events --since 1m --until 0s --format '{{json .}}')" '"start"'
+has "$(docker events --since 1m --until $(($(date +%s) + 1)) --format '{{json .}}')" '"start"'
 ### events --filter label
 docker run --rm --label a=b $IMAGE true
-has "$(docker events --since 1m --until 0s --filter label=a=b)" start
+has "$(docker events --since 1m --until $(($(date +%s) + 1)) --filter label=a=b)" start
 ### events of networks and volumes
 docker network create net
 docker volume create vol
 docker network rm net
 docker volume rm vol
-has "$(docker events --since 1m --until 0s --filter type=network --filter type=volume)" "network create" "volume destroy"
+has "$(docker events --since 1m --until $(($(date +%s) + 1)) --filter type=network --filter type=volume)" "network create" "volume destroy"
 ### events --filter image
 docker run --rm $IMAGE true
-has "$(docker events --since 1m --until 0s --filter image=$IMAGE)" start
+has "$(docker events --since 1m --until $(($(date +%s) + 1)) --filter image=$IMAGE)" start
 ### events while they happen
 timeout 20 docker events >out &
 sleep 1

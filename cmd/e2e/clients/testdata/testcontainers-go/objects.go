@@ -121,7 +121,7 @@ var objectCases = []testCase{
 		t.after(func() { _ = testcontainers.TerminateContainer(c) })
 		check(err)
 	}},
-	{"build under a random name of everybody's [policy]", func(t *T) {
+	{"build under a random name", func(t *T) {
 		dir := temporary(t, map[string]string{"Dockerfile": "FROM " + image + "\nCMD [\"sleep\", \"300\"]\n"})
 		c, err := testcontainers.Run(t, "", build(testcontainers.FromDockerfile{Context: dir}))
 		t.after(func() { _ = testcontainers.TerminateContainer(c) })
