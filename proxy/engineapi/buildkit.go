@@ -222,7 +222,8 @@ func takingOver(c *call, serve func(take func() (net.Conn, error)) error) error 
 // buildCaller is the caller of a connection.
 type buildCaller struct{ *call }
 
-func (b buildCaller) Tenant() string { return b.caller.Tenant }
+// Tenant is another one for each Berm, as what it names is in the engine's own cache.
+func (b buildCaller) Tenant() string { return b.opts.Owner + "/" + b.caller.Tenant }
 
 // fresh returns a call of its own for a build, by the policy in force.
 func (b buildCaller) fresh(ctx context.Context) *call {
@@ -379,7 +380,7 @@ func (j *buildJudge) Base(ref string, pull bool, login buildkit.Login) (id strin
 
 // Pin tags an image. Builds that need the same image share the tag.
 func (j *buildJudge) Pin(id string) (ref string, release func(), err error) {
-	name := buildkit.Pin(j.caller.Tenant, id)
+	name := buildkit.Pin(j.opts.Owner, j.caller.Tenant, id)
 	unlock, err := lockName(j.call, name)
 	if err != nil {
 		return "", nil, err
@@ -400,7 +401,8 @@ func (j *buildJudge) unpin(name string) {
 	}}.run(j.ctx, j.log)
 }
 
-// sweepPins removes pins that no build uses, such as those of a process that was killed.
+// sweepPins removes Berm's own pins that no build uses, such as those of a process that was
+// killed.
 func (d *Proxy) sweepPins(ctx context.Context) error {
 	version, err := d.engine.Max(ctx)
 	if err != nil {
@@ -408,14 +410,15 @@ func (d *Proxy) sweepPins(ctx context.Context) error {
 	}
 	c := &call{Proxy: d, ctx: ctx, version: version}
 	var unused []string
-	query := url.Values{"filters": {filters{"reference": {buildkit.PinHost + "*"}}.String()}}
+	own := buildkit.Pins(d.opts.Owner)
+	query := url.Values{"filters": {filters{"reference": {own + "*"}}.String()}}
 	err = d.engine.Each(ctx, upstream.Ask{Version: version, Path: "/images/json", Query: query}, func(_ string, entry json.RawMessage) error {
 		var img struct{ RepoTags []string }
 		if err := json.Unmarshal(entry, &img); err != nil {
 			return err
 		}
 		for _, tag := range img.RepoTags {
-			if name, ok := strings.CutSuffix(tag, ":1"); ok && strings.HasPrefix(name, buildkit.PinHost) {
+			if name, ok := strings.CutSuffix(tag, ":1"); ok && strings.HasPrefix(name, own) {
 				unused = append(unused, name)
 			}
 		}

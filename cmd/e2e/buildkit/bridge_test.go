@@ -26,10 +26,15 @@ func derive(parts ...string) string {
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
-// pinOf is the name of a pin.
-func pinOf(tenant, id string) string { return "berm.invalid/p/" + derive("pin", tenant, id) + ":1" }
+// owner is Berm's engine.instance.
+const owner = "attacked"
 
-func cacheNamespace(tenant string) string { return derive("cache", tenant) }
+// pinOf is the name of a pin.
+func pinOf(tenant, id string) string {
+	return "berm.invalid/p/" + derive("owner", owner) + "/" + derive("pin", tenant, id) + ":1"
+}
+
+func cacheNamespace(tenant string) string { return derive("cache", owner+"/"+tenant) }
 
 // call is a frontend's call in its build.
 type call func(ctx context.Context, c *client, session string) (*gateway.Result, error)

@@ -132,7 +132,7 @@ func (r *rig) serve(t *testing.T) {
 http: {listen: "unix://`+r.root+`/berm.sock"}
 state_dir: `+r.root+`/state
 policy_file: `+r.root+`/policy.yaml
-engine: {address: "`+r.engine.Host()+`", call_timeout: 2m}
+engine: {address: "`+r.engine.Host()+`", instance: `+owner+`, call_timeout: 2m}
 sandbox: {image: "`+base+`", network: berm-attacks}
 engine_api:
   audit_log: `+r.root+`/audit.log

@@ -310,7 +310,7 @@ func (b *fakeBuild) Base(ref string, pull bool, login Login) (string, error) {
 func (b *fakeBuild) Pin(id string) (string, func(), error) {
 	b.f.pin(id)
 	b.f.count(id, 1)
-	return Pin("t", id) + ":1", func() { b.f.count(id, -1) }, nil
+	return Pin("o", "t", id) + ":1", func() { b.f.count(id, -1) }, nil
 }
 
 func (b *fakeBuild) Finish(ids, names []string) error { return b.f.finish(ids, names) }

@@ -228,7 +228,7 @@ func TestStatus(t *testing.T) {
 		if got := <-asked; got != second.Ref {
 			t.Error(got)
 		}
-		pinned := Pin("t", "sha256:docker.io/library/busybox:1") + ":1@sha256:0"
+		pinned := Pin("o", "t", "sha256:docker.io/library/busybox:1") + ":1@sha256:0"
 		tell <- &control.StatusResponse{Vertexes: []*control.Vertex{{Name: "[1/2] FROM " + pinned}}, Statuses: []*control.VertexStatus{{ID: "resolve " + pinned, Name: pinned}}}
 		m := must(stream.Recv())(t)
 		const shown = "docker.io/library/busybox:1@sha256:0"

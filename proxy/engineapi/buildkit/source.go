@@ -13,9 +13,12 @@ import (
 // PinHost begins the names of pins. No client may use them.
 const PinHost = "berm.invalid/p/"
 
+// Pins begins the names of one Berm's pins.
+func Pins(owner string) string { return PinHost + derive("owner", owner) + "/" }
+
 // Pin returns the repository of a pin: an image's second name, for the builds of one tenant.
 // Its tag is 1.
-func Pin(tenant, id string) string { return PinHost + derive("pin", tenant, id) }
+func Pin(owner, tenant, id string) string { return Pins(owner) + derive("pin", tenant, id) }
 
 const (
 	maxPins  = 32

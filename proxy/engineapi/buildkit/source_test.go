@@ -75,7 +75,7 @@ func TestDerived(t *testing.T) {
 	for _, parts := range [][]string{{"a", "b"}, {"a", "c"}, {"ab"}, {"", "ab"}, {"ab", ""}, {"a", "b", ""}, {"1:a"}, {"a", "1:b"}} {
 		seen[derive(parts...)] = true
 	}
-	if len(seen) != 8 || Pin("t", "1") == Pin("u", "1") || Pin("t", "1") == Pin("t", "2") {
+	if len(seen) != 8 || Pin("o", "t", "1") == Pin("p", "t", "1") || Pin("o", "t", "1") == Pin("o", "u", "1") || Pin("o", "t", "1") == Pin("o", "t", "2") {
 		t.Error(seen)
 	}
 }
