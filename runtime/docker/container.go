@@ -113,22 +113,40 @@ func (r *Runtime) undo(ctx context.Context, name string, err error, f func(conte
 	return err
 }
 
+// removalWait is how long remove waits for somebody else's removal until it tries again.
+const removalWait = time.Second
+
 // remove kills and removes a container with its anonymous volumes, and returns when
 // it is gone.
 func remove(ctx context.Context, s *session, id string) error {
-	err := s.ContainerRemove(ctx, id, container.RemoveOptions{Force: true, RemoveVolumes: true})
-	if errdefs.IsConflict(err) { // somebody else is removing it
-		done, failed := s.ContainerWait(ctx, id, container.WaitConditionRemoved)
-		select {
-		case <-done:
-			err = nil
-		case err = <-failed:
+	for {
+		err := s.ContainerRemove(ctx, id, container.RemoveOptions{Force: true, RemoveVolumes: true})
+		if errdefs.IsNotFound(err) {
+			return nil
+		}
+		if !errdefs.IsConflict(err) || ctx.Err() != nil {
+			return err
+		}
+		if err := awaitRemoval(ctx, s, id); err != nil {
+			return err
 		}
 	}
-	if errdefs.IsNotFound(err) {
-		return nil
+}
+
+// awaitRemoval waits until somebody else has removed a container. It doesn't wait for long, as
+// the engine doesn't tell of every removal that fails.
+func awaitRemoval(ctx context.Context, s *session, id string) error {
+	wait, cancel := context.WithTimeout(ctx, removalWait)
+	defer cancel()
+	done, failed := s.ContainerWait(wait, id, container.WaitConditionRemoved)
+	select {
+	case <-done:
+	case err := <-failed:
+		if wait.Err() == nil && !errdefs.IsNotFound(err) {
+			return err
+		}
 	}
-	return err
+	return nil
 }
 
 // removeLost removes the container of a create whose answer was lost, if there is one.

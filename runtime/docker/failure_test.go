@@ -163,6 +163,19 @@ func TestErrorClasses(t *testing.T) {
 	}
 }
 
+// TestRemoveAgain has a removal of somebody else's fail before Remove waits for it.
+func TestRemoveAgain(t *testing.T) {
+	f := newFakeEngine(t)
+	f.on("POST /containers/c/wait", hang)
+	f.on("DELETE /containers/c", func(w http.ResponseWriter, req *http.Request) {
+		f.on("DELETE /containers/c", answer(http.StatusNoContent, ""))
+		refuse(http.StatusConflict)(w, req)
+	})
+	if err := f.runtime(t, time.Minute).Remove(t.Context(), "c"); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestCallerEnds(t *testing.T) {
 	for _, route := range []string{"HEAD /_ping", "GET /info", "GET /containers/x/json"} {
 		t.Run(route, func(t *testing.T) {
