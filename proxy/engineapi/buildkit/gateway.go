@@ -30,9 +30,13 @@ func (s bridge) build(ctx context.Context) (*build, error) {
 	return s.await(ctx, callerOf(ctx).Tenant(), buildid.FromIncomingContext(ctx))
 }
 
-// inJob returns a context for a call in the build's job.
+// inJob returns a context for a call in the build's last job.
 func (b *build) inJob(ctx context.Context) context.Context {
 	j, _ := b.current()
+	return j.in(ctx)
+}
+
+func (j *job) in(ctx context.Context) context.Context {
 	return buildid.AppendToOutgoingContext(metadata.NewOutgoingContext(ctx, metadata.MD{}), j.ref)
 }
 
@@ -52,15 +56,12 @@ func (s bridge) Solve(ctx context.Context, in *gateway.SolveRequest) (*gateway.S
 	if err != nil {
 		return nil, err
 	}
-	more, err := b.allow(a, req)
-	if err != nil {
+	if err := b.allow(a, req); err != nil {
 		return nil, err
 	}
-	if more {
-		b.start()
-	}
 	for {
-		resp, err := s.bridge().Solve(b.inJob(ctx), req)
+		j, _ := b.current()
+		resp, err := s.bridge().Solve(j.in(ctx), req)
 		if err == nil {
 			err = failure(resp.Result)
 		}
@@ -70,10 +71,9 @@ func (s bridge) Solve(ctx context.Context, in *gateway.SolveRequest) (*gateway.S
 			}
 			return resp, err
 		}
-		if err := b.admit(err); err != nil {
+		if err := b.admit(j, err); err != nil {
 			return nil, err
 		}
-		b.start()
 	}
 }
 
@@ -85,8 +85,8 @@ func failure(r *gateway.Result) error {
 	return nil
 }
 
-// allow adds what a request may read, and reports whether that is more than before.
-func (b *build) allow(a *attrs, req *gateway.SolveRequest) (more bool, err error) {
+// allow adds what a request may read. It starts a job if that is more than before.
+func (b *build) allow(a *attrs, req *gateway.SolveRequest) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	before := len(b.sources.uploads) + len(b.sources.inputs)
@@ -99,11 +99,13 @@ func (b *build) allow(a *attrs, req *gateway.SolveRequest) (more bool, err error
 			b.sources.inputs[id] = true
 		}
 	}
-	now := len(b.sources.uploads) + len(b.sources.inputs)
-	if now > maxGiven {
-		return false, denied("sources", "", "the build reads too many uploads and inputs", fmt.Sprintf("up to %d", maxGiven))
+	switch now := len(b.sources.uploads) + len(b.sources.inputs); {
+	case now > maxGiven:
+		return denied("sources", "", "the build reads too many uploads and inputs", fmt.Sprintf("up to %d", maxGiven))
+	case now > before:
+		b.start()
 	}
-	return now > before, nil
+	return nil
 }
 
 // references returns all references of a result.

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	contentapi "github.com/containerd/containerd/api/services/content/v1"
 	control "github.com/moby/buildkit/api/services/control"
@@ -407,4 +409,66 @@ func TestInfo(t *testing.T) {
 			t.Error(m, err)
 		}
 	})
+}
+
+// TestGatewayTogether has two calls of a frontend need images at the same time. The job of
+// one ends that of the other.
+func TestGatewayTogether(t *testing.T) {
+	for name, images := range map[string][2]string{"another": {busybox, busybox + "2"}, "the same": {busybox, busybox}} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				f := newFrontend(t, nil)
+				var mu sync.Mutex
+				jobs := map[string]*engineJob{f.job.Ref: f.job}
+				go func() {
+					for {
+						select {
+						case j := <-f.jobs:
+							mu.Lock()
+							jobs[j.Ref] = j
+							mu.Unlock()
+						case <-t.Context().Done():
+							return
+						}
+					}
+				}()
+				var both sync.WaitGroup // of the first calls
+				both.Add(2)
+				first := map[string]bool{}
+				f.on(gateway.LLBBridge_Solve_FullMethodName, func(ctx context.Context, req any) (any, error) {
+					time.Sleep(time.Second) // of the bubble's clock, in which the job becomes known
+					target := req.(*gateway.SolveRequest).FrontendOpt["target"]
+					mu.Lock()
+					j, again := jobs[buildid.FromIncomingContext(ctx)], first[target]
+					first[target] = true
+					mu.Unlock()
+					if !again {
+						both.Done()
+						both.Wait()
+					}
+					source := images[0]
+					if target == "b" {
+						source = images[1]
+					}
+					if _, ok := allows(t, j.SourcePolicy, source); !ok {
+						return nil, deniedBy(source)
+					}
+					time.Sleep(time.Second) // in which the other call starts a job
+					if err := j.ctx.Err(); err != nil {
+						return nil, err
+					}
+					return &gateway.SolveResponse{Result: aResult(target)}, nil
+				})
+				errs := make(chan error)
+				for target, mode := range map[string]string{"a": "pull", "b": "local"} {
+					go func() {
+						_, err := f.bridge.Solve(f.ctx, &gateway.SolveRequest{Frontend: dockerfile, FrontendOpt: map[string]string{"target": target, "image-resolve-mode": mode}})
+						errs <- err
+					}()
+				}
+				ended(t, <-errs)
+				ended(t, <-errs)
+			})
+		})
+	}
 }

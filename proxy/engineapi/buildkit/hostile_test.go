@@ -131,7 +131,7 @@ func TestEndedBuild(t *testing.T) {
 	before := b.job
 	b.stop()
 	failed := errors.New(`source "docker-image://busybox" denied by policy`)
-	if err := b.admit(failed); !errors.Is(err, failed) || judge.pins != 0 {
+	if err := b.admit(before, failed); !errors.Is(err, failed) || judge.pins != 0 {
 		t.Errorf("%v, %d pins are left", err, judge.pins)
 	}
 	if b.start(); b.job != before {
