@@ -312,3 +312,34 @@ func TestControlSession(t *testing.T) {
 		}
 	})
 }
+
+// flood sends without end, and returns how many bytes a reader takes that doesn't go on.
+func flood(message int, send func() error) int {
+	n := make(chan int, 1)
+	n <- 0
+	go func() {
+		for send() == nil {
+			if all := <-n + message; all < 8*maxMessage {
+				n <- all
+				continue
+			}
+			n <- 8 * maxMessage
+			return
+		}
+	}()
+	synctest.Wait()
+	return <-n
+}
+
+// TestSlowClient has Berm not hold an image that the client asked for, and doesn't read.
+func TestSlowClient(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFixture(t)
+		engine := f.openSession("t", "own", diffCopy).serve(t, func(s grpc.ServerStream) error { <-s.Context().Done(); return nil })
+		stream := must(engine.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, diffCopy, grpc.ForceCodecV2(frames{})))(t)
+		part := bytesOf(1 << 20)
+		if n := flood(len(part), func() error { return stream.SendMsg(frameOf(part)) }); n > 2*maxMessage {
+			t.Errorf("%d bytes for the client", n)
+		}
+	})
+}
