@@ -115,14 +115,17 @@ func (s *Server) Serve(ctx context.Context, caller Caller, conn net.Conn) {
 	})
 }
 
-// serve serves one call. A session's bytes aren't kept; all others are leased.
+// serve serves one call. A session's bytes aren't kept; all others are leased, and must come
+// soon.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	r.Header.Del("Grpc-Encoding") // a compressed message takes more memory than its bytes
 	if r.URL.Path != control.Control_Session_FullMethodName {
 		tenant := callerOf(r.Context()).Tenant()
 		asked, answered := s.opts.Lease(tenant), &answer{lease: s.opts.Lease(tenant)}
 		defer answered.release()
 		defer asked.Release()
 		r = r.WithContext(context.WithValue(r.Context(), answerKey{}, answered))
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(messageTime)) // which HTTP/2 has
 		r.Body = &leasedBody{ReadCloser: r.Body, ctx: r.Context(), lease: asked}
 	}
 	s.grpc.ServeHTTP(w, r)
@@ -135,6 +138,9 @@ type leasedBody struct {
 	lease Lease
 	read  int64
 }
+
+// messageTime limits how long a call's message may take to arrive.
+const messageTime = 30 * time.Second
 
 // copies is how often a message is in memory: as bytes, as its fields, and in the request
 // that is made of them.
