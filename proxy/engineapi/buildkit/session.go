@@ -20,11 +20,15 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 )
 
 const (
-	maxSessions = 64      // of a tenant
-	maxContext  = 1 << 30 // bytes that a client may send in a session
+	maxSessions = 64 // of a tenant
+	// maxSessionMessage limits a message of a session over BuildKit's own API, in bytes.
+	// Clients send 32 KiB.
+	maxSessionMessage = 256 << 10
+	maxContext        = 1 << 30 // bytes that a client may send in a session
 	// sessionWait is how long a build waits for its session, which the client opens meanwhile.
 	sessionWait = 5 * time.Second
 	// loginTime limits how long a client may take to answer for its credentials.
@@ -278,6 +282,7 @@ func (s service) Session(stream control.Control_SessionServer) error {
 			if _, err := far.Write(m.Data); err != nil {
 				return
 			}
+			used(stream.Context(), proto.Size(m))
 		}
 	}()
 	sent := make(chan struct{})

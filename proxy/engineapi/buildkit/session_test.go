@@ -343,3 +343,24 @@ func TestSlowClient(t *testing.T) {
 		}
 	})
 }
+
+// TestFastClient has Berm not hold what a client sends in a session that the engine hasn't
+// opened.
+func TestFastClient(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFixture(t)
+		f.hangs = true
+		client := control.NewControlClient(f.asClient("t"))
+		session := func(id string) grpc.BidiStreamingClient[control.BytesMessage, control.BytesMessage] {
+			return must(client.Session(metadata.AppendToOutgoingContext(t.Context(), exposed+"Uuid", id)))(t)
+		}
+		stream, part := session("own"), &control.BytesMessage{Data: make([]byte, 32<<10)}
+		if n := flood(len(part.Data), func() error { return stream.Send(part) }); n > 4<<20 {
+			t.Errorf("%d bytes of the client", n)
+		}
+		stream = session("large")
+		_ = stream.Send(&control.BytesMessage{Data: make([]byte, maxSessionMessage)}) // Recv returns the status
+		_, err := stream.Recv()
+		wantCode(t, "large message", codes.ResourceExhausted, err)
+	})
+}
