@@ -170,20 +170,46 @@ func (s bridge) Ping(ctx context.Context, _ *gateway.PingRequest) (*gateway.Pong
 // maxFile is the most of a file or a directory that one call reads.
 const maxFile = 4 << 20
 
-// ReadFile bounds what is read, as some engines take a whole file into memory.
-func (s bridge) ReadFile(ctx context.Context, in *gateway.ReadFileRequest) (*gateway.ReadFileResponse, error) {
+// maxPath limits a path or a pattern, in bytes.
+const maxPath = 4096
+
+// reading returns a context for a call that reads a result of the build that the call is part
+// of, and leases the memory for what it reads.
+func (s bridge) reading(ctx context.Context, ref string, paths ...string) (context.Context, error) {
 	b, err := s.build(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if err := leaseAnswer(ctx, maxFile); err != nil {
+	if !b.returnedRef(ref) {
+		return nil, status.Error(codes.NotFound, "no such result")
+	}
+	if slices.ContainsFunc(paths, func(p string) bool { return len(p) > maxPath }) {
+		return nil, denied("gateway", "", "the path is too long", fmt.Sprintf("up to %d bytes", maxPath))
+	}
+	return b.inJob(ctx), leaseAnswer(ctx, maxFile)
+}
+
+func (b *build) returnedRef(id string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	_, ok := b.results[id]
+	return ok
+}
+
+// ReadFile bounds what is read, as some engines take a whole file into memory.
+func (s bridge) ReadFile(ctx context.Context, in *gateway.ReadFileRequest) (*gateway.ReadFileResponse, error) {
+	ctx, err := s.reading(ctx, in.Ref, in.FilePath)
+	if err != nil {
 		return nil, err
 	}
 	part := &gateway.FileRange{Length: maxFile + 1}
 	if asked := in.Range; asked != nil {
+		if asked.Offset < 0 || asked.Length < 0 { // which some engines take for all of the file
+			return nil, denied("gateway", "ReadFile", "the range is negative", "offsets and lengths from 0 on")
+		}
 		part = &gateway.FileRange{Offset: asked.Offset, Length: min(asked.Length, part.Length)}
 	}
-	resp, err := s.bridge().ReadFile(b.inJob(ctx), &gateway.ReadFileRequest{FilePath: in.FilePath, Range: part, Ref: in.Ref})
+	resp, err := s.bridge().ReadFile(ctx, &gateway.ReadFileRequest{FilePath: in.FilePath, Range: part, Ref: in.Ref})
 	if len(resp.GetData()) > maxFile {
 		return nil, denied("gateway", "ReadFile", "the file is too large", fmt.Sprintf("up to %d bytes", maxFile))
 	}
@@ -191,38 +217,33 @@ func (s bridge) ReadFile(ctx context.Context, in *gateway.ReadFileRequest) (*gat
 }
 
 func (s bridge) ReadDir(ctx context.Context, in *gateway.ReadDirRequest) (*gateway.ReadDirResponse, error) {
-	b, err := s.build(ctx)
+	ctx, err := s.reading(ctx, in.Ref, in.DirPath, in.IncludePattern)
 	if err != nil {
 		return nil, err
 	}
-	if err := leaseAnswer(ctx, maxFile); err != nil {
-		return nil, err
-	}
-	return s.bridge().ReadDir(b.inJob(ctx), in, grpc.MaxCallRecvMsgSize(maxFile))
+	return s.bridge().ReadDir(ctx, &gateway.ReadDirRequest{DirPath: in.DirPath, IncludePattern: in.IncludePattern, Ref: in.Ref}, grpc.MaxCallRecvMsgSize(maxFile))
 }
 
 func (s bridge) StatFile(ctx context.Context, in *gateway.StatFileRequest) (*gateway.StatFileResponse, error) {
-	b, err := s.build(ctx)
+	ctx, err := s.reading(ctx, in.Ref, in.Path)
 	if err != nil {
 		return nil, err
 	}
-	return s.bridge().StatFile(b.inJob(ctx), in)
+	return s.bridge().StatFile(ctx, &gateway.StatFileRequest{Path: in.Path, Ref: in.Ref}, grpc.MaxCallRecvMsgSize(maxFile))
 }
 
 func (s bridge) Evaluate(ctx context.Context, in *gateway.EvaluateRequest) (*gateway.EvaluateResponse, error) {
-	b, err := s.build(ctx)
+	ctx, err := s.reading(ctx, in.Ref)
 	if err != nil {
 		return nil, err
 	}
-	return s.bridge().Evaluate(b.inJob(ctx), in)
+	return s.bridge().Evaluate(ctx, &gateway.EvaluateRequest{Ref: in.Ref})
 }
 
-func (s bridge) Warn(ctx context.Context, in *gateway.WarnRequest) (*gateway.WarnResponse, error) {
-	b, err := s.build(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return s.bridge().Warn(b.inJob(ctx), in)
+// Warn drops a warning: the client that gives it is the only one to read it.
+func (s bridge) Warn(ctx context.Context, _ *gateway.WarnRequest) (*gateway.WarnResponse, error) {
+	_, err := s.build(ctx)
+	return &gateway.WarnResponse{}, err
 }
 
 func (bridge) Inputs(context.Context, *gateway.InputsRequest) (*gateway.InputsResponse, error) {
