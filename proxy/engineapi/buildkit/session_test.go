@@ -11,7 +11,6 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	control "github.com/moby/buildkit/api/services/control"
 	"google.golang.org/grpc"
@@ -138,26 +137,32 @@ func TestSessionIDs(t *testing.T) {
 	})
 }
 
-// TestSessionEnds ends a session with its client, which offers no health check.
+// TestSessionEnds ends a session at once with its client, which offers no health check.
 func TestSessionEnds(t *testing.T) {
+	client := func(_ *fixture, s *clientSession) { _ = s.conn.Close() }
 	for name, end := range map[string]func(*fixture, *clientSession){
-		"client": func(_ *fixture, s *clientSession) { _ = s.conn.Close() },
+		"client": client, "silent client": client, "busy client": client,
 		"engine": func(_ *fixture, s *clientSession) { _ = s.engine.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				f := newFixture(t)
-				s := f.openSession("t", "own")
-				s.serve(t, echo).Connect()
+				s := f.openSession("t", "own", diffCopy)
+				if name != "silent client" {
+					engine := s.serve(t, func(s grpc.ServerStream) error { <-s.Context().Done(); return nil })
+					engine.Connect()
+					if name == "busy client" {
+						go func() { _, _ = call(t, engine, diffCopy, "x") }()
+					}
+				}
 				synctest.Wait()
 				end(f, s)
+				synctest.Wait() // in which no time passes
 				select {
 				case err := <-s.err:
-					if err != nil {
-						t.Error(err)
-					}
-				case <-time.After(time.Minute):
-					t.Fatal("it is still there")
+					ended(t, err)
+				default:
+					t.Error("it is still there")
 				}
 				if len(f.server.sessions.all) > 0 {
 					t.Error("the ID is kept")
