@@ -364,7 +364,11 @@ func (j *buildJudge) Base(ref string, pull bool, login buildkit.Login) (id strin
 		if err != nil || user == "" && password == "" {
 			return nil, nil // the registry answers to that
 		}
-		return json.Marshal(map[string]string{"username": user, "password": password, "serveraddress": registry})
+		auth := credentials{Username: user, Password: password, ServerAddress: registry}
+		if user == "" {
+			auth.Password, auth.IdentityToken = "", password
+		}
+		return json.Marshal(auth)
 	})
 	if err != nil {
 		return "", err
