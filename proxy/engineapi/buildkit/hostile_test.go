@@ -55,12 +55,23 @@ func TestInputs(t *testing.T) {
 		"last one of itself":          {[][]byte{source, end(&pb.Input{Digest: "x"})}, false},
 		"step of what is missing":     {[][]byte{step, end(input(step))}, false},
 		"step before its source":      {[][]byte{step, source, end(input(step))}, false},
+		"second result":               {[][]byte{source, step, end(&pb.Input{Digest: digestOf(step), Index: 1})}, true},
+		"negative result":             {[][]byte{source, step, end(&pb.Input{Digest: digestOf(step), Index: -1})}, false},
+		"last one with a platform":    {[][]byte{source, step, encoded(t, &pb.Op{Inputs: []*pb.Input{input(step)}, Platform: &pb.Platform{OS: "x"}})}, true},
 		"foreign":                     {[][]byte{source, foreign, end(input(source))}, false},
 		"foreign as the last one":     {[][]byte{source, foreign}, false},
 		"no operation":                {[][]byte{[]byte("\xff"), end(input(source))}, false},
 	} {
-		if got := returned(&pb.Definition{Def: tt.ops}, known) != nil; got != tt.want {
+		got := returned(&pb.Definition{Def: tt.ops}, known)
+		if (got != nil) != tt.want {
 			t.Errorf("%s: %v", name, got)
+		}
+		if got == nil {
+			continue
+		}
+		var last pb.Op
+		if err := last.Unmarshal(got.Def[len(got.Def)-1]); err != nil || last.Platform != nil {
+			t.Errorf("%s: %v, %v", name, &last, err)
 		}
 	}
 }
