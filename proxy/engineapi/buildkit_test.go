@@ -67,9 +67,13 @@ func (e *fakeImages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/version":
 		answer = map[string]string{"Version": e.release}
 	case path == "json":
-		var all []imageInfo
-		for id := range e.labels {
-			all = append(all, e.image(id))
+		all := []imageInfo{}
+		var asked struct{ Label map[string]bool }
+		_ = json.Unmarshal([]byte(r.URL.Query().Get("filters")), &asked)
+		for id, labels := range e.labels {
+			if !slices.ContainsFunc(slices.Collect(maps.Keys(asked.Label)), func(l string) bool { k, v, _ := strings.Cut(l, "="); return labels[k] != v }) {
+				all = append(all, e.image(id))
+			}
 		}
 		answer = all
 	case path == "create":
@@ -213,7 +217,8 @@ func TestFinish(t *testing.T) {
 	}{
 		"made":                   {nil, []string{made}, true, true},
 		"known by its second ID": {nil, []string{"sha256:other", made}, true, true},
-		"gone":                   {nil, []string{"sha256:other"}, false, true},
+		"known by its labels":    {nil, []string{"sha256:other"}, true, true},
+		"gone":                   {func(e *fakeImages, _ map[string]string) { clear(e.labels) }, []string{made}, false, false},
 		"another build's":        {func(_ *fakeImages, l map[string]string) { l[lifecycle.LabelSessionID] = "other" }, []string{made}, false, true},
 		"another's":              {func(_ *fakeImages, l map[string]string) { l[lifecycle.LabelTenant] = "u" }, []string{made}, false, true},
 		"nobody's":               {func(_ *fakeImages, l map[string]string) { clear(l) }, []string{made}, false, true},
