@@ -28,7 +28,8 @@ const (
 	// maxSessionMessage limits a message of a session over BuildKit's own API, in bytes.
 	// Clients send 32 KiB.
 	maxSessionMessage = 256 << 10
-	maxContext        = 1 << 30 // bytes that a client may send in a session
+	maxContext        = 1 << 30  // bytes that a client may send in a session
+	maxHeader         = 64 << 10 // bytes of a header or a trailer of a client's answer
 	// sessionWait is how long a build waits for its session, which the client opens meanwhile.
 	sessionWait = 5 * time.Second
 	// loginTime limits how long a client may take to answer for its credentials.
@@ -224,7 +225,7 @@ func (c watched) Read(p []byte) (int, error) {
 func overConn(conn net.Conn) (*grpc.ClientConn, error) {
 	conns := make(chan net.Conn, 1)
 	conns <- conn
-	return grpc.NewClient("passthrough:session", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithIdleTimeout(0),
+	return grpc.NewClient("passthrough:session", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithIdleTimeout(0), grpc.WithMaxHeaderListSize(maxHeader),
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
 			select {
 			case conn := <-conns:

@@ -369,3 +369,18 @@ func TestFastClient(t *testing.T) {
 		wantCode(t, "large message", codes.ResourceExhausted, err)
 	})
 }
+
+// TestLargeHeader has a client answer with more in the header than messages may have.
+func TestLargeHeader(t *testing.T) {
+	for size, want := range map[int]codes.Code{1 << 10: codes.OK, 2 << 20: codes.Internal} {
+		bubble(t, func(t *testing.T) {
+			f := newFixture(t)
+			engine := f.openSession("t", "own", diffCopy).serve(t, func(s grpc.ServerStream) error {
+				s.SetTrailer(metadata.Pairs("x", bytesOf(size)))
+				return echo(s)
+			})
+			_, err := call(t, engine, diffCopy, "hello")
+			wantCode(t, fmt.Sprint(size), want, err)
+		})
+	}
+}
