@@ -200,7 +200,7 @@ func (s *Server) relaySession(ctx context.Context, new *session, conn, engine ne
 	stop := context.AfterFunc(ctx, func() { _ = engine.Close() })
 	defer stop()
 	//nolint:staticcheck // as in Serve
-	(&http2.Server{}).ServeConn(engine, &http2.ServeConnOpts{
+	(&http2.Server{MaxUploadBufferPerStream: streamBuffer, MaxUploadBufferPerConnection: connBuffer}).ServeConn(engine, &http2.ServeConnOpts{
 		BaseConfig: unlogged, Context: ctx,
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { server.ServeHTTP(w, pace(r, maxMessage)) }),
 	})

@@ -336,15 +336,32 @@ func flood(message int, send func() error) int {
 	return <-n
 }
 
-// TestSlowClient has Berm not hold an image that the client asked for, and doesn't read.
+// TestSlowClient has Berm not hold an image that the client asked for, and doesn't read. The
+// engine still sees that the client is there.
 func TestSlowClient(t *testing.T) {
+	const health = "/grpc.health.v1.Health/Check"
 	bubble(t, func(t *testing.T) {
 		f := newFixture(t)
-		engine := f.openSession("t", "own", diffCopy).serve(t, func(s grpc.ServerStream) error { <-s.Context().Done(); return nil })
+		engine := f.openSession("t", "own", diffCopy, health).serve(t, func(s grpc.ServerStream) error {
+			if m, _ := grpc.MethodFromServerStream(s); m == health {
+				return echo(s)
+			}
+			<-s.Context().Done()
+			return nil
+		})
 		stream := must(engine.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, diffCopy, grpc.ForceCodecV2(frames{})))(t)
 		part := bytesOf(1 << 20)
 		if n := flood(len(part), func() error { return stream.SendMsg(frameOf(part)) }); n > 2*maxMessage {
 			t.Errorf("%d bytes for the client", n)
+		}
+		checked := make(chan error, 1)
+		go func() { _, err := call(t, engine, health, "hello"); checked <- err }()
+		synctest.Wait()
+		select {
+		case err := <-checked:
+			ended(t, err)
+		default:
+			t.Error("the health check waits")
 		}
 	})
 }
