@@ -365,7 +365,11 @@ func (j *buildJudge) Base(ref string, pull bool, login buildkit.Login) (id strin
 		if err != nil || user == "" && password == "" {
 			return nil, nil // the registry answers to that
 		}
-		return json.Marshal(map[string]string{"username": user, "password": password, "serveraddress": registry})
+		auth := credentials{Username: user, Password: password, ServerAddress: registry}
+		if user == "" {
+			auth.Password, auth.IdentityToken = "", password
+		}
+		return json.Marshal(auth)
 	})
 	if err != nil {
 		return "", err
@@ -458,15 +462,10 @@ func (b *builds) count(name string, n int) int {
 func (j *buildJudge) Finish(ids, names []string) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	id := ids[0]
-	for _, id = range ids {
-		if img, err := lookUpImage(j.call, id); err != nil {
-			return err
-		} else if img != nil {
-			break
-		}
+	id, err := builtImage(j.call, ids, j.labels)
+	if err == nil {
+		err = verifyBuilt(j.call, id, j.labels)
 	}
-	err := verifyBuilt(j.call, id, j.labels)
 	for _, name := range names {
 		if err != nil {
 			break
@@ -477,4 +476,27 @@ func (j *buildJudge) Finish(ids, names []string) error {
 		}
 	}
 	return err
+}
+
+// builtImage returns the ID of a build's image: the first that the engine knows, or that of
+// the image with the build's labels, as the IDs may be those of another output.
+func builtImage(c *call, ids []string, labels map[string]string) (id string, err error) {
+	for _, id = range ids {
+		if img, err := lookUpImage(c, id); err != nil || img != nil {
+			return id, err
+		}
+	}
+	f := imageFilters(c)
+	f["label"] = append(f["label"], lifecycle.LabelSessionID+"="+labels[lifecycle.LabelSessionID])
+	ask := upstream.Ask{Version: c.version, Path: "/images/json", Query: url.Values{"filters": {f.String()}}}
+	return id, c.engine.Each(c.ctx, ask, func(_ string, entry json.RawMessage) error {
+		var img struct {
+			ID string `json:"Id"`
+		}
+		if err := json.Unmarshal(entry, &img); err != nil {
+			return err
+		}
+		id = img.ID
+		return nil
+	})
 }

@@ -4,9 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	control "github.com/moby/buildkit/api/services/control"
+	"github.com/moby/buildkit/session"
+	"github.com/moby/buildkit/session/filesync"
 
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
@@ -65,6 +72,9 @@ func (r *rig) attack(t *testing.T) {
 	if err := sides[1].innocent(t.Context()); err != nil {
 		t.Errorf("an innocent build: %v", err)
 	}
+	if err := sides[1].twoOutputs(t.Context()); err != nil {
+		t.Errorf("a build with two outputs: %v", err)
+	}
 	r.rests(t, calm)
 }
 
@@ -118,6 +128,32 @@ func (s *side) innocent(ctx context.Context) error {
 	if err == nil && !strings.Contains(r.log, strings.ToUpper(word)) {
 		err = fmt.Errorf("it printed %q", r.log)
 	}
+	return err
+}
+
+// twoOutputs builds an image that the engine keeps and the client gets as well, in another form.
+func (s *side) twoOutputs(ctx context.Context) error {
+	const name = "team.local/both:1"
+	file, err := os.Create(filepath.Join(s.root, "both.tar"))
+	if err != nil {
+		return err
+	}
+	second := &control.Exporter{Type: "oci", Attrs: map[string]string{"compression": "zstd"}}
+	if strings.HasSuffix(s.name, "overlay2") { // which has no oci
+		second = &control.Exporter{Type: "tar"}
+	}
+	_, err = s.bob.run(ctx, build{
+		dockerfile: "FROM " + base + "\nRUN dd if=/dev/urandom of=/f bs=1M count=20",
+		more:       []session.Attachable{filesync.NewFSSyncTarget(filesync.WithFSSync(1, func(map[string]string) (io.WriteCloser, error) { return file, nil }))},
+		outputs:    append(tagged(name), second),
+	})
+	if err != nil {
+		return err
+	}
+	if fi, err := os.Stat(file.Name()); err != nil || fi.Size() < 20<<20 {
+		return fmt.Errorf("the client got %d bytes, %v", fi.Size(), err)
+	}
+	_, err = s.bob.rest(ctx, "GET", "/images/"+name+"/json", nil)
 	return err
 }
 

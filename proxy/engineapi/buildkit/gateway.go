@@ -30,9 +30,13 @@ func (s bridge) build(ctx context.Context) (*build, error) {
 	return s.await(ctx, callerOf(ctx).Tenant(), buildid.FromIncomingContext(ctx))
 }
 
-// inJob returns a context for a call in the build's job.
+// inJob returns a context for a call in the build's last job.
 func (b *build) inJob(ctx context.Context) context.Context {
 	j, _ := b.current()
+	return j.in(ctx)
+}
+
+func (j *job) in(ctx context.Context) context.Context {
 	return buildid.AppendToOutgoingContext(metadata.NewOutgoingContext(ctx, metadata.MD{}), j.ref)
 }
 
@@ -52,15 +56,12 @@ func (s bridge) Solve(ctx context.Context, in *gateway.SolveRequest) (*gateway.S
 	if err != nil {
 		return nil, err
 	}
-	more, err := b.allow(a, req)
-	if err != nil {
+	if err := b.allow(a, req); err != nil {
 		return nil, err
 	}
-	if more {
-		b.start()
-	}
 	for {
-		resp, err := s.bridge().Solve(b.inJob(ctx), req)
+		j, _ := b.current()
+		resp, err := s.bridge().Solve(j.in(ctx), req)
 		if err == nil {
 			err = failure(resp.Result)
 		}
@@ -70,10 +71,9 @@ func (s bridge) Solve(ctx context.Context, in *gateway.SolveRequest) (*gateway.S
 			}
 			return resp, err
 		}
-		if err := b.admit(err); err != nil {
+		if err := b.admit(j, err); err != nil {
 			return nil, err
 		}
-		b.start()
 	}
 }
 
@@ -85,8 +85,8 @@ func failure(r *gateway.Result) error {
 	return nil
 }
 
-// allow adds what a request may read, and reports whether that is more than before.
-func (b *build) allow(a *attrs, req *gateway.SolveRequest) (more bool, err error) {
+// allow adds what a request may read. It starts a job if that is more than before.
+func (b *build) allow(a *attrs, req *gateway.SolveRequest) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	before := len(b.sources.uploads) + len(b.sources.inputs)
@@ -99,11 +99,13 @@ func (b *build) allow(a *attrs, req *gateway.SolveRequest) (more bool, err error
 			b.sources.inputs[id] = true
 		}
 	}
-	now := len(b.sources.uploads) + len(b.sources.inputs)
-	if now > maxGiven {
-		return false, denied("sources", "", "the build reads too many uploads and inputs", fmt.Sprintf("up to %d", maxGiven))
+	switch now := len(b.sources.uploads) + len(b.sources.inputs); {
+	case now > maxGiven:
+		return denied("sources", "", "the build reads too many uploads and inputs", fmt.Sprintf("up to %d", maxGiven))
+	case now > before:
+		b.start()
 	}
-	return now > before, nil
+	return nil
 }
 
 // references returns all references of a result.
@@ -168,20 +170,46 @@ func (s bridge) Ping(ctx context.Context, _ *gateway.PingRequest) (*gateway.Pong
 // maxFile is the most of a file or a directory that one call reads.
 const maxFile = 4 << 20
 
-// ReadFile bounds what is read, as some engines take a whole file into memory.
-func (s bridge) ReadFile(ctx context.Context, in *gateway.ReadFileRequest) (*gateway.ReadFileResponse, error) {
+// maxPath limits a path or a pattern, in bytes.
+const maxPath = 4096
+
+// reading returns a context for a call that reads a result of the build that the call is part
+// of, and leases the memory for what it reads.
+func (s bridge) reading(ctx context.Context, ref string, paths ...string) (context.Context, error) {
 	b, err := s.build(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if err := leaseAnswer(ctx, maxFile); err != nil {
+	if !b.returnedRef(ref) {
+		return nil, status.Error(codes.NotFound, "no such result")
+	}
+	if slices.ContainsFunc(paths, func(p string) bool { return len(p) > maxPath }) {
+		return nil, denied("gateway", "", "the path is too long", fmt.Sprintf("up to %d bytes", maxPath))
+	}
+	return b.inJob(ctx), leaseAnswer(ctx, maxFile)
+}
+
+func (b *build) returnedRef(id string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	_, ok := b.results[id]
+	return ok
+}
+
+// ReadFile bounds what is read, as some engines take a whole file into memory.
+func (s bridge) ReadFile(ctx context.Context, in *gateway.ReadFileRequest) (*gateway.ReadFileResponse, error) {
+	ctx, err := s.reading(ctx, in.Ref, in.FilePath)
+	if err != nil {
 		return nil, err
 	}
 	part := &gateway.FileRange{Length: maxFile + 1}
 	if asked := in.Range; asked != nil {
+		if asked.Offset < 0 || asked.Length < 0 { // which some engines take for all of the file
+			return nil, denied("gateway", "ReadFile", "the range is negative", "offsets and lengths from 0 on")
+		}
 		part = &gateway.FileRange{Offset: asked.Offset, Length: min(asked.Length, part.Length)}
 	}
-	resp, err := s.bridge().ReadFile(b.inJob(ctx), &gateway.ReadFileRequest{FilePath: in.FilePath, Range: part, Ref: in.Ref})
+	resp, err := s.bridge().ReadFile(ctx, &gateway.ReadFileRequest{FilePath: in.FilePath, Range: part, Ref: in.Ref})
 	if len(resp.GetData()) > maxFile {
 		return nil, denied("gateway", "ReadFile", "the file is too large", fmt.Sprintf("up to %d bytes", maxFile))
 	}
@@ -189,38 +217,33 @@ func (s bridge) ReadFile(ctx context.Context, in *gateway.ReadFileRequest) (*gat
 }
 
 func (s bridge) ReadDir(ctx context.Context, in *gateway.ReadDirRequest) (*gateway.ReadDirResponse, error) {
-	b, err := s.build(ctx)
+	ctx, err := s.reading(ctx, in.Ref, in.DirPath, in.IncludePattern)
 	if err != nil {
 		return nil, err
 	}
-	if err := leaseAnswer(ctx, maxFile); err != nil {
-		return nil, err
-	}
-	return s.bridge().ReadDir(b.inJob(ctx), in, grpc.MaxCallRecvMsgSize(maxFile))
+	return s.bridge().ReadDir(ctx, &gateway.ReadDirRequest{DirPath: in.DirPath, IncludePattern: in.IncludePattern, Ref: in.Ref}, grpc.MaxCallRecvMsgSize(maxFile))
 }
 
 func (s bridge) StatFile(ctx context.Context, in *gateway.StatFileRequest) (*gateway.StatFileResponse, error) {
-	b, err := s.build(ctx)
+	ctx, err := s.reading(ctx, in.Ref, in.Path)
 	if err != nil {
 		return nil, err
 	}
-	return s.bridge().StatFile(b.inJob(ctx), in)
+	return s.bridge().StatFile(ctx, &gateway.StatFileRequest{Path: in.Path, Ref: in.Ref}, grpc.MaxCallRecvMsgSize(maxFile))
 }
 
 func (s bridge) Evaluate(ctx context.Context, in *gateway.EvaluateRequest) (*gateway.EvaluateResponse, error) {
-	b, err := s.build(ctx)
+	ctx, err := s.reading(ctx, in.Ref)
 	if err != nil {
 		return nil, err
 	}
-	return s.bridge().Evaluate(b.inJob(ctx), in)
+	return s.bridge().Evaluate(ctx, &gateway.EvaluateRequest{Ref: in.Ref})
 }
 
-func (s bridge) Warn(ctx context.Context, in *gateway.WarnRequest) (*gateway.WarnResponse, error) {
-	b, err := s.build(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return s.bridge().Warn(b.inJob(ctx), in)
+// Warn drops a warning: the client that gives it is the only one to read it.
+func (s bridge) Warn(ctx context.Context, _ *gateway.WarnRequest) (*gateway.WarnResponse, error) {
+	_, err := s.build(ctx)
+	return &gateway.WarnResponse{}, err
 }
 
 func (bridge) Inputs(context.Context, *gateway.InputsRequest) (*gateway.InputsResponse, error) {

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	contentapi "github.com/containerd/containerd/api/services/content/v1"
 	control "github.com/moby/buildkit/api/services/control"
@@ -90,7 +92,7 @@ func TestGatewaySolve(t *testing.T) {
 			}
 		}
 		for _, m := range []string{gateway.LLBBridge_Ping_FullMethodName, gateway.LLBBridge_ReadFile_FullMethodName, gateway.LLBBridge_ReadDir_FullMethodName,
-			gateway.LLBBridge_StatFile_FullMethodName, gateway.LLBBridge_Evaluate_FullMethodName, gateway.LLBBridge_Warn_FullMethodName} {
+			gateway.LLBBridge_StatFile_FullMethodName, gateway.LLBBridge_Evaluate_FullMethodName} {
 			f.on(m, func(ctx context.Context, _ any) (any, error) {
 				if got := buildid.FromIncomingContext(ctx); got != last.Ref {
 					t.Errorf("%s in job %q", m, got)
@@ -98,18 +100,18 @@ func TestGatewaySolve(t *testing.T) {
 				return map[string]any{
 					gateway.LLBBridge_Ping_FullMethodName:     &gateway.PongResponse{Workers: []*types.WorkerRecord{{ID: "w", Labels: map[string]string{"host": "x"}, GCPolicy: []*types.GCPolicy{{}}}}},
 					gateway.LLBBridge_ReadFile_FullMethodName: &gateway.ReadFileResponse{}, gateway.LLBBridge_ReadDir_FullMethodName: &gateway.ReadDirResponse{},
-					gateway.LLBBridge_StatFile_FullMethodName: &gateway.StatFileResponse{}, gateway.LLBBridge_Evaluate_FullMethodName: &gateway.EvaluateResponse{}, gateway.LLBBridge_Warn_FullMethodName: &gateway.WarnResponse{},
+					gateway.LLBBridge_StatFile_FullMethodName: &gateway.StatFileResponse{}, gateway.LLBBridge_Evaluate_FullMethodName: &gateway.EvaluateResponse{},
 				}[m], nil
 			})
 		}
 		if pong := must(f.bridge.Ping(f.ctx, &gateway.PingRequest{}))(t); len(pong.Workers[0].Labels)+len(pong.Workers[0].GCPolicy) > 0 {
 			t.Error(pong)
 		}
-		must(f.bridge.ReadFile(f.ctx, &gateway.ReadFileRequest{}))(t)
-		must(f.bridge.ReadDir(f.ctx, &gateway.ReadDirRequest{}))(t)
-		must(f.bridge.StatFile(f.ctx, &gateway.StatFileRequest{}))(t)
-		must(f.bridge.Evaluate(f.ctx, &gateway.EvaluateRequest{}))(t)
-		must(f.bridge.Warn(f.ctx, &gateway.WarnRequest{}))(t)
+		must(f.bridge.ReadFile(f.ctx, &gateway.ReadFileRequest{Ref: "one"}))(t)
+		must(f.bridge.ReadDir(f.ctx, &gateway.ReadDirRequest{Ref: "one"}))(t)
+		must(f.bridge.StatFile(f.ctx, &gateway.StatFileRequest{Ref: "one"}))(t)
+		must(f.bridge.Evaluate(f.ctx, &gateway.EvaluateRequest{Ref: "one"}))(t)
+		must(f.bridge.Warn(f.ctx, &gateway.WarnRequest{}))(t) // dropped
 		if inputs := must(f.bridge.Inputs(f.ctx, &gateway.InputsRequest{}))(t); len(inputs.Definitions) > 0 {
 			t.Error(inputs)
 		}
@@ -405,6 +407,118 @@ func TestInfo(t *testing.T) {
 		prune := must(c.Prune(t.Context(), &control.PruneRequest{All: true}))(t)
 		if m, err := prune.Recv(); m != nil || err == nil {
 			t.Error(m, err)
+		}
+	})
+}
+
+// TestGatewayTogether has two calls of a frontend need images at the same time. The job of
+// one ends that of the other.
+func TestGatewayTogether(t *testing.T) {
+	for name, images := range map[string][2]string{"another": {busybox, busybox + "2"}, "the same": {busybox, busybox}} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				f := newFrontend(t, nil)
+				var mu sync.Mutex
+				jobs := map[string]*engineJob{f.job.Ref: f.job}
+				go func() {
+					for {
+						select {
+						case j := <-f.jobs:
+							mu.Lock()
+							jobs[j.Ref] = j
+							mu.Unlock()
+						case <-t.Context().Done():
+							return
+						}
+					}
+				}()
+				var both sync.WaitGroup // of the first calls
+				both.Add(2)
+				first := map[string]bool{}
+				f.on(gateway.LLBBridge_Solve_FullMethodName, func(ctx context.Context, req any) (any, error) {
+					time.Sleep(time.Second) // of the bubble's clock, in which the job becomes known
+					target := req.(*gateway.SolveRequest).FrontendOpt["target"]
+					mu.Lock()
+					j, again := jobs[buildid.FromIncomingContext(ctx)], first[target]
+					first[target] = true
+					mu.Unlock()
+					if !again {
+						both.Done()
+						both.Wait()
+					}
+					source := images[0]
+					if target == "b" {
+						source = images[1]
+					}
+					if _, ok := allows(t, j.SourcePolicy, source); !ok {
+						return nil, deniedBy(source)
+					}
+					time.Sleep(time.Second) // in which the other call starts a job
+					if err := j.ctx.Err(); err != nil {
+						return nil, err
+					}
+					return &gateway.SolveResponse{Result: aResult(target)}, nil
+				})
+				errs := make(chan error)
+				for target, mode := range map[string]string{"a": "pull", "b": "local"} {
+					go func() {
+						_, err := f.bridge.Solve(f.ctx, &gateway.SolveRequest{Frontend: dockerfile, FrontendOpt: map[string]string{"target": target, "image-resolve-mode": mode}})
+						errs <- err
+					}()
+				}
+				ended(t, <-errs)
+				ended(t, <-errs)
+			})
+		})
+	}
+}
+
+// TestGatewayReads has a frontend read its own results, in messages of Berm's.
+func TestGatewayReads(t *testing.T) {
+	const file, dir, stat, evaluate = gateway.LLBBridge_ReadFile_FullMethodName, gateway.LLBBridge_ReadDir_FullMethodName, gateway.LLBBridge_StatFile_FullMethodName, gateway.LLBBridge_Evaluate_FullMethodName
+	long := bytesOf(maxPath + 1)
+	answers := map[string]proto.Message{file: &gateway.ReadFileResponse{}, dir: &gateway.ReadDirResponse{}, stat: &gateway.StatFileResponse{}, evaluate: &gateway.EvaluateResponse{}}
+	bubble(t, func(t *testing.T) {
+		f := newFrontend(t, nil)
+		f.on(gateway.LLBBridge_Solve_FullMethodName, func(context.Context, any) (any, error) {
+			return &gateway.SolveResponse{Result: aResult("one")}, nil
+		})
+		must(f.bridge.Solve(f.ctx, &gateway.SolveRequest{Frontend: dockerfile}))(t)
+		got := make(chan proto.Message, 1)
+		for method, answer := range answers {
+			f.on(method, func(_ context.Context, req any) (any, error) { got <- req.(proto.Message); return answer, nil })
+		}
+		for _, tt := range []struct {
+			method   string
+			in, want proto.Message // nil: refused
+		}{
+			{file, &gateway.ReadFileRequest{Ref: "one", FilePath: "a"}, &gateway.ReadFileRequest{Ref: "one", FilePath: "a", Range: &gateway.FileRange{Length: maxFile + 1}}},
+			{file, &gateway.ReadFileRequest{Ref: "one", FilePath: "a", Range: &gateway.FileRange{Offset: 2, Length: 3}}, &gateway.ReadFileRequest{Ref: "one", FilePath: "a", Range: &gateway.FileRange{Offset: 2, Length: 3}}},
+			{file, &gateway.ReadFileRequest{Ref: "one", Range: &gateway.FileRange{Length: 1 << 40}}, &gateway.ReadFileRequest{Ref: "one", Range: &gateway.FileRange{Length: maxFile + 1}}},
+			{file, &gateway.ReadFileRequest{Ref: "one", Range: &gateway.FileRange{Length: -1}}, nil},
+			{file, &gateway.ReadFileRequest{Ref: "one", Range: &gateway.FileRange{Offset: -1, Length: 1}}, nil},
+			{file, &gateway.ReadFileRequest{Ref: "one", FilePath: long}, nil},
+			{file, &gateway.ReadFileRequest{Ref: "two", FilePath: "a"}, nil},
+			{file, &gateway.ReadFileRequest{FilePath: "a"}, nil},
+			{dir, &gateway.ReadDirRequest{Ref: "one", DirPath: "a", IncludePattern: "*", MountIndex: 1}, &gateway.ReadDirRequest{Ref: "one", DirPath: "a", IncludePattern: "*"}},
+			{dir, &gateway.ReadDirRequest{Ref: "one", DirPath: long}, nil},
+			{dir, &gateway.ReadDirRequest{Ref: "one", IncludePattern: long}, nil},
+			{dir, &gateway.ReadDirRequest{Ref: "two"}, nil},
+			{stat, &gateway.StatFileRequest{Ref: "one", Path: "a", MountIndex: 1}, &gateway.StatFileRequest{Ref: "one", Path: "a"}},
+			{stat, &gateway.StatFileRequest{Ref: "one", Path: long}, nil},
+			{stat, &gateway.StatFileRequest{Ref: "two"}, nil},
+			{evaluate, &gateway.EvaluateRequest{Ref: "one"}, &gateway.EvaluateRequest{Ref: "one"}},
+			{evaluate, &gateway.EvaluateRequest{Ref: "two"}, nil},
+		} {
+			err := f.conn.Invoke(f.ctx, tt.method, tt.in, proto.Clone(answers[tt.method]))
+			if tt.want != nil {
+				if r := <-got; err != nil || !proto.Equal(r, tt.want) {
+					t.Error(tt.in, r, err)
+				}
+			} else if err == nil || len(got) > 0 {
+				t.Errorf("%s took %.100v", tt.method, tt.in)
+				<-got
+			}
 		}
 	})
 }

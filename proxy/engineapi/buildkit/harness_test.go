@@ -76,6 +76,7 @@ type fixture struct {
 	unary   map[string]func(ctx context.Context, req any) (any, error) // by method
 	streams map[string]func(grpc.ServerStream) error
 	dead    bool // the engine refuses connections
+	hangs   bool // the engine opens no session
 	conns   []net.Conn
 
 	session string // that Solves name
@@ -133,6 +134,10 @@ func newFixture(t *testing.T) *fixture {
 	go func() { defer close(served); _ = engine.Serve(l) }()
 	f.server = must(New(Options{
 		Dial: func(ctx context.Context, path string, header http.Header) (net.Conn, error) {
+			if f.hangs && path == "/session" {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
 			near, far := net.Pipe()
 			f.mu.Lock()
 			defer f.mu.Unlock()

@@ -134,6 +134,6 @@ func (s contents) Read(in *contentapi.ReadContentRequest, stream contentapi.Cont
 	if err := s.owns(stream.Context(), in.Digest); err != nil {
 		return err
 	}
-	from, err := s.content().Read(inNamespace(stream.Context()), in)
+	from, err := s.content().Read(inNamespace(stream.Context()), &contentapi.ReadContentRequest{Digest: in.Digest, Offset: in.Offset, Size: in.Size})
 	return each(from, err, stream.Send)
 }

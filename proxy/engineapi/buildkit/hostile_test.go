@@ -7,12 +7,15 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	control "github.com/moby/buildkit/api/services/control"
 	gateway "github.com/moby/buildkit/frontend/gateway/pb"
 	"github.com/moby/buildkit/solver/pb"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/encoding/gzip"
 	_ "google.golang.org/grpc/encoding/proto" // the codec
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
@@ -52,12 +55,23 @@ func TestInputs(t *testing.T) {
 		"last one of itself":          {[][]byte{source, end(&pb.Input{Digest: "x"})}, false},
 		"step of what is missing":     {[][]byte{step, end(input(step))}, false},
 		"step before its source":      {[][]byte{step, source, end(input(step))}, false},
+		"second result":               {[][]byte{source, step, end(&pb.Input{Digest: digestOf(step), Index: 1})}, true},
+		"negative result":             {[][]byte{source, step, end(&pb.Input{Digest: digestOf(step), Index: -1})}, false},
+		"last one with a platform":    {[][]byte{source, step, encoded(t, &pb.Op{Inputs: []*pb.Input{input(step)}, Platform: &pb.Platform{OS: "x"}})}, true},
 		"foreign":                     {[][]byte{source, foreign, end(input(source))}, false},
 		"foreign as the last one":     {[][]byte{source, foreign}, false},
 		"no operation":                {[][]byte{[]byte("\xff"), end(input(source))}, false},
 	} {
-		if got := returned(&pb.Definition{Def: tt.ops}, known) != nil; got != tt.want {
+		got := returned(&pb.Definition{Def: tt.ops}, known)
+		if (got != nil) != tt.want {
 			t.Errorf("%s: %v", name, got)
+		}
+		if got == nil {
+			continue
+		}
+		var last pb.Op
+		if err := last.Unmarshal(got.Def[len(got.Def)-1]); err != nil || last.Platform != nil {
+			t.Errorf("%s: %v, %v", name, &last, err)
 		}
 	}
 }
@@ -131,7 +145,7 @@ func TestEndedBuild(t *testing.T) {
 	before := b.job
 	b.stop()
 	failed := errors.New(`source "docker-image://busybox" denied by policy`)
-	if err := b.admit(failed); !errors.Is(err, failed) || judge.pins != 0 {
+	if err := b.admit(before, failed); !errors.Is(err, failed) || judge.pins != 0 {
 		t.Errorf("%v, %d pins are left", err, judge.pins)
 	}
 	if b.start(); b.job != before {
@@ -185,4 +199,41 @@ func TestStatusConceals(t *testing.T) {
 			t.Errorf("%v: %v", tt.err, got)
 		}
 	}
+}
+
+// TestCompressedMessages has a client send messages that are larger than what is leased.
+func TestCompressedMessages(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFixture(t)
+		client := control.NewControlClient(f.asClient("t"))
+		_, err := client.UpdateBuildHistory(t.Context(), &control.UpdateBuildHistoryRequest{Ref: bytesOf(1 << 20)}, grpc.UseCompressor(gzip.Name))
+		wantCode(t, "compressed", codes.Internal, err)
+	})
+}
+
+// TestStalledMessages has a client not end its calls, while a build goes on for long.
+func TestStalledMessages(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFixture(t)
+		f.openSession("u", "own")
+		long := f.start(f.asClient("u"), someSolve())
+		defer func() {
+			f.answer(map[string]string{}, nil)
+			ended(t, <-long.err)
+		}()
+		conn := f.asClient("t")
+		for _, method := range []string{control.Control_Solve_FullMethodName, gateway.LLBBridge_ReadFile_FullMethodName} {
+			stream := must(conn.NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true}, method))(t)
+			if err := stream.SendMsg(someSolve()); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(messageTime + time.Second) // of the bubble's clock
+			f.mu.Lock()
+			if n := f.leased["t"]; n != 0 {
+				t.Errorf("%s leases %d bytes", method, n)
+			}
+			f.mu.Unlock()
+			wantCode(t, method, codes.Unavailable, stream.RecvMsg(new(control.SolveResponse)))
+		}
+	})
 }

@@ -224,28 +224,43 @@ func judgeBridge(b Build, tenant string, in *gateway.SolveRequest, session func(
 
 // returned returns a definition of known operations, with the engine's metadata: that of a
 // client may lift a step's limits. Each operation comes after those that it builds on, as
-// engines don't check that. The last one may be new, as it only says which of the others is
-// the result. Returned returns nil for other definitions.
+// engines don't check that. The last one may be new, as it only says which result of the
+// others is meant; it is written anew. Returned returns nil for other definitions.
 func returned(def *pb.Definition, known known) *pb.Definition {
-	out := &pb.Definition{Def: def.GetDef(), Metadata: map[string]*pb.OpMetadata{}}
+	out := &pb.Definition{Metadata: map[string]*pb.OpMetadata{}}
 	before := map[string]bool{}
-	for i, text := range out.Def {
+	for i, text := range def.GetDef() {
 		var op pb.Op
 		if op.Unmarshal(text) != nil || slices.ContainsFunc(op.Inputs, func(in *pb.Input) bool { return !before[in.Digest] }) {
 			return nil
 		}
 		meta, ok := known(text)
-		switch last := i == len(out.Def)-1; {
-		case last && (op.Op != nil || len(op.Inputs) != 1 || hasUnknown(op.ProtoReflect())), !last && !ok:
+		switch last := i == len(def.Def)-1; {
+		case last:
+			if text = resultOf(&op); text == nil {
+				return nil
+			}
+		case !ok:
 			return nil
 		}
 		digest := digestOf(text)
 		if before[digest] = true; ok {
 			out.Metadata[digest] = meta
 		}
+		out.Def = append(out.Def, text)
 	}
 	if len(before) == 0 {
 		return nil
 	}
 	return out
+}
+
+// resultOf encodes the last operation of a definition. It returns nil if that says more than
+// which result is meant. A negative index would end the engine.
+func resultOf(op *pb.Op) []byte {
+	if op.Op != nil || len(op.Inputs) != 1 || op.Inputs[0].Index < 0 || hasUnknown(op.ProtoReflect()) {
+		return nil
+	}
+	text, _ := (&pb.Op{Inputs: []*pb.Input{{Digest: op.Inputs[0].Digest, Index: op.Inputs[0].Index}}}).Marshal() // of a valid text
+	return text
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	"google.golang.org/grpc"
@@ -53,9 +55,11 @@ func relay(from grpc.ServerStream, client *grpc.ClientConn, left *atomic.Int64) 
 				}
 				return
 			}
+			n := f.data.Len()
 			if to.SendMsg(&f) != nil {
 				return
 			}
+			used(from.Context(), n)
 		}
 	}()
 	for first := true; ; first = false {
@@ -98,4 +102,59 @@ func withoutReserved(in metadata.MD) metadata.MD {
 		}
 	}
 	return out
+}
+
+// paced is the body of a stream that isn't read far ahead of what its reader has used, as
+// gRPC's server keeps all that it can read.
+type paced struct {
+	io.ReadCloser
+	most    int
+	mu      sync.Mutex
+	changed sync.Cond
+	ahead   int // bytes that were read, and not used yet
+	closed  bool
+}
+
+type pacedKey struct{}
+
+// pace bounds how much is kept of a stream's messages, of which each has at most so many bytes.
+func pace(r *http.Request, message int) *http.Request {
+	p := &paced{ReadCloser: r.Body, most: message + messageHead}
+	p.changed.L = &p.mu
+	r = r.WithContext(context.WithValue(r.Context(), pacedKey{}, p))
+	r.Body = p
+	return r
+}
+
+// messageHead is what comes before each message of gRPC, in bytes.
+const messageHead = 5
+
+// used lets so many more bytes of messages be read of a paced stream.
+func used(ctx context.Context, message int) {
+	p := ctx.Value(pacedKey{}).(*paced)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ahead = max(0, p.ahead-message-messageHead)
+	p.changed.Signal()
+}
+
+func (p *paced) Read(b []byte) (int, error) {
+	p.mu.Lock()
+	for p.ahead >= p.most && !p.closed {
+		p.changed.Wait()
+	}
+	p.mu.Unlock()
+	n, err := p.ReadCloser.Read(b)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ahead += n
+	return n, err
+}
+
+func (p *paced) Close() error {
+	p.mu.Lock()
+	p.closed = true
+	p.changed.Signal()
+	p.mu.Unlock()
+	return p.ReadCloser.Close()
 }

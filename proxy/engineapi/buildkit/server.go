@@ -52,6 +52,7 @@ type Lease interface {
 type Server struct {
 	opts     Options
 	grpc     *grpc.Server
+	streams  *grpc.Server // of sessions only
 	engine   *grpc.ClientConn
 	sessions sessions
 
@@ -77,7 +78,18 @@ func New(opts Options) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("buildkit: %w", err)
 	}
-	s.grpc = grpc.NewServer(grpc.ForceServerCodecV2(codec{encoding.GetCodecV2("proto")}), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxAnswer),
+	s.grpc, s.streams = s.newGRPC(maxMessage), s.newGRPC(maxSessionMessage)
+	control.RegisterControlServer(s.streams, service{Server: s})
+	control.RegisterControlServer(s.grpc, service{Server: s})
+	gateway.RegisterLLBBridgeServer(s.grpc, bridge{Server: s})
+	contentapi.RegisterContentServer(s.grpc, contents{Server: s})
+	s.grpc.RegisterService(&traces, nil)
+	return s, nil
+}
+
+// newGRPC returns a server for messages of so many bytes, which refuses unknown fields in them.
+func (s *Server) newGRPC(message int) *grpc.Server {
+	return grpc.NewServer(grpc.ForceServerCodecV2(codec{encoding.GetCodecV2("proto")}), grpc.MaxRecvMsgSize(message), grpc.MaxSendMsgSize(maxAnswer),
 		grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 			if err := strict(req); err != nil {
 				return nil, s.status(err)
@@ -88,18 +100,17 @@ func New(opts Options) (*Server, error) {
 		grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 			return s.status(handle(srv, strictStream{stream}))
 		}))
-	control.RegisterControlServer(s.grpc, service{Server: s})
-	gateway.RegisterLLBBridgeServer(s.grpc, bridge{Server: s})
-	contentapi.RegisterContentServer(s.grpc, contents{Server: s})
-	s.grpc.RegisterService(&traces, nil)
-	return s, nil
 }
 
 // Close closes the connection to the engine.
 func (s *Server) Close() error { return s.engine.Close() }
 
-// maxStreams limits the calls of one connection at a time.
-const maxStreams = 64
+const (
+	// maxStreams limits the calls of one connection at a time.
+	maxStreams = 64
+	// A call that isn't read holds up no other of its connection.
+	streamBuffer, connBuffer = 128 << 10, 1 << 20
+)
 
 // unlogged keeps faults of connections out of the log, which clients could fill.
 var unlogged = &http.Server{ErrorLog: log.New(io.Discard, "", 0)}
@@ -109,22 +120,27 @@ func (s *Server) Serve(ctx context.Context, caller Caller, conn net.Conn) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 	//nolint:staticcheck // net/http serves listeners, and no single connection
-	(&http2.Server{MaxConcurrentStreams: maxStreams}).ServeConn(conn, &http2.ServeConnOpts{
+	(&http2.Server{MaxConcurrentStreams: maxStreams, MaxUploadBufferPerStream: streamBuffer, MaxUploadBufferPerConnection: connBuffer}).ServeConn(conn, &http2.ServeConnOpts{
 		BaseConfig: unlogged,
 		Context:    context.WithValue(ctx, callerKey{}, caller), Handler: http.HandlerFunc(s.serve),
 	})
 }
 
-// serve serves one call. A session's bytes aren't kept; all others are leased.
+// serve serves one call. Of a session one message is kept; all others are leased, and must
+// come soon.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
-	if r.URL.Path != control.Control_Session_FullMethodName {
-		tenant := callerOf(r.Context()).Tenant()
-		asked, answered := s.opts.Lease(tenant), &answer{lease: s.opts.Lease(tenant)}
-		defer answered.release()
-		defer asked.Release()
-		r = r.WithContext(context.WithValue(r.Context(), answerKey{}, answered))
-		r.Body = &leasedBody{ReadCloser: r.Body, ctx: r.Context(), lease: asked}
+	r.Header.Del("Grpc-Encoding") // a compressed message takes more memory than its bytes
+	if r.URL.Path == control.Control_Session_FullMethodName {
+		s.streams.ServeHTTP(w, pace(r, maxSessionMessage))
+		return
 	}
+	tenant := callerOf(r.Context()).Tenant()
+	asked, answered := s.opts.Lease(tenant), &answer{lease: s.opts.Lease(tenant)}
+	defer answered.release()
+	defer asked.Release()
+	r = r.WithContext(context.WithValue(r.Context(), answerKey{}, answered))
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(messageTime)) // which HTTP/2 has
+	r.Body = &leasedBody{ReadCloser: r.Body, ctx: r.Context(), lease: asked}
 	s.grpc.ServeHTTP(w, r)
 }
 
@@ -135,6 +151,9 @@ type leasedBody struct {
 	lease Lease
 	read  int64
 }
+
+// messageTime limits how long a call's message may take to arrive.
+const messageTime = 30 * time.Second
 
 // copies is how often a message is in memory: as bytes, as its fields, and in the request
 // that is made of them.

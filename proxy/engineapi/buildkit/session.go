@@ -20,11 +20,16 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 )
 
 const (
-	maxSessions = 64      // of a tenant
-	maxContext  = 1 << 30 // bytes that a client may send in a session
+	maxSessions = 64 // of a tenant
+	// maxSessionMessage limits a message of a session over BuildKit's own API, in bytes.
+	// Clients send 32 KiB.
+	maxSessionMessage = 256 << 10
+	maxContext        = 1 << 30  // bytes that a client may send in a session
+	maxHeader         = 64 << 10 // bytes of a header or a trailer of a client's answer
 	// sessionWait is how long a build waits for its session, which the client opens meanwhile.
 	sessionWait = 5 * time.Second
 	// loginTime limits how long a client may take to answer for its credentials.
@@ -195,7 +200,10 @@ func (s *Server) relaySession(ctx context.Context, new *session, conn, engine ne
 	stop := context.AfterFunc(ctx, func() { _ = engine.Close() })
 	defer stop()
 	//nolint:staticcheck // as in Serve
-	(&http2.Server{}).ServeConn(engine, &http2.ServeConnOpts{BaseConfig: unlogged, Handler: server, Context: ctx})
+	(&http2.Server{MaxUploadBufferPerStream: streamBuffer, MaxUploadBufferPerConnection: connBuffer}).ServeConn(engine, &http2.ServeConnOpts{
+		BaseConfig: unlogged, Context: ctx,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { server.ServeHTTP(w, pace(r, maxMessage)) }),
+	})
 	return nil
 }
 
@@ -217,7 +225,7 @@ func (c watched) Read(p []byte) (int, error) {
 func overConn(conn net.Conn) (*grpc.ClientConn, error) {
 	conns := make(chan net.Conn, 1)
 	conns <- conn
-	return grpc.NewClient("passthrough:session", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithIdleTimeout(0),
+	return grpc.NewClient("passthrough:session", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithIdleTimeout(0), grpc.WithMaxHeaderListSize(maxHeader),
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
 			select {
 			case conn := <-conns:
@@ -275,6 +283,7 @@ func (s service) Session(stream control.Control_SessionServer) error {
 			if _, err := far.Write(m.Data); err != nil {
 				return
 			}
+			used(stream.Context(), proto.Size(m))
 		}
 	}()
 	sent := make(chan struct{})

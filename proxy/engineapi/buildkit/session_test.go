@@ -11,7 +11,6 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	control "github.com/moby/buildkit/api/services/control"
 	"google.golang.org/grpc"
@@ -138,26 +137,32 @@ func TestSessionIDs(t *testing.T) {
 	})
 }
 
-// TestSessionEnds ends a session with its client, which offers no health check.
+// TestSessionEnds ends a session at once with its client, which offers no health check.
 func TestSessionEnds(t *testing.T) {
+	client := func(_ *fixture, s *clientSession) { _ = s.conn.Close() }
 	for name, end := range map[string]func(*fixture, *clientSession){
-		"client": func(_ *fixture, s *clientSession) { _ = s.conn.Close() },
+		"client": client, "silent client": client, "busy client": client,
 		"engine": func(_ *fixture, s *clientSession) { _ = s.engine.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				f := newFixture(t)
-				s := f.openSession("t", "own")
-				s.serve(t, echo).Connect()
+				s := f.openSession("t", "own", diffCopy)
+				if name != "silent client" {
+					engine := s.serve(t, func(s grpc.ServerStream) error { <-s.Context().Done(); return nil })
+					engine.Connect()
+					if name == "busy client" {
+						go func() { _, _ = call(t, engine, diffCopy, "x") }()
+					}
+				}
 				synctest.Wait()
 				end(f, s)
+				synctest.Wait() // in which no time passes
 				select {
 				case err := <-s.err:
-					if err != nil {
-						t.Error(err)
-					}
-				case <-time.After(time.Minute):
-					t.Fatal("it is still there")
+					ended(t, err)
+				default:
+					t.Error("it is still there")
 				}
 				if len(f.server.sessions.all) > 0 {
 					t.Error("the ID is kept")
@@ -311,4 +316,88 @@ func TestControlSession(t *testing.T) {
 			t.Error("the session is kept")
 		}
 	})
+}
+
+// flood sends without end, and returns how many bytes a reader takes that doesn't go on.
+func flood(message int, send func() error) int {
+	n := make(chan int, 1)
+	n <- 0
+	go func() {
+		for send() == nil {
+			if all := <-n + message; all < 8*maxMessage {
+				n <- all
+				continue
+			}
+			n <- 8 * maxMessage
+			return
+		}
+	}()
+	synctest.Wait()
+	return <-n
+}
+
+// TestSlowClient has Berm not hold an image that the client asked for, and doesn't read. The
+// engine still sees that the client is there.
+func TestSlowClient(t *testing.T) {
+	const health = "/grpc.health.v1.Health/Check"
+	bubble(t, func(t *testing.T) {
+		f := newFixture(t)
+		engine := f.openSession("t", "own", diffCopy, health).serve(t, func(s grpc.ServerStream) error {
+			if m, _ := grpc.MethodFromServerStream(s); m == health {
+				return echo(s)
+			}
+			<-s.Context().Done()
+			return nil
+		})
+		stream := must(engine.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, diffCopy, grpc.ForceCodecV2(frames{})))(t)
+		part := bytesOf(1 << 20)
+		if n := flood(len(part), func() error { return stream.SendMsg(frameOf(part)) }); n > 2*maxMessage {
+			t.Errorf("%d bytes for the client", n)
+		}
+		checked := make(chan error, 1)
+		go func() { _, err := call(t, engine, health, "hello"); checked <- err }()
+		synctest.Wait()
+		select {
+		case err := <-checked:
+			ended(t, err)
+		default:
+			t.Error("the health check waits")
+		}
+	})
+}
+
+// TestFastClient has Berm not hold what a client sends in a session that the engine hasn't
+// opened.
+func TestFastClient(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFixture(t)
+		f.hangs = true
+		client := control.NewControlClient(f.asClient("t"))
+		session := func(id string) grpc.BidiStreamingClient[control.BytesMessage, control.BytesMessage] {
+			return must(client.Session(metadata.AppendToOutgoingContext(t.Context(), exposed+"Uuid", id)))(t)
+		}
+		stream, part := session("own"), &control.BytesMessage{Data: make([]byte, 32<<10)}
+		if n := flood(len(part.Data), func() error { return stream.Send(part) }); n > 4<<20 {
+			t.Errorf("%d bytes of the client", n)
+		}
+		stream = session("large")
+		_ = stream.Send(&control.BytesMessage{Data: make([]byte, maxSessionMessage)}) // Recv returns the status
+		_, err := stream.Recv()
+		wantCode(t, "large message", codes.ResourceExhausted, err)
+	})
+}
+
+// TestLargeHeader has a client answer with more in the header than messages may have.
+func TestLargeHeader(t *testing.T) {
+	for size, want := range map[int]codes.Code{1 << 10: codes.OK, 2 << 20: codes.Internal} {
+		bubble(t, func(t *testing.T) {
+			f := newFixture(t)
+			engine := f.openSession("t", "own", diffCopy).serve(t, func(s grpc.ServerStream) error {
+				s.SetTrailer(metadata.Pairs("x", bytesOf(size)))
+				return echo(s)
+			})
+			_, err := call(t, engine, diffCopy, "hello")
+			wantCode(t, fmt.Sprint(size), want, err)
+		})
+	}
 }

@@ -3,6 +3,7 @@ package buildkit
 import (
 	"context"
 	"crypto/sha256"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -91,7 +92,9 @@ func (s service) Solve(ctx context.Context, in *control.SolveRequest) (_ *contro
 		b.sources.uploads[url] = true
 	}
 	defer b.stop()
+	b.mu.Lock()
 	b.start()
+	b.mu.Unlock()
 	close(b.begun)
 	return b.run()
 }
@@ -172,10 +175,8 @@ func (b *build) hasBegun() bool {
 }
 
 // start starts a job that may read all sources that are known by now. It takes the place of
-// the job before. It starts none once the build has ended.
+// the job before. It starts none once the build has ended. The caller holds the lock.
 func (b *build) start() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
 	if b.results == nil {
 		return
 	}
@@ -220,27 +221,30 @@ func (b *build) run() (*control.SolveResponse, error) {
 		case b.req.out.Frontend == "": // the client is the frontend, and hears of it there
 			return nil, j.err
 		}
-		if err := b.admit(j.err); err != nil {
+		if err := b.admit(j, j.err); err != nil {
 			return nil, err
 		}
-		b.start()
 	}
 }
 
-// admit judges the image that a job's error names. It returns that error if there is none.
-func (b *build) admit(failed error) error {
+// admit judges the image that a job's error names, and starts a job that may read it. It
+// returns that error if there is none. It does nothing if the job isn't the last: of two
+// calls of a frontend, one may end the other's job.
+func (b *build) admit(j *job, failed error) error {
 	source := missing(failed.Error())
 	b.mu.Lock()
+	last, pull, full := b.job == j, b.req.pull, len(b.sources.pins) >= maxPins
 	_, known := b.sources.pins[source]
-	full := len(b.sources.pins) >= maxPins
 	b.mu.Unlock()
 	switch {
+	case !last:
+		return nil
 	case source == "" || known:
 		return failed
 	case full:
-		return denied("sources", "", "the build reads too many images", "up to 32")
+		return tooManyImages()
 	}
-	p, err := b.pinImage(source)
+	p, err := b.pinImage(source, pull)
 	if err != nil {
 		return err
 	}
@@ -254,9 +258,17 @@ func (b *build) admit(failed error) error {
 	case twice:
 		p.release()
 		return nil
+	case len(b.sources.pins) >= maxPins:
+		p.release()
+		return tooManyImages()
 	}
 	b.sources.pins[source] = p
+	b.start()
 	return nil
+}
+
+func tooManyImages() error {
+	return denied("sources", "", "the build reads too many images", fmt.Sprintf("up to %d", maxPins))
 }
 
 // finish verifies and names the image.

@@ -116,9 +116,9 @@ func pinnedIn(def *pb.Definition) (ids []string) {
 }
 
 // pinImage judges the image of a source and pins it.
-func (b *build) pinImage(source string) (pin, error) {
+func (b *build) pinImage(source string, pull bool) (pin, error) {
 	name := strings.TrimPrefix(source, image)
-	id, err := b.judge.Base(name, b.req.pull, b.login)
+	id, err := b.judge.Base(name, pull, b.login)
 	if err != nil {
 		return pin{}, err
 	}
