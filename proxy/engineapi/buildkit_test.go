@@ -266,7 +266,7 @@ func TestPins(t *testing.T) {
 	e, d := startImages(t, buildKitPolicy)
 	const id = "sha256:base"
 	e.set(func() { e.add(id, "registry.test/base:1", nil) })
-	mine := buildkit.Pin("t", id) + ":1"
+	mine := buildkit.Pin(d.opts.Owner, "t", id) + ":1"
 	first, second := d.mustBegin("t"), d.mustBegin("t")
 	ref, release, err := first.Pin(id)
 	noError(t, err)
@@ -274,11 +274,12 @@ func TestPins(t *testing.T) {
 	noError(t, err)
 	_, releaseTheirs, err := d.mustBegin("u").Pin(id)
 	noError(t, err)
-	if theirs := buildkit.Pin("u", id) + ":1"; ref != mine || !slices.Contains(e.named(), theirs) || theirs == mine {
+	if theirs := buildkit.Pin(d.opts.Owner, "u", id) + ":1"; ref != mine || !slices.Contains(e.named(), theirs) || theirs == mine {
 		t.Error(ref, e.named())
 	}
-	left := buildkit.PinHost + "left:1" // by a process that was killed
-	e.set(func() { e.names[left] = id })
+	left := buildkit.Pins(d.opts.Owner) + "left:1" // by a process that was killed
+	another := buildkit.Pin("another", "t", id) + ":1"
+	e.set(func() { e.names[left], e.names[another] = id, id })
 	for _, tt := range []struct {
 		step string
 		do   func() error
@@ -294,7 +295,7 @@ func TestPins(t *testing.T) {
 		}
 	}
 	releaseTheirs()
-	if got := e.named(); !slices.Equal(got, []string{"registry.test/base:1"}) {
+	if got := e.named(); !slices.Equal(got, []string{another, "registry.test/base:1"}) {
 		t.Error(got)
 	}
 }
