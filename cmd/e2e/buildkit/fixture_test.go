@@ -29,7 +29,7 @@ const (
 	foreign = "secret.local/operator:1"   // nobody may
 	alices  = "team.local/alice:1"        // she has built it
 	marker  = "MARK-of-what-is-not-bobs-" // begins each secret
-	cgroup  = "/berm-builds"
+	builds  = "builds"                    // below the engine's cgroup
 )
 
 // engines are those of newer.sh, with both of their stores.
@@ -50,9 +50,11 @@ type rig struct {
 	engine *engine.Docker
 	docker *dockerclient.Client // of the engine itself
 	berm   *exec.Cmd
+	ended  chan struct{} // closed when berm has ended
 	log    *bytes.Buffer
 	web    *web
 	root   string
+	host   string // the engine's address, for Berm
 }
 
 // side is one way to the engine: straight, or through Berm.
@@ -81,7 +83,7 @@ func newRig(t *testing.T, config map[string]any) *rig {
 			t.Error(err)
 		}
 	})
-	r := &rig{engine: e, root: filepath.Join(e.Dir(), "root")}
+	r := &rig{engine: e, root: filepath.Join(e.Dir(), "root"), host: e.Host()}
 	must(t, os.MkdirAll(r.root, 0o755))
 	r.docker, err = dockerclient.NewClientWithOpts(dockerclient.WithHost(e.Host()), dockerclient.WithAPIVersionNegotiation())
 	must(t, err)
@@ -124,15 +126,14 @@ profiles:
 
 // serve starts Berm with listeners for Alice and Bob.
 func (r *rig) serve(t *testing.T) {
-	program, err := engine.Berm()
-	must(t, err)
+	cgroup := filepath.Join("/", filepath.Base(r.engine.Dir()), builds) // goes with the engine
 	config := strings.NewReplacer("WEB", r.web.addr, "CGROUP", cgroup).Replace(policy)
 	must(t, os.WriteFile(filepath.Join(r.root, "policy.yaml"), []byte(config), 0o600))
 	must(t, os.WriteFile(filepath.Join(r.root, "berm.yaml"), []byte(`
 http: {listen: "unix://`+r.root+`/berm.sock"}
 state_dir: `+r.root+`/state
 policy_file: `+r.root+`/policy.yaml
-engine: {address: "`+r.engine.Host()+`", instance: `+owner+`, call_timeout: 2m}
+engine: {address: "`+r.host+`", instance: `+owner+`, call_timeout: 2m}
 sandbox: {image: "`+base+`", network: berm-attacks}
 engine_api:
   audit_log: `+r.root+`/audit.log
@@ -142,22 +143,33 @@ engine_api:
     - address: unix://`+r.root+`/bob.sock
       callers: [{name: bob, tenant: bob}]
 `), 0o600))
-	r.log = new(bytes.Buffer)
-	r.berm = exec.Command(program, "serve", "--config", filepath.Join(r.root, "berm.yaml"))
-	r.berm.Stdout, r.berm.Stderr = r.log, r.log
-	must(t, r.berm.Start())
-	done := make(chan struct{})
-	go func() {
-		_ = r.berm.Wait()
-		close(done)
-	}()
+	r.start(t)
 	t.Cleanup(func() {
 		_ = r.berm.Process.Signal(syscall.SIGTERM)
-		<-done
+		<-r.ended
 		if !r.berm.ProcessState.Success() || strings.Contains(r.log.String(), "DATA RACE") {
 			t.Errorf("Berm ended with %v:\n%s", r.berm.ProcessState, r.log)
 		}
 	})
+}
+
+// start starts Berm, for the first time or again, and waits until it answers.
+func (r *rig) start(t *testing.T) {
+	program, err := engine.Berm()
+	must(t, err)
+	tmp := filepath.Join(r.root, "tmp")
+	must(t, os.MkdirAll(tmp, 0o700))
+	r.log = new(bytes.Buffer)
+	r.berm = exec.Command(program, "serve", "--config", filepath.Join(r.root, "berm.yaml"))
+	r.berm.Env = append(os.Environ(), "TMPDIR="+tmp)
+	r.berm.Stdout, r.berm.Stderr = r.log, r.log
+	must(t, r.berm.Start())
+	done := make(chan struct{})
+	r.ended = done
+	go func(berm *exec.Cmd) {
+		_ = berm.Wait()
+		close(done)
+	}(r.berm)
 	for tick := time.NewTicker(20 * time.Millisecond); engine.Ping(t.Context(), "unix://"+r.root+"/bob.sock") != nil; {
 		select {
 		case <-tick.C:

@@ -237,3 +237,32 @@ func TestStalledMessages(t *testing.T) {
 		}
 	})
 }
+
+// TestEngineBack calls an engine as soon as it is back, however long it was away.
+func TestEngineBack(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFixture(t)
+		f.on("/moby.buildkit.v1.Control/Info", func(context.Context, any) (any, error) { return &control.InfoResponse{}, nil })
+		client := control.NewControlClient(f.asClient("alice"))
+		info := func() error {
+			_, err := client.Info(t.Context(), &control.InfoRequest{})
+			return err
+		}
+		if err := info(); err != nil {
+			t.Fatal(err)
+		}
+		f.kill()
+		for range 10 {
+			begun := time.Now()
+			if err := info(); status.Code(err) != codes.Unavailable || time.Since(begun) > reconnectTime {
+				t.Errorf("without an engine: %v after %v", err, time.Since(begun))
+			}
+		}
+		f.mu.Lock()
+		f.dead = false
+		f.mu.Unlock()
+		if err := info(); err != nil {
+			t.Errorf("once it is back: %v", err)
+		}
+	})
+}

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/status"
@@ -73,6 +74,14 @@ func New(opts Options) (*Server, error) {
 			return opts.Dial(ctx, "/grpc", http.Header{"Connection": {"Upgrade"}, "Upgrade": {"h2c"}})
 		}),
 		grpc.WithIdleTimeout(time.Minute),
+		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			reconnect(ctx, conn)
+			return call(ctx, method, req, reply, conn, opts...)
+		}),
+		grpc.WithStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string, call grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			reconnect(ctx, conn)
+			return call(ctx, desc, conn, method, opts...)
+		}),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, MaxDelay: time.Second}}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer), grpc.MaxCallSendMsgSize(maxAnswer)))
 	if err != nil {
@@ -100,6 +109,21 @@ func (s *Server) newGRPC(message int) *grpc.Server {
 		grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 			return s.status(handle(srv, strictStream{stream}))
 		}))
+}
+
+// reconnectTime is how long a call waits for an engine that was away.
+const reconnectTime = time.Second
+
+// reconnect tries at once to reach an engine that was away, and may be back.
+func reconnect(ctx context.Context, conn *grpc.ClientConn) {
+	ctx, cancel := context.WithTimeout(ctx, reconnectTime)
+	defer cancel()
+	for conn.GetState() == connectivity.TransientFailure {
+		conn.ResetConnectBackoff()
+		if !conn.WaitForStateChange(ctx, connectivity.TransientFailure) {
+			return
+		}
+	}
 }
 
 // Close closes the connection to the engine.
