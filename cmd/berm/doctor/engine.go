@@ -134,8 +134,6 @@ func (e *engineFacts) judge(p *policy.Policy) []finding {
 	if e.self != nil {
 		self = fmt.Sprintf("container %.12s of this engine; mounts that count: %d, networks: %d", e.self.ID, len(e.self.Paths), len(e.self.Networks))
 	}
-	var why *serve.AgentOffError
-	off := errors.As(e.agent, &why)
 	out := slices.Concat(e.judgeReach(),
 		judge("engine.place", bad(suits != nil, "its file system or mounts are others than Berm's", wontStart, said(suits))),
 		judge("engine.address", bad(e.user, "it has a user or a password before its host", "no engine is told of it, logs may tell it, and not with every scheme is the host found", "leave it out of engine.address or DOCKER_HOST")),
@@ -152,8 +150,7 @@ func (e *engineFacts) judge(p *policy.Policy) []finding {
 		judge("engine.agent",
 			soft(e.agent == nil && e.hidden, "can be given to sandboxes, whose processes can't be seen from here", "Berm doesn't listen to it: what runs in sandboxes is started through the engine, and ends with Berm", "give Berm's container the host's process namespace (pid: host)"),
 			okay(e.agent == nil, "can be given to sandboxes"),
-			soft(up && off, "off: "+said(e.agent), "the engine starts a program for commands, which takes 50 ms, and processes end with Berm", "set engine.agent_dir, or put state_dir where the engine sees it"),
-			bad(!off, said(e.agent), wontStart, "set engine.agent_file right, or leave it out"))) // off may turn out well
+			soft(up, "off: "+said(e.agent), "the engine starts a program for commands, which takes 50 ms, and processes end with Berm", "set engine.agent_dir, or put state_dir where the engine sees it"))) // it may turn out well
 	if !up {
 		return out
 	}

@@ -38,7 +38,7 @@ func policyOptions(cfg *config.Config, v View, s *Self) policy.Options {
 func ownPaths(cfg *config.Config) []string {
 	paths := []string{
 		cfg.StateDir, cfg.SpoolDir(), EngineSocket(cfg.Engine), cfg.EngineAPI.AuditLog, cfg.PolicyFile, cfg.Security.TokenFile, cfg.Security.SigningKeyFile,
-		cfg.Otel.HeadersFile, cfg.Engine.RegistryAuthFile, cfg.Engine.AgentFile,
+		cfg.Otel.HeadersFile, cfg.Engine.RegistryAuthFile,
 		cfg.Sandbox.ChatsRoot, cfg.Sandbox.DependenciesRoot, cfg.Sandbox.LambdaToolsRoot,
 	}
 	if cfg.Engine.AgentDir != config.AgentNone {
