@@ -12,11 +12,11 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/moby/sys/mountinfo"
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/policy"
@@ -57,8 +57,8 @@ var (
 	containerID   = regexp.MustCompile(`[0-9a-f]{64}`)
 	shortID       = regexp.MustCompile(`^[0-9a-f]{12,64}$`)
 	engineFile    = regexp.MustCompile(`/([0-9a-f]{64})/(?:hostname|hosts|resolv\.conf)$`)
-	mountEscape   = regexp.MustCompile(`\\[0-7]{3}`)
 	upperDirValue = regexp.MustCompile(`(?:^|,)upperdir=([^,]*)`)
+	unescape      = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\043`, "#", `\134`, `\`) // what the kernel escapes in options
 )
 
 // maxGuesses bounds what the engine is asked about, and maxProc what is read of a file.
@@ -79,24 +79,22 @@ func readSelf(proc, hostname string) (*selfFacts, error) {
 		slices.Reverse(found) // an engine in a container has its own below that
 		t.guess(found...)
 	}
-	mounts, err := ReadProc(filepath.Join(proc, "mountinfo"))
+	table, err := ReadProc(filepath.Join(proc, "mountinfo"))
 	if err != nil {
 		return nil, err
 	}
-	for line := range strings.Lines(string(mounts)) {
-		before, after, ok := strings.Cut(line, " - ")
-		fields, source := strings.Fields(before), strings.Fields(after)
-		if !ok || len(fields) < 6 || len(source) < 3 {
-			return nil, errors.New("mountinfo can't be read")
-		}
-		root, target := unescapeMount(fields[3]), unescapeMount(fields[4])
-		t.mounts[target] = root // of several at one place, the last is seen
-		if m := engineFile.FindStringSubmatch(root); m != nil && path.Dir(target) == "/etc" {
+	mounts, err := mountinfo.GetMountsFromReader(bytes.NewReader(table), nil)
+	if err != nil {
+		return nil, err
+	}
+	for _, mount := range mounts {
+		t.mounts[mount.Mountpoint] = mount.Root // of several at one place, the last is seen
+		if m := engineFile.FindStringSubmatch(mount.Root); m != nil && path.Dir(mount.Mountpoint) == "/etc" {
 			t.guess(m[1])
 		}
-		if target == "/" && source[0] == "overlay" {
-			if m := upperDirValue.FindStringSubmatch(source[2]); m != nil {
-				t.upperDir = unescapeMount(m[1])
+		if mount.Mountpoint == "/" && mount.FSType == "overlay" {
+			if m := upperDirValue.FindStringSubmatch(mount.VFSOptions); m != nil {
+				t.upperDir = unescape.Replace(m[1])
 			}
 		}
 	}
@@ -122,17 +120,6 @@ func (t *selfFacts) guess(ids ...string) {
 			t.ids = append(t.ids, id)
 		}
 	}
-}
-
-// unescapeMount undoes what the kernel does to blanks and the like in mountinfo.
-func unescapeMount(s string) string {
-	return mountEscape.ReplaceAllStringFunc(s, func(octal string) string {
-		n, err := strconv.ParseUint(octal[1:], 8, 8)
-		if err != nil {
-			return octal
-		}
-		return string([]byte{byte(n)})
-	})
 }
 
 // fits tells whether a container can be the one that has these facts. One whose network
