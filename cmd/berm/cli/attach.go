@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/coder/websocket"
+	"github.com/moby/term"
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/proxy/apitype"
@@ -171,7 +172,7 @@ func (s *session) resize(ctx context.Context) {
 func (s *session) input(ctx context.Context, cancel context.CancelCauseFunc, c connection) {
 	r := s.in
 	if s.terminal != nil {
-		r = &detachReader{r: r}
+		r = term.NewEscapeProxy(r, detachKeys)
 	}
 	buf := make([]byte, inputSize)
 	for {
@@ -187,8 +188,8 @@ func (s *session) input(ctx context.Context, cancel context.CancelCauseFunc, c c
 		switch {
 		case err == nil:
 			continue
-		case errors.Is(err, errDetached):
-			cancel(err)
+		case errors.Is(err, term.EscapeError{}):
+			cancel(errDetached)
 			return
 		case !errors.Is(err, io.EOF):
 			_, _ = fmt.Fprintln(s.stderr, "berm: read standard input: "+err.Error())

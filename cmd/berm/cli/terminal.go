@@ -102,50 +102,7 @@ func onSignals(ctx context.Context, signals []os.Signal, f func(syscall.Signal) 
 	return func() { signal.Stop(came) }
 }
 
-// Detaching leaves the process running: Ctrl-P Ctrl-Q, as Docker has it.
-const (
-	detachFirst  = 'P' & 0x1f
-	detachSecond = 'Q' & 0x1f
-)
+// detachKeys leave the process running: Ctrl-P Ctrl-Q, as Docker has it.
+var detachKeys = []byte{'P' & 0x1f, 'Q' & 0x1f}
 
 var errDetached = errors.New("detached")
-
-// detachReader reads keys until the two that detach. It returns errDetached there.
-type detachReader struct {
-	r    io.Reader
-	held bool // the first was the last key, and hasn't been returned
-	err  error
-}
-
-func (d *detachReader) Read(p []byte) (int, error) {
-	if len(p) < 2 {
-		return 0, io.ErrShortBuffer
-	}
-	for d.err == nil {
-		var n int
-		n, d.err = d.r.Read(p[1:])
-		at := 1 // where the keys to be returned begin
-		if d.held && n > 0 {
-			at, p[0], d.held = 0, detachFirst, false
-		}
-		keys := p[at : 1+n]
-		for i, key := range keys {
-			if key == detachSecond && i > 0 && keys[i-1] == detachFirst {
-				d.err = errDetached
-				return copy(p, keys[:i-1]), errDetached
-			}
-		}
-		if len(keys) > 0 && keys[len(keys)-1] == detachFirst && d.err == nil {
-			d.held, keys = true, keys[:len(keys)-1]
-		}
-		if len(keys) > 0 {
-			return copy(p, keys), nil
-		}
-	}
-	if d.held {
-		d.held = false
-		p[0] = detachFirst
-		return 1, nil
-	}
-	return 0, d.err
-}
