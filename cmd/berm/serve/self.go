@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path"
@@ -61,16 +60,13 @@ var (
 	unescape      = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\043`, "#", `\134`, `\`) // what the kernel escapes in options
 )
 
-// maxGuesses bounds what the engine is asked about, and maxProc what is read of a file.
-const (
-	maxGuesses = 8
-	maxProc    = 4 << 20
-)
+// maxGuesses bounds what the engine is asked about.
+const maxGuesses = 8
 
 // readSelf reads from a directory like /proc/self.
 func readSelf(proc, hostname string) (*selfFacts, error) {
 	t := &selfFacts{mounts: map[string]string{}}
-	cgroups, err := ReadProc(filepath.Join(proc, "cgroup"))
+	cgroups, err := os.ReadFile(filepath.Join(proc, "cgroup"))
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +75,7 @@ func readSelf(proc, hostname string) (*selfFacts, error) {
 		slices.Reverse(found) // an engine in a container has its own below that
 		t.guess(found...)
 	}
-	table, err := ReadProc(filepath.Join(proc, "mountinfo"))
+	table, err := os.ReadFile(filepath.Join(proc, "mountinfo"))
 	if err != nil {
 		return nil, err
 	}
@@ -102,16 +98,6 @@ func readSelf(proc, hostname string) (*selfFacts, error) {
 		t.guess(hostname)
 	}
 	return t, nil
-}
-
-// ReadProc reads a file of /proc, up to 4 MiB of it.
-func ReadProc(name string) ([]byte, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	return io.ReadAll(io.LimitReader(f, maxProc))
 }
 
 func (t *selfFacts) guess(ids ...string) {
