@@ -252,6 +252,11 @@ func get[T any](ctx context.Context, c *Client, path string, q url.Values) (*T, 
 	return out[T](ctx, c, call{method: http.MethodGet, path: path, query: q})
 }
 
+// post is out for a POST with a JSON body, nil for none. Again is as in call.
+func post[T any](ctx context.Context, c *Client, path string, body any, again func(*Error) bool) (*T, error) {
+	return out[T](ctx, c, call{method: http.MethodPost, path: path, body: body, again: again})
+}
+
 // set sets a parameter unless v is the zero value.
 func set[T comparable](q url.Values, name string, v T) {
 	var zero T

@@ -112,5 +112,5 @@ func (c *Client) PortURL(ctx context.Context, key string, port int, ttl time.Dur
 		d := apitype.Duration(ttl)
 		req.TTL = &d
 	}
-	return out[apitype.PortURL](ctx, c, call{method: http.MethodPost, path: at("sandboxes", key, "urls"), body: req})
+	return post[apitype.PortURL](ctx, c, at("sandboxes", key, "urls"), req, nil)
 }
