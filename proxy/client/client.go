@@ -148,8 +148,8 @@ func (c *Client) do(ctx context.Context, call call) (reply, error) {
 	}
 	for retries := c.retries; ; retries-- {
 		rep, err := c.once(ctx, call, body)
-		var apiErr *Error
-		if !errors.As(err, &apiErr) || apiErr.RetryAfter == 0 || call.upload != nil || call.again != nil && !call.again(apiErr) || retries <= 0 {
+		apiErr, ok := errors.AsType[*Error](err)
+		if !ok || apiErr.RetryAfter == 0 || call.upload != nil || call.again != nil && !call.again(apiErr) || retries <= 0 {
 			return rep, err
 		}
 		if waitErr := wait(ctx, apiErr.RetryAfter); waitErr != nil {

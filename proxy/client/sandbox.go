@@ -60,8 +60,7 @@ func (c *Client) Get(ctx context.Context, key string) (*apitype.Sandbox, error) 
 func (c *Client) Renew(ctx context.Context, key string, ttl time.Duration) (*apitype.Sandbox, error) {
 	var req apitype.RenewRequest
 	if ttl != 0 {
-		d := apitype.Duration(ttl)
-		req.TTL = &d
+		req.TTL = new(apitype.Duration(ttl))
 	}
 	return post[apitype.Sandbox](ctx, c, at("sandboxes", key, "renew"), req, nil)
 }

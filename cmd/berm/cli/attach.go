@@ -294,9 +294,9 @@ const (
 
 // attachEnd reads the close frame.
 func attachEnd(err error) (end apitype.AttachEnd, _ error) {
-	var closed websocket.CloseError
+	closed, ok := errors.AsType[websocket.CloseError](err)
 	switch {
-	case !errors.As(err, &closed):
+	case !ok:
 		return end, fmt.Errorf("%w: %w", errCutOff, err)
 	case closed.Code == websocket.StatusNormalClosure && json.Unmarshal([]byte(closed.Reason), &end) == nil && end.Status != "":
 		return end, nil
@@ -413,8 +413,7 @@ func (x *streamConnection) write(ctx context.Context, input []byte) error {
 // is no error.
 func (x *streamConnection) input(ctx context.Context, input []byte, end bool) error {
 	_, err := x.c.WriteExec(ctx, x.key, x.req.ExecID, bytes.NewReader(input), end)
-	var answer *client.Error
-	if errors.As(err, &answer) && answer.Code == "process_ended" {
+	if answer, ok := errors.AsType[*client.Error](err); ok && answer.Code == "process_ended" {
 		return errCutOff
 	}
 	return err

@@ -174,8 +174,7 @@ func (e *engineFacts) judgeReach() []finding {
 		}
 		return judge(id, okay(true, found))
 	}
-	var refused *refusedError
-	if errors.As(e.err, &refused) {
+	if _, refused := errors.AsType[*refusedError](e.err); refused {
 		return judge(id, bad(true, said(e.err), wontStart, "see docs/operations.md for what an engine needs"))
 	}
 	variable := map[string]string{"docker": "DOCKER_HOST", "containerd": "CONTAINERD_ADDRESS"}[kind]
