@@ -18,17 +18,17 @@ import (
 )
 
 // policyOptions are what every policy of this configuration is read with.
-func policyOptions(cfg *config.Config, v View, s *Self) policy.Options {
+func policyOptions(cfg *config.Config, v View, s Self) policy.Options {
 	return policy.Options{
 		InContainer:    !v.Root,
-		PathMap:        s.Mappings(),
+		PathMap:        s.Paths,
 		Refuse:         ownPaths(cfg),
 		DefaultImage:   cfg.Sandbox.Image,
 		DefaultTTL:     cfg.Sandbox.TTL,
 		DefaultIdleTTL: cfg.Sandbox.IdleTTL,
 		EngineNetwork:  cfg.Sandbox.Network,
 
-		ExternalNetwork: s != nil && slices.Contains(s.Networks, cfg.Sandbox.Network),
+		ExternalNetwork: slices.Contains(s.Networks, cfg.Sandbox.Network),
 	}
 }
 
@@ -70,7 +70,7 @@ func ReadPolicy(ctx context.Context, cfg *config.Config, secret func(policy.Secr
 }
 
 // ReadPolicyAs is ReadPolicy for a configuration that heeds what is known already.
-func ReadPolicyAs(cfg *config.Config, v View, s *Self, secret func(policy.SecretSource) (string, error)) (*policy.Policy, error) {
+func ReadPolicyAs(cfg *config.Config, v View, s Self, secret func(policy.SecretSource) (string, error)) (*policy.Policy, error) {
 	opts := policyOptions(cfg, v, s)
 	opts.Secret = secret
 	made := map[string]bool{}

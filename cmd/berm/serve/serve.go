@@ -107,7 +107,7 @@ type server struct {
 	kept    *settingsKeeper
 
 	view       View
-	self       *Self
+	self       Self
 	unheld     *mountpin.Trusted
 	holder     lifecycle.Holder
 	policies   *policyKeeper
