@@ -10,28 +10,28 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/term"
+	"github.com/moby/term"
 
 	"github.com/bermhq/berm/proxy/apitype"
 )
 
 // terminal is the caller's terminal.
 type terminal struct {
-	in, out int // file descriptors
+	in, out uintptr // file descriptors
 }
 
 // terminalOf returns the terminal of an input and an output. It fails unless both are
 // terminals.
 func terminalOf(in io.Reader, out io.Writer) (*terminal, error) {
-	inFile, _ := in.(*os.File)
-	if inFile == nil || !term.IsTerminal(int(inFile.Fd())) {
+	inFD, ok := term.GetFdInfo(in)
+	if !ok {
 		return nil, errors.New("--tty needs a terminal as standard input")
 	}
-	outFile, _ := out.(*os.File)
-	if outFile == nil || !term.IsTerminal(int(outFile.Fd())) {
+	outFD, ok := term.GetFdInfo(out)
+	if !ok {
 		return nil, errors.New("--tty needs a terminal as standard output")
 	}
-	return &terminal{in: int(inFile.Fd()), out: int(outFile.Fd())}, nil
+	return &terminal{inFD, outFD}, nil
 }
 
 // raw turns off line editing and signals of keys. Restore turns them on again.
@@ -40,16 +40,16 @@ func (t *terminal) raw() (restore func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the terminal raw: %w", err)
 	}
-	return func() { _ = term.Restore(t.in, state) }, nil
+	return func() { _ = term.RestoreTerminal(t.in, state) }, nil
 }
 
 // size is 0, 0 if the terminal doesn't know.
 func (t *terminal) size() apitype.ResizeRequest {
-	cols, rows, err := term.GetSize(t.out)
+	size, err := term.GetWinsize(t.out)
 	if err != nil {
 		return apitype.ResizeRequest{}
 	}
-	return apitype.ResizeRequest{Rows: rows, Cols: cols}
+	return apitype.ResizeRequest{Rows: int(size.Height), Cols: int(size.Width)}
 }
 
 // forwarded are the signals that go on to the command.

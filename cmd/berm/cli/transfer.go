@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/moby/term"
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/runtime/atomicfile"
@@ -36,7 +36,7 @@ type progress struct {
 
 // newProgress makes a bar for total bytes. It returns nil if to is no terminal.
 func newProgress(to io.Writer, total int64) *progress {
-	if file, _ := to.(*os.File); file == nil || !term.IsTerminal(int(file.Fd())) {
+	if _, ok := term.GetFdInfo(to); !ok {
 		return nil
 	}
 	return &progress{to: to, total: total, next: time.Now().Add(progressAfter)}
