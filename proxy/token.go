@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -79,19 +78,6 @@ func (t *Tokens) Find(token string) (Caller, bool) {
 		return Caller{}, false
 	}
 	return t.callers[found], true
-}
-
-// LoadTokens reads a file that ParseTokens understands.
-func LoadTokens(file string) (*Tokens, error) {
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
-	}
-	t, err := ParseTokens(b)
-	if err != nil {
-		return nil, fmt.Errorf("token file %s: %w", file, err)
-	}
-	return t, nil
 }
 
 // ParseTokens reads tokens: either YAML or JSON with a list under "tokens", each of

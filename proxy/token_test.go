@@ -3,8 +3,6 @@ package proxy_test
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -41,11 +39,7 @@ func TestParseTokens(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			file := filepath.Join(t.TempDir(), "tokens")
-			if err := os.WriteFile(file, []byte(tt.in), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			tokens, err := proxy.LoadTokens(file)
+			tokens, err := proxy.ParseTokens([]byte(tt.in))
 			if err != nil {
 				t.Fatal(err)
 			}

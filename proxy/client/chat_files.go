@@ -153,5 +153,5 @@ func (c *Client) DeleteChatFiles(ctx context.Context, chatID string) (int, error
 // SignFileURL makes a URL that lets whoever has it read or write one file of a chat, without
 // a token, for a while. It ends with the chat.
 func (c *Client) SignFileURL(ctx context.Context, chatID string, req apitype.FileURLRequest) (*apitype.FileURL, error) {
-	return out[apitype.FileURL](ctx, c, call{method: http.MethodPost, path: at("chats", chatID, "file-urls"), body: req})
+	return post[apitype.FileURL](ctx, c, at("chats", chatID, "file-urls"), req, nil)
 }

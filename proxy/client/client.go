@@ -148,8 +148,8 @@ func (c *Client) do(ctx context.Context, call call) (reply, error) {
 	}
 	for retries := c.retries; ; retries-- {
 		rep, err := c.once(ctx, call, body)
-		var apiErr *Error
-		if !errors.As(err, &apiErr) || apiErr.RetryAfter == 0 || call.upload != nil || call.again != nil && !call.again(apiErr) || retries <= 0 {
+		apiErr, ok := errors.AsType[*Error](err)
+		if !ok || apiErr.RetryAfter == 0 || call.upload != nil || call.again != nil && !call.again(apiErr) || retries <= 0 {
 			return rep, err
 		}
 		if waitErr := wait(ctx, apiErr.RetryAfter); waitErr != nil {
@@ -250,6 +250,11 @@ func out[T any](ctx context.Context, c *Client, call call) (*T, error) {
 // get is out for a GET.
 func get[T any](ctx context.Context, c *Client, path string, q url.Values) (*T, error) {
 	return out[T](ctx, c, call{method: http.MethodGet, path: path, query: q})
+}
+
+// post is out for a POST with a JSON body, nil for none. Again is as in call.
+func post[T any](ctx context.Context, c *Client, path string, body any, again func(*Error) bool) (*T, error) {
+	return out[T](ctx, c, call{method: http.MethodPost, path: path, body: body, again: again})
 }
 
 // set sets a parameter unless v is the zero value.

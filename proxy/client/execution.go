@@ -13,7 +13,7 @@ import (
 // StartExec starts a command, and answers while it runs. It is repeated only when there
 // was no room for it, or it has an ExecID, so that it never runs twice.
 func (c *Client) StartExec(ctx context.Context, key string, req apitype.ExecRequest) (*apitype.Execution, error) {
-	return out[apitype.Execution](ctx, c, call{method: http.MethodPost, path: at("sandboxes", key, "execs"), body: req, again: unlessNamed(req.ExecID)})
+	return post[apitype.Execution](ctx, c, at("sandboxes", key, "execs"), req, unlessNamed(req.ExecID))
 }
 
 // unlessNamed repeats a start that finds what it has started before by an ID.
@@ -42,16 +42,12 @@ func (c *Client) KillExec(ctx context.Context, key, execID string) (*apitype.Exe
 
 // SignalExec sends a signal to a command's process group.
 func (c *Client) SignalExec(ctx context.Context, key, execID string, signal apitype.Signal) (*apitype.Execution, error) {
-	return out[apitype.Execution](ctx, c, call{
-		method: http.MethodPost, path: at("sandboxes", key, "execs", execID, "signal"), body: apitype.SignalRequest{Signal: signal}, again: never,
-	})
+	return post[apitype.Execution](ctx, c, at("sandboxes", key, "execs", execID, "signal"), apitype.SignalRequest{Signal: signal}, never)
 }
 
 // ResizeExec sets the size of a command's terminal.
 func (c *Client) ResizeExec(ctx context.Context, key, execID string, rows, cols int) (*apitype.Execution, error) {
-	return out[apitype.Execution](ctx, c, call{
-		method: http.MethodPost, path: at("sandboxes", key, "execs", execID, "resize"), body: apitype.ResizeRequest{Rows: rows, Cols: cols},
-	})
+	return post[apitype.Execution](ctx, c, at("sandboxes", key, "execs", execID, "resize"), apitype.ResizeRequest{Rows: rows, Cols: cols}, nil)
 }
 
 // WriteExec sends all of r to a command's input, and closes that then if end is set. It
@@ -68,7 +64,7 @@ func (c *Client) WriteExec(ctx context.Context, key, execID string, r io.Reader,
 // StartProcess starts a managed process, and answers when it is ready. It is repeated
 // only when there was no room for it.
 func (c *Client) StartProcess(ctx context.Context, key string, req apitype.ProcessRequest) (*apitype.Process, error) {
-	return out[apitype.Process](ctx, c, call{method: http.MethodPost, path: at("sandboxes", key, "processes"), body: req, again: unlessFull})
+	return post[apitype.Process](ctx, c, at("sandboxes", key, "processes"), req, unlessFull)
 }
 
 // Process answers a managed process.
@@ -90,16 +86,12 @@ func (c *Client) StopProcess(ctx context.Context, key, processID string) (*apity
 
 // SignalProcess sends a signal to a process' group.
 func (c *Client) SignalProcess(ctx context.Context, key, processID string, signal apitype.Signal) (*apitype.Process, error) {
-	return out[apitype.Process](ctx, c, call{
-		method: http.MethodPost, path: at("sandboxes", key, "processes", processID, "signal"), body: apitype.SignalRequest{Signal: signal}, again: never,
-	})
+	return post[apitype.Process](ctx, c, at("sandboxes", key, "processes", processID, "signal"), apitype.SignalRequest{Signal: signal}, never)
 }
 
 // ResizeProcess sets the size of a process' terminal.
 func (c *Client) ResizeProcess(ctx context.Context, key, processID string, rows, cols int) (*apitype.Process, error) {
-	return out[apitype.Process](ctx, c, call{
-		method: http.MethodPost, path: at("sandboxes", key, "processes", processID, "resize"), body: apitype.ResizeRequest{Rows: rows, Cols: cols},
-	})
+	return post[apitype.Process](ctx, c, at("sandboxes", key, "processes", processID, "resize"), apitype.ResizeRequest{Rows: rows, Cols: cols}, nil)
 }
 
 // WaitProcess waits until a process has ended, for at most timeout; 0 is as long as it

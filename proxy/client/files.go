@@ -205,9 +205,9 @@ func (c *Client) WatchFiles(ctx context.Context, key, dir string, recursive bool
 			}
 			return yield(e, nil), nil
 		})
-		var refused *Error
+		_, refused := errors.AsType[*Error](err)
 		switch {
-		case err == nil, ctx.Err() != nil && !errors.As(err, &refused):
+		case err == nil, ctx.Err() != nil && !refused:
 			return
 		case errors.Is(err, io.EOF):
 			err = errBroken

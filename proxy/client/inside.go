@@ -13,7 +13,7 @@ import (
 // Exec runs a command to its end. It is repeated only when there was no room for
 // it, so that it never runs twice.
 func (c *Client) Exec(ctx context.Context, key string, req apitype.ExecRequest) (*apitype.ExecResult, error) {
-	return out[apitype.ExecResult](ctx, c, call{method: http.MethodPost, path: at("sandboxes", key, "exec"), body: req, again: unlessFull})
+	return post[apitype.ExecResult](ctx, c, at("sandboxes", key, "exec"), req, unlessFull)
 }
 
 // LogOptions choose from a sandbox's log.

@@ -109,8 +109,7 @@ func (t portTransport) request(r *http.Request) (*http.Request, error) {
 func (c *Client) PortURL(ctx context.Context, key string, port int, ttl time.Duration) (*apitype.PortURL, error) {
 	req := apitype.PortURLRequest{Port: port}
 	if ttl != 0 {
-		d := apitype.Duration(ttl)
-		req.TTL = &d
+		req.TTL = new(apitype.Duration(ttl))
 	}
-	return out[apitype.PortURL](ctx, c, call{method: http.MethodPost, path: at("sandboxes", key, "urls"), body: req})
+	return post[apitype.PortURL](ctx, c, at("sandboxes", key, "urls"), req, nil)
 }

@@ -53,31 +53,26 @@ func (c *Client) create(ctx context.Context, key string, req apitype.SandboxRequ
 
 // Get answers the sandbox of a key.
 func (c *Client) Get(ctx context.Context, key string) (*apitype.Sandbox, error) {
-	return c.sandbox(ctx, http.MethodGet, at("sandboxes", key), nil)
+	return get[apitype.Sandbox](ctx, c, at("sandboxes", key), nil)
 }
 
 // Renew moves a sandbox's expiry to ttl from now; 0 is the sandbox's own TTL.
 func (c *Client) Renew(ctx context.Context, key string, ttl time.Duration) (*apitype.Sandbox, error) {
 	var req apitype.RenewRequest
 	if ttl != 0 {
-		d := apitype.Duration(ttl)
-		req.TTL = &d
+		req.TTL = new(apitype.Duration(ttl))
 	}
-	return c.sandbox(ctx, http.MethodPost, at("sandboxes", key, "renew"), req)
+	return post[apitype.Sandbox](ctx, c, at("sandboxes", key, "renew"), req, nil)
 }
 
 // Pause freezes a sandbox's processes.
 func (c *Client) Pause(ctx context.Context, key string) (*apitype.Sandbox, error) {
-	return c.sandbox(ctx, http.MethodPost, at("sandboxes", key, "pause"), nil)
+	return post[apitype.Sandbox](ctx, c, at("sandboxes", key, "pause"), nil, nil)
 }
 
 // Resume lets a sandbox's processes go on.
 func (c *Client) Resume(ctx context.Context, key string) (*apitype.Sandbox, error) {
-	return c.sandbox(ctx, http.MethodPost, at("sandboxes", key, "resume"), nil)
-}
-
-func (c *Client) sandbox(ctx context.Context, method, path string, body any) (*apitype.Sandbox, error) {
-	return out[apitype.Sandbox](ctx, c, call{method: method, path: path, body: body})
+	return post[apitype.Sandbox](ctx, c, at("sandboxes", key, "resume"), nil, nil)
 }
 
 // Delete removes a sandbox. That there is none is no error; Result tells.

@@ -110,8 +110,7 @@ func (c *Client) events(ctx context.Context, first call, resume *call) iter.Seq2
 			if more {
 				tries, pause = 0, firstPause
 			}
-			var refused *Error
-			if errors.As(err, &refused) || errors.Is(err, ErrTakenOver) || ctx.Err() != nil || resume == nil || s.seq < 0 || tries >= c.retries {
+			if _, refused := errors.AsType[*Error](err); refused || errors.Is(err, ErrTakenOver) || ctx.Err() != nil || resume == nil || s.seq < 0 || tries >= c.retries {
 				yield(apitype.StreamEvent{}, err)
 				return
 			}

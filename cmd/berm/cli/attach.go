@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/coder/websocket"
+	"github.com/moby/term"
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/proxy/apitype"
@@ -171,7 +172,7 @@ func (s *session) resize(ctx context.Context) {
 func (s *session) input(ctx context.Context, cancel context.CancelCauseFunc, c connection) {
 	r := s.in
 	if s.terminal != nil {
-		r = &detachReader{r: r}
+		r = term.NewEscapeProxy(r, detachKeys)
 	}
 	buf := make([]byte, inputSize)
 	for {
@@ -187,8 +188,8 @@ func (s *session) input(ctx context.Context, cancel context.CancelCauseFunc, c c
 		switch {
 		case err == nil:
 			continue
-		case errors.Is(err, errDetached):
-			cancel(err)
+		case errors.Is(err, term.EscapeError{}):
+			cancel(errDetached)
 			return
 		case !errors.Is(err, io.EOF):
 			_, _ = fmt.Fprintln(s.stderr, "berm: read standard input: "+err.Error())
@@ -293,9 +294,9 @@ const (
 
 // attachEnd reads the close frame.
 func attachEnd(err error) (end apitype.AttachEnd, _ error) {
-	var closed websocket.CloseError
+	closed, ok := errors.AsType[websocket.CloseError](err)
 	switch {
-	case !errors.As(err, &closed):
+	case !ok:
 		return end, fmt.Errorf("%w: %w", errCutOff, err)
 	case closed.Code == websocket.StatusNormalClosure && json.Unmarshal([]byte(closed.Reason), &end) == nil && end.Status != "":
 		return end, nil
@@ -412,8 +413,7 @@ func (x *streamConnection) write(ctx context.Context, input []byte) error {
 // is no error.
 func (x *streamConnection) input(ctx context.Context, input []byte, end bool) error {
 	_, err := x.c.WriteExec(ctx, x.key, x.req.ExecID, bytes.NewReader(input), end)
-	var answer *client.Error
-	if errors.As(err, &answer) && answer.Code == "process_ended" {
+	if answer, ok := errors.AsType[*client.Error](err); ok && answer.Code == "process_ended" {
 		return errCutOff
 	}
 	return err

@@ -58,7 +58,7 @@ func TestShown(t *testing.T) {
 			t.Errorf("%q is shown as %s, want %s", in, got, want)
 		}
 	}
-	if got := shownLine("a\tb\x1b[2J\r\u009b"); got != "a\tb\ufffd[2J\ufffd\ufffd" {
+	if got := harmless("a\tb\x1b[2J\r\u009b", "\t"); got != "a\tb\ufffd[2J\ufffd\ufffd" {
 		t.Errorf("a line is shown as %q", got)
 	}
 }

@@ -121,8 +121,8 @@ func (f *clientFlags) here(signed, path string) string {
 
 // explain adds the reasons of a refusal to its text.
 func explain(err error) error {
-	var answer *client.Error
-	if !errors.As(err, &answer) {
+	answer, ok := errors.AsType[*client.Error](err)
+	if !ok {
 		return err
 	}
 	text := answer.Error()

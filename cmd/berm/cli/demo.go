@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -22,7 +21,6 @@ import (
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/cmd/berm/serve"
-	"github.com/bermhq/berm/proxy/client"
 )
 
 func newDemoCommand() *cobra.Command {
@@ -62,7 +60,6 @@ type demo struct {
 	dir    string // holds all that the server writes
 	binary string
 	url    string // of the server, once it is ready
-	client *client.Client
 	cmd    *exec.Cmd
 	done   chan struct{} // closed when cmd has ended
 }
@@ -102,15 +99,14 @@ func (d *demo) clear(ctx context.Context, failed bool) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	var err error
-	if d.client != nil {
+	if d.url != "" {
 		select {
 		case <-d.done: // it was killed
 			err = d.start(ctx)
 		default:
 		}
-		for _, key := range []string{"demo", "brief"} {
-			_, removeErr := d.client.Delete(ctx, key)
-			err = errors.Join(err, removeErr)
+		if out, code, removeErr := d.sandbox(ctx, []string{"rm", "demo", "brief"}); code != 0 || removeErr != nil {
+			err = errors.Join(err, removeErr, fmt.Errorf("remove the sandboxes: %s", out))
 		}
 	}
 	d.stop(syscall.SIGTERM)
@@ -163,16 +159,10 @@ func (d *demo) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	for {
-		if address, err := os.ReadFile(filepath.Join(d.dir, "state", serve.StateAddress)); err == nil {
-			d.listen = strings.TrimSpace(string(address)) // where it starts again
-			c, err := client.New(client.Options{BaseURL: "http://" + d.listen, Token: d.token})
-			if err != nil {
-				return err
-			}
-			if c.Ready(ctx) == nil {
-				d.client, d.url = c, "http://"+d.listen
-				return nil
-			}
+		address, err := serve.Announced(filepath.Join(d.dir, "state"), serve.StateAddress)
+		if err == nil && address != "" && serve.AskHealth(ctx, address, "/readyz", nil) == nil {
+			d.listen, d.url = address, "http://"+address // where it starts again
+			return nil
 		}
 		select {
 		case <-time.After(20 * time.Millisecond):
@@ -212,27 +202,29 @@ type scene struct {
 	command []string // after "berm sandbox"
 	code    int      // exit code
 	want    string   // regular expression
+	wait    bool     // until the output matches
 }
 
 var beforeKill = []scene{
-	{"Ask for a sandbox by a key of your own, and it is made", []string{"create", "demo", "--ttl", "5m"}, 0, `created.*running`},
-	{"Run a command in it", []string{"exec", "demo", "--", "sh", "-c", "echo hello from $(hostname); exit 3"}, 3, `^hello from`},
-	{"Ask again, and it is the same one", []string{"create", "demo", "--ttl", "5m"}, 0, `reused`},
+	{title: "Ask for a sandbox by a key of your own, and it is made", command: []string{"create", "demo", "--ttl", "5m"}, want: `created.*running`},
+	{title: "Run a command in it", command: []string{"exec", "demo", "--", "sh", "-c", "echo hello from $(hostname); exit 3"}, code: 3, want: `^hello from`},
+	{title: "Ask again, and it is the same one", command: []string{"create", "demo", "--ttl", "5m"}, want: `reused`},
 	{
-		"Ask for the key with another spec, and nothing is changed behind your back",
-		[]string{"create", "demo", "--memory-mb", "256"}, 1, `memory_mb.*sandbox_conflict|sandbox_conflict.*memory_mb`,
+		title:   "Ask for the key with another spec, and nothing is changed behind your back",
+		command: []string{"create", "demo", "--memory-mb", "256"}, code: 1, want: `memory_mb.*sandbox_conflict|sandbox_conflict.*memory_mb`,
 	},
-	{"Ask for the host's /etc, and the policy says no, why, and what would do", []string{"create", "curious", "--host-path", "/etc"}, 1, `rule .*allowed:`},
+	{title: "Ask for the host's /etc, and the policy says no, why, and what would do", command: []string{"create", "curious", "--host-path", "/etc"}, code: 1, want: `rule .*allowed:`},
 	{
-		"The limits are really in force inside", []string{"exec", "demo", "--", "sh", "-c", limitsScript}, 0,
-		`limit: 536870912 bytes.*limit: 128.*read-only.*Uid:\t1000\t.*CapEff:\t0000000000000000.*NoNewPrivs:\t1.*Seccomp:\t2`,
+		title: "The limits are really in force inside", command: []string{"exec", "demo", "--", "sh", "-c", limitsScript},
+		want: `limit: 536870912 bytes.*limit: 128.*read-only.*Uid:\t1000\t.*CapEff:\t0000000000000000.*NoNewPrivs:\t1.*Seccomp:\t2`,
 	},
-	{"A sandbox ends when its time is up", []string{"create", "brief", "--ttl", "2s"}, 0, `created`},
+	{title: "A sandbox ends when its time is up", command: []string{"create", "brief", "--ttl", "2s"}, want: `created`},
+	{title: "... and it is gone", command: []string{"show", "brief"}, code: 1, want: "not_found", wait: true},
 }
 
 var afterKill = []scene{
-	{"It knows its sandboxes", []string{"exec", "demo", "--", "echo", "still here"}, 0, `^still here`},
-	{"Remove it", []string{"rm", "demo"}, 0, `deleted`},
+	{title: "It knows its sandboxes", command: []string{"exec", "demo", "--", "echo", "still here"}, want: `^still here`},
+	{title: "Remove it", command: []string{"rm", "demo"}, want: `deleted`},
 }
 
 func (d *demo) play(ctx context.Context) error {
@@ -242,9 +234,6 @@ func (d *demo) play(ctx context.Context) error {
 		if err := d.show(ctx, s); err != nil {
 			return err
 		}
-	}
-	if err := d.gone(ctx, "brief"); err != nil {
-		return err
 	}
 	d.printf("\nKill the server with SIGKILL, and start it again\n   $ kill -9 %d\n", d.cmd.Process.Pid)
 	d.stop(syscall.SIGKILL)
@@ -264,7 +253,13 @@ func (d *demo) play(ctx context.Context) error {
 func (d *demo) show(ctx context.Context, s scene) error {
 	line := strings.Join(s.command, " ")
 	d.printf("\n%s\n   $ berm sandbox %s\n", s.title, strings.ReplaceAll(line, "\n", "\n     "))
+	began := time.Now()
 	out, code, err := d.sandbox(ctx, s.command)
+	promised := func() bool { return code == s.code && regexp.MustCompile("(?s)"+s.want).Match(out) }
+	for s.wait && err == nil && !promised() && time.Since(began) < 30*time.Second {
+		time.Sleep(200 * time.Millisecond)
+		out, code, err = d.sandbox(ctx, s.command)
+	}
 	if err != nil {
 		return err
 	}
@@ -273,7 +268,7 @@ func (d *demo) show(ctx context.Context, s scene) error {
 		lines[8] = []byte("...")
 	}
 	d.printf("%s\n", indent(string(bytes.Join(lines, nil))))
-	if code != s.code || !regexp.MustCompile("(?s)"+s.want).Match(out) {
+	if !promised() {
 		return fmt.Errorf("%s: exit code %d, want %d, and output that matches %s", s.command[0], code, s.code, s.want)
 	}
 	return nil
@@ -288,26 +283,6 @@ func (d *demo) sandbox(ctx context.Context, args []string) (out []byte, code int
 		return nil, 0, err
 	}
 	return out, cmd.ProcessState.ExitCode(), nil
-}
-
-// gone waits until a sandbox isn't there any more.
-func (d *demo) gone(ctx context.Context, key string) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	for {
-		_, err := d.client.Get(ctx, key)
-		var answer *client.Error
-		if errors.As(err, &answer) && answer.Status == http.StatusNotFound {
-			return d.show(ctx, scene{"... and it is gone", []string{"show", key}, 1, "not_found"})
-		}
-		if err != nil {
-			return fmt.Errorf("wait for the end of %s: %w", key, err)
-		}
-		select {
-		case <-time.After(200 * time.Millisecond):
-		case <-ctx.Done():
-		}
-	}
 }
 
 func (d *demo) printf(format string, args ...any) { _, _ = fmt.Fprintf(d.out, format, args...) }

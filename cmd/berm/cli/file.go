@@ -191,8 +191,7 @@ func newFileURLCommand(flags *clientFlags) *cobra.Command {
 			req := req
 			req.Name = args[1]
 			if ttl != 0 {
-				d := apitype.Duration(ttl)
-				req.TTL = &d
+				req.TTL = new(apitype.Duration(ttl))
 			}
 			if contentType != "" {
 				req.ContentType = &contentType

@@ -7,7 +7,6 @@ import (
 	"reflect"
 	"strings"
 	"text/template"
-	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -62,12 +61,7 @@ func (f *clientFlags) execute(w io.Writer, v any) error {
 		}
 		b.WriteByte('\n')
 	}
-	_, err := io.WriteString(w, strings.Map(func(r rune) rune {
-		if r != '\t' && r != '\n' && unicode.IsControl(r) {
-			return unicode.ReplacementChar
-		}
-		return r
-	}, b.String()))
+	_, err := io.WriteString(w, harmless(b.String(), "\t\n"))
 	return err
 }
 

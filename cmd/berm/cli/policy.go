@@ -47,7 +47,6 @@ that can't be told.`,
 	config.AddFlags(explain, "policy")
 	explain.Flags().StringVarP(&file, "file", "f", "", "request, as JSON; - is standard input")
 	explain.Flags().BoolVar(&asJSON, "json", false, "print the verdict as JSON")
-	_ = explain.MarkFlagFilename("file") // it is there
 	_ = explain.MarkFlagRequired("file") // fails for unknown flags only
 	return config.Group("policy", "Ask the policy", explain, newLearnCommand())
 }

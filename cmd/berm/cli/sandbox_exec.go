@@ -84,11 +84,11 @@ func (f *clientFlags) commandAction(do func(cmd *cobra.Command, c *client.Client
 		if err == nil {
 			code, err = do(cmd, c, args)
 		}
-		var exit *config.ExitError
+		exit, ok := errors.AsType[*config.ExitError](err)
 		switch {
 		case err == nil && code == 0:
 			return nil
-		case errors.As(err, &exit):
+		case ok:
 			return exit
 		case code == 0:
 			code = exitExec

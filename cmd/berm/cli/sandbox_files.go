@@ -85,10 +85,10 @@ func shownPath(text string, raw []byte) string {
 	return shown(text)
 }
 
-// shownLine replaces the control characters of a line.
-func shownLine(s string) string {
+// harmless replaces the control characters of a text but those in keep.
+func harmless(s, keep string) string {
 	return strings.Map(func(r rune) rune {
-		if r != '\t' && unicode.IsControl(r) {
+		if unicode.IsControl(r) && !strings.ContainsRune(keep, r) {
 			return unicode.ReplacementChar
 		}
 		return r
@@ -270,7 +270,7 @@ Go's syntax. The exit code is 1 when there is none.`,
 			cutShort(cmd, found.Truncated)
 			err = answer(flags, cmd, found, nil, func(found *apitype.FileMatches) string {
 				return lines(func(m apitype.FileMatch) string {
-					return fmt.Sprintf("%s:%d:%s", shownPath(m.Path, m.PathBase64), m.Line, shownLine(m.Text))
+					return fmt.Sprintf("%s:%d:%s", shownPath(m.Path, m.PathBase64), m.Line, harmless(m.Text, "\t"))
 				})(found.Matches)
 			})
 			if err == nil && len(found.Matches) == 0 {

@@ -63,8 +63,7 @@ func startShell(cmd *cobra.Command, c *client.Client, key string, req apitype.Pr
 	for n := 1; ; n++ {
 		req.ProcessID = fmt.Sprintf("shell-%d", n)
 		p, err := c.StartProcess(cmd.Context(), key, req)
-		var answer *client.Error
-		if n < maxShells && errors.As(err, &answer) && answer.Code == "process_conflict" {
+		if answer, ok := errors.AsType[*client.Error](err); ok && n < maxShells && answer.Code == "process_conflict" {
 			continue
 		}
 		return p, err

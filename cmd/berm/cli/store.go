@@ -11,8 +11,8 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/moby/term"
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/cmd/berm/serve"
@@ -55,7 +55,7 @@ owner can read FILE; for standard output, set the shell's umask.`,
 		RunE: storeAction(func(ctx context.Context, cmd *cobra.Command, cfg *config.Config, args []string) error {
 			free := func() error { return mayWrite(args[0], force) }
 			if args[0] == stdio {
-				if f, ok := cmd.OutOrStdout().(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+				if _, ok := term.GetFdInfo(cmd.OutOrStdout()); ok {
 					return usage("a backup is nothing for a terminal: name a file, or pipe it")
 				}
 			} else if err := free(); err != nil {

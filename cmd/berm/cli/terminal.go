@@ -10,28 +10,28 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/term"
+	"github.com/moby/term"
 
 	"github.com/bermhq/berm/proxy/apitype"
 )
 
 // terminal is the caller's terminal.
 type terminal struct {
-	in, out int // file descriptors
+	in, out uintptr // file descriptors
 }
 
 // terminalOf returns the terminal of an input and an output. It fails unless both are
 // terminals.
 func terminalOf(in io.Reader, out io.Writer) (*terminal, error) {
-	inFile, _ := in.(*os.File)
-	if inFile == nil || !term.IsTerminal(int(inFile.Fd())) {
+	inFD, ok := term.GetFdInfo(in)
+	if !ok {
 		return nil, errors.New("--tty needs a terminal as standard input")
 	}
-	outFile, _ := out.(*os.File)
-	if outFile == nil || !term.IsTerminal(int(outFile.Fd())) {
+	outFD, ok := term.GetFdInfo(out)
+	if !ok {
 		return nil, errors.New("--tty needs a terminal as standard output")
 	}
-	return &terminal{in: int(inFile.Fd()), out: int(outFile.Fd())}, nil
+	return &terminal{inFD, outFD}, nil
 }
 
 // raw turns off line editing and signals of keys. Restore turns them on again.
@@ -40,16 +40,16 @@ func (t *terminal) raw() (restore func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the terminal raw: %w", err)
 	}
-	return func() { _ = term.Restore(t.in, state) }, nil
+	return func() { _ = term.RestoreTerminal(t.in, state) }, nil
 }
 
 // size is 0, 0 if the terminal doesn't know.
 func (t *terminal) size() apitype.ResizeRequest {
-	cols, rows, err := term.GetSize(t.out)
+	size, err := term.GetWinsize(t.out)
 	if err != nil {
 		return apitype.ResizeRequest{}
 	}
-	return apitype.ResizeRequest{Rows: rows, Cols: cols}
+	return apitype.ResizeRequest{Rows: int(size.Height), Cols: int(size.Width)}
 }
 
 // forwarded are the signals that go on to the command.
@@ -102,50 +102,7 @@ func onSignals(ctx context.Context, signals []os.Signal, f func(syscall.Signal) 
 	return func() { signal.Stop(came) }
 }
 
-// Detaching leaves the process running: Ctrl-P Ctrl-Q, as Docker has it.
-const (
-	detachFirst  = 'P' & 0x1f
-	detachSecond = 'Q' & 0x1f
-)
+// detachKeys leave the process running: Ctrl-P Ctrl-Q, as Docker has it.
+var detachKeys = []byte{'P' & 0x1f, 'Q' & 0x1f}
 
 var errDetached = errors.New("detached")
-
-// detachReader reads keys until the two that detach. It returns errDetached there.
-type detachReader struct {
-	r    io.Reader
-	held bool // the first was the last key, and hasn't been returned
-	err  error
-}
-
-func (d *detachReader) Read(p []byte) (int, error) {
-	if len(p) < 2 {
-		return 0, io.ErrShortBuffer
-	}
-	for d.err == nil {
-		var n int
-		n, d.err = d.r.Read(p[1:])
-		at := 1 // where the keys to be returned begin
-		if d.held && n > 0 {
-			at, p[0], d.held = 0, detachFirst, false
-		}
-		keys := p[at : 1+n]
-		for i, key := range keys {
-			if key == detachSecond && i > 0 && keys[i-1] == detachFirst {
-				d.err = errDetached
-				return copy(p, keys[:i-1]), errDetached
-			}
-		}
-		if len(keys) > 0 && keys[len(keys)-1] == detachFirst && d.err == nil {
-			d.held, keys = true, keys[:len(keys)-1]
-		}
-		if len(keys) > 0 {
-			return copy(p, keys), nil
-		}
-	}
-	if d.held {
-		d.held = false
-		p[0] = detachFirst
-		return 1, nil
-	}
-	return 0, d.err
-}

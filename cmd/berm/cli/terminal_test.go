@@ -1,15 +1,12 @@
 package cli
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"io"
 	"os"
 	"strings"
 	"syscall"
 	"testing"
-	"testing/iotest"
 
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/runtime/runtimetest/pty"
@@ -64,37 +61,6 @@ func TestForwardSignals(t *testing.T) {
 			}
 			return
 		case <-sent:
-		}
-	}
-}
-
-func TestDetachReader(t *testing.T) {
-	for in, want := range map[string]struct {
-		out      string
-		detached bool
-	}{
-		"":               {"", false},
-		"abc":            {"abc", false},
-		"abc\x10\x11def": {"abc", true},
-		"\x10\x11":       {"", true},
-		"\x10":           {"\x10", false},
-		"a\x10b\x11c":    {"a\x10b\x11c", false},
-		"\x10\x10\x11":   {"\x10", true},
-		"\x11\x10":       {"\x11\x10", false},
-		"\x11":           {"\x11", false},
-		"a\x10\x10b":     {"a\x10\x10b", false},
-	} {
-		for how, r := range map[string]io.Reader{
-			"whole":               strings.NewReader(in),
-			"byte by byte":        iotest.OneByteReader(strings.NewReader(in)),
-			"data with the error": iotest.DataErrReader(strings.NewReader(in)),
-			"half":                iotest.HalfReader(strings.NewReader(in)),
-		} {
-			var out bytes.Buffer
-			_, err := io.Copy(&out, &detachReader{r: r})
-			if out.String() != want.out || errors.Is(err, errDetached) != want.detached || err != nil && !want.detached {
-				t.Errorf("%q %s: %q, %v", in, how, out.String(), err)
-			}
 		}
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/moby/term"
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/runtime/atomicfile"
@@ -36,7 +36,7 @@ type progress struct {
 
 // newProgress makes a bar for total bytes. It returns nil if to is no terminal.
 func newProgress(to io.Writer, total int64) *progress {
-	if file, _ := to.(*os.File); file == nil || !term.IsTerminal(int(file.Fd())) {
+	if _, ok := term.GetFdInfo(to); !ok {
 		return nil
 	}
 	return &progress{to: to, total: total, next: time.Now().Add(progressAfter)}
@@ -112,53 +112,36 @@ func argument(args []string, i int, other string) string {
 
 // local is a local file that is being sent, or standard input.
 type local struct {
-	content  io.Reader
-	size     int64 // bytes; 0: not known
-	mode     fs.FileMode
-	file     *os.File
-	progress *progress
+	content io.Reader
+	size    int64 // bytes; 0: not known
+	mode    fs.FileMode
 }
 
 // send opens a local file, or standard input, and calls do with it.
 func send[T any](cmd *cobra.Command, name string, do func(l *local) (T, error)) (v T, err error) {
-	l, err := openLocal(cmd, name)
-	if err != nil {
-		return v, err
-	}
-	defer l.close()
-	return do(l)
-}
-
-func openLocal(cmd *cobra.Command, name string) (*local, error) {
 	if name == stdio {
-		return &local{content: cmd.InOrStdin()}, nil
+		return do(&local{content: cmd.InOrStdin()})
 	}
 	file, err := os.Open(name)
 	if err != nil {
-		return nil, err
+		return v, err
 	}
+	defer func() { _ = file.Close() }()
 	info, err := file.Stat()
-	if err == nil && info.IsDir() {
-		err = fmt.Errorf("%s is a directory", name)
-	}
 	if err != nil {
-		_ = file.Close()
-		return nil, err
+		return v, err
 	}
-	l := &local{file: file, mode: info.Mode().Perm()}
+	if info.IsDir() {
+		return v, fmt.Errorf("%s is a directory", name)
+	}
+	l := &local{mode: info.Mode().Perm()}
 	if info.Mode().IsRegular() {
 		l.size = info.Size()
 	}
-	l.progress = newProgress(cmd.ErrOrStderr(), l.size)
-	l.content = l.progress.follow(file)
-	return l, nil
-}
-
-func (l *local) close() {
-	l.progress.Close()
-	if l.file != nil {
-		_ = l.file.Close()
-	}
+	p := newProgress(cmd.ErrOrStderr(), l.size)
+	defer p.Close()
+	l.content = p.follow(file)
+	return do(l)
 }
 
 // download replaces a local file by what open returns, all at once. The name "-" is standard

@@ -66,7 +66,6 @@ type Engine struct {
 	Instance    string        `yaml:"instance" doc:"owner id on everything Berm makes, and nothing that carries another is touched; empty makes one and keeps it in state_dir"`
 
 	RegistryAuthFile string `yaml:"registry_auth_file" doc:"file with the credentials of registries, absolute: the auths of a Docker config.json; read at each pull; empty pulls without any"`
-	AgentFile        string `yaml:"agent_file" doc:"the berm-agent program, absolute; empty is the one that is built in"`
 	AgentDir         string `yaml:"agent_dir" doc:"the directory agents of state_dir as the engine's host sees it, absolute, for a Berm that runs in a container; empty is the same path; none turns the agent off"`
 
 	// The rest is containerd's.

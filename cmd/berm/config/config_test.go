@@ -64,7 +64,7 @@ func TestEnvironmentSetsEveryKey(t *testing.T) {
 		"BERM_ENGINE_KIND": "containerd", "BERM_ENGINE_ADDRESS": "/run/c.sock", "BERM_ENGINE_CALL_TIMEOUT": "5s",
 		"BERM_ENGINE_INSTANCE": "one", "BERM_ENGINE_REGISTRY_AUTH_FILE": "/a", "BERM_ENGINE_NAMESPACE": "ns", "BERM_ENGINE_SNAPSHOTTER": "native",
 		"BERM_ENGINE_CGROUP_PARENT": "/p", "BERM_ENGINE_NETNS": "/n", "BERM_ENGINE_SUBNETS": "10.0.0.0/20", "BERM_ENGINE_CNI_PLUGIN_DIRS": "/b",
-		"BERM_ENGINE_AGENT_FILE": "/f", "BERM_ENGINE_AGENT_DIR": "none", "BERM_SANDBOX_IMAGE": "busybox", "BERM_SANDBOX_NETWORK": "net",
+		"BERM_ENGINE_AGENT_DIR": "none", "BERM_SANDBOX_IMAGE": "busybox", "BERM_SANDBOX_NETWORK": "net",
 		"BERM_SANDBOX_PORT": "80", "BERM_SANDBOX_TTL": "5m", "BERM_SANDBOX_IDLE_TTL": "5m",
 		"BERM_SANDBOX_CLEANUP_INTERVAL": "5s", "BERM_SANDBOX_MAX_SANDBOXES": "5", "BERM_SANDBOX_MAX_COMMANDS": "5",
 		"BERM_SANDBOX_MAX_PROCESSES": "5", "BERM_SANDBOX_COMMAND": `["a,b", c]`,
@@ -172,10 +172,10 @@ func TestErrors(t *testing.T) {
 			},
 		},
 		"containerd's values": {
-			file: "engine: {kind: containerd, address: 'tcp://a:1', namespace: 'a..b', snapshotter: '-', cgroup_parent: /a/../b, netns: n, subnets: 10.0.0.0/25, cni_plugin_dirs: [b], agent_file: f, registry_auth_file: r}\n",
+			file: "engine: {kind: containerd, address: 'tcp://a:1', namespace: 'a..b', snapshotter: '-', cgroup_parent: /a/../b, netns: n, subnets: 10.0.0.0/25, cni_plugin_dirs: [b], registry_auth_file: r}\n",
 			want: []string{
 				"engine.address: want the path", "engine.namespace: want", `engine.snapshotter: "-" is no name`, "engine.cgroup_parent: want", "engine.netns: want",
-				"engine.subnets: want", "engine.cni_plugin_dirs: want", "engine.agent_file: want", "engine.registry_auth_file: want",
+				"engine.subnets: want", "engine.cni_plugin_dirs: want", "engine.registry_auth_file: want",
 			},
 		},
 		"subnets of 6":    {file: "engine: {kind: containerd, subnets: 'fd00::/16'}\n", want: []string{"engine.subnets: want"}},

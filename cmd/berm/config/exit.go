@@ -44,8 +44,8 @@ func Run(ctx context.Context, cmd *cobra.Command, args []string, stdin io.Reader
 	if err == nil {
 		return 0
 	}
-	var exit *ExitError
-	if !errors.As(err, &exit) {
+	exit, ok := errors.AsType[*ExitError](err)
+	if !ok {
 		exit = &ExitError{Code: ExitUsage, Err: err} // cobra refuses the arguments
 	}
 	if exit.Err != nil {
@@ -59,8 +59,7 @@ func Run(ctx context.Context, cmd *cobra.Command, args []string, stdin io.Reader
 func Action(f func(cmd *cobra.Command, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		err := f(cmd, args)
-		var exit *ExitError
-		if err == nil || errors.As(err, &exit) {
+		if _, exit := errors.AsType[*ExitError](err); err == nil || exit {
 			return err
 		}
 		return &ExitError{Code: ExitFailure, Err: err}

@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 )
 
 // settingFlags are the flags that stand for keys of the configuration.
@@ -33,7 +32,6 @@ func AddFlags(cmd *cobra.Command, names ...string) {
 			cmd.Flags().String(f.name, "", fmt.Sprintf("%s (over %s)", f.usage, f.key))
 		}
 	}
-	markFiles(cmd.Flags(), "config", "policy", "token-file")
 }
 
 // FromFlags reads the configuration as the command's flags say.
@@ -61,13 +59,4 @@ func FromFlags(cmd *cobra.Command) (*Config, error) {
 		return nil, fmt.Errorf("the configuration is not valid:\n%w", err)
 	}
 	return cfg, nil
-}
-
-// markFiles has the shell complete the flags' values to file names.
-func markFiles(flags *pflag.FlagSet, names ...string) {
-	for _, name := range names {
-		if flags.Lookup(name) != nil {
-			_ = cobra.MarkFlagFilename(flags, name) // fails for unknown flags only
-		}
-	}
 }

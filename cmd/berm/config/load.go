@@ -88,6 +88,7 @@ const metricsRemoved = "remove it; /metrics is always served, to tokens with the
 
 // removed maps keys of earlier versions to what to do about them.
 var removed = map[string]string{
+	"engine.agent_file":    "remove it; berm-agent is built in",
 	"metrics":              metricsRemoved,
 	"metrics.enabled":      metricsRemoved,
 	"sandbox.max_queued":   "remove it; 64 commands may wait for their turn in a sandbox",

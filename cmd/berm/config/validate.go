@@ -81,7 +81,6 @@ func (e Engine) validate(p *problems) {
 	p.unless(e.Instance == "" || instancePattern.MatchString(e.Instance), "engine.instance",
 		"want up to 63 letters, digits, '_', '.' and '-', not %q", e.Instance)
 	p.file("engine.registry_auth_file", e.RegistryAuthFile)
-	p.file("engine.agent_file", e.AgentFile)
 	p.unless(e.AgentDir == "" || e.AgentDir == AgentNone || path.IsAbs(e.AgentDir), "engine.agent_dir", "want an absolute path or none, not %q", e.AgentDir)
 	if e.Kind == "docker" {
 		for _, f := range []struct{ key, value string }{

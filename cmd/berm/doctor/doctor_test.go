@@ -238,7 +238,6 @@ func TestDoctorAgreesWithServe(t *testing.T) {
 		"its TLS":     {"engine_api: {listeners: [{address: 'tcp://127.0.0.1:0', tls_cert_file: " + refused + ", tls_key_file: " + refused + ", callers: [{name: a, tenant: a}]}]}\n", "doors.engine_api", nil},
 		"audit log":   {"engine_api: {audit_log: /nonexistent/log, listeners: [{address: 'unix:///" + dir + "/e.sock', callers: [{name: a, tenant: a}]}]}\n", "doors.audit_log", nil},
 		"headers":     {"otel: {endpoint: 'http://127.0.0.1:1', headers_file: " + refused + "}\n", "doors.telemetry", nil},
-		"agent":       {"engine: {agent_file: " + refused + "}\n", "engine.agent", nil},
 		"credentials": {"engine: {registry_auth_file: " + refused + "}\n", "engine.reachable", nil},
 		"network":     {"sandbox: {network: auto}\n", "engine.network", nil},
 		"chats root":  {"sandbox: {chats_root: /nonexistent}\n", "storage.chats_root", nil},

@@ -30,7 +30,7 @@ type engineFacts struct {
 	open    bool           // every user of this machine can reach the socket
 	view    serve.View
 	inside  bool // this process is in a container
-	self    *serve.Self
+	self    serve.Self
 	selfErr error // why it isn't known which
 	settled error // why the configuration can't be followed in it
 	hidden  bool  // the engine's process can't be seen from here
@@ -64,7 +64,7 @@ func lookAtEngine(ctx context.Context, limit time.Duration, given *config.Config
 	}
 	e.client, e.survey, e.err = surveyEngine(ctx, limit, given, e.socket)
 	if e.err == nil {
-		e.self, e.selfErr = serve.Within(ctx, limit, func(ctx context.Context) (*serve.Self, error) {
+		e.self, e.selfErr = serve.Within(ctx, limit, func(ctx context.Context) (serve.Self, error) {
 			return serve.FindSelf(ctx, given.Engine, e.view, time.Second)
 		})
 	}
@@ -130,12 +130,8 @@ func (e *engineFacts) judge(p *policy.Policy) []finding {
 	if p == nil {
 		p = &policy.Policy{}
 	}
-	up, suits, self := e.err == nil, e.view.Suits(e.cfg.Engine.Kind), ""
-	if e.self != nil {
-		self = fmt.Sprintf("container %.12s of this engine; mounts that count: %d, networks: %d", e.self.ID, len(e.self.Paths), len(e.self.Networks))
-	}
-	var why *serve.AgentOffError
-	off := errors.As(e.agent, &why)
+	up, suits := e.err == nil, e.view.Suits(e.cfg.Engine.Kind)
+	self := fmt.Sprintf("container %.12s of this engine; mounts that count: %d, networks: %d", e.self.ID, len(e.self.Paths), len(e.self.Networks))
 	out := slices.Concat(e.judgeReach(),
 		judge("engine.place", bad(suits != nil, "its file system or mounts are others than Berm's", wontStart, said(suits))),
 		judge("engine.address", bad(e.user, "it has a user or a password before its host", "no engine is told of it, logs may tell it, and not with every scheme is the host found", "leave it out of engine.address or DOCKER_HOST")),
@@ -146,14 +142,13 @@ func (e *engineFacts) judge(p *policy.Policy) []finding {
 			soft(up, "none: TCP without TLS", "whoever reaches that port is as good as root there", "have the engine listen with TLS and set DOCKER_CERT_PATH, or keep the port in a network of Berm's own")),
 		judge("engine.self",
 			soft(e.selfErr != nil, "in a container, but in which isn't known: "+said(e.selfErr), alone, hints),
-			okay(e.self != nil, self),
+			okay(e.self.ID != "", self),
 			soft(up && e.inside && !e.view.Root, "in a container, and not one that the engine knows", alone, hints)),
 		judge("engine.network", bad(e.settled != nil, said(e.settled), wontStart, "set sandbox.network")),
 		judge("engine.agent",
 			soft(e.agent == nil && e.hidden, "can be given to sandboxes, whose processes can't be seen from here", "Berm doesn't listen to it: what runs in sandboxes is started through the engine, and ends with Berm", "give Berm's container the host's process namespace (pid: host)"),
 			okay(e.agent == nil, "can be given to sandboxes"),
-			soft(up && off, "off: "+said(e.agent), "the engine starts a program for commands, which takes 50 ms, and processes end with Berm", "set engine.agent_dir, or put state_dir where the engine sees it"),
-			bad(!off, said(e.agent), wontStart, "set engine.agent_file right, or leave it out"))) // off may turn out well
+			soft(up, "off: "+said(e.agent), "the engine starts a program for commands, which takes 50 ms, and processes end with Berm", "set engine.agent_dir, or put state_dir where the engine sees it"))) // it may turn out well
 	if !up {
 		return out
 	}
@@ -177,8 +172,7 @@ func (e *engineFacts) judgeReach() []finding {
 		}
 		return judge(id, okay(true, found))
 	}
-	var refused *refusedError
-	if errors.As(e.err, &refused) {
+	if _, refused := errors.AsType[*refusedError](e.err); refused {
 		return judge(id, bad(true, said(e.err), wontStart, "see docs/operations.md for what an engine needs"))
 	}
 	variable := map[string]string{"docker": "DOCKER_HOST", "containerd": "CONTAINERD_ADDRESS"}[kind]
@@ -278,7 +272,7 @@ func (e *engineFacts) judgeDocker() []finding {
 	}
 	var holders []string
 	for _, h := range s.Holders {
-		if e.self == nil || h.ID != e.self.ID {
+		if h.ID != e.self.ID {
 			holders = append(holders, h.Name)
 		}
 	}

@@ -49,12 +49,11 @@ func TestDoctorJudgesEngine(t *testing.T) {
 		"plain TCP":          {func(e *engineFacts) { e.socket = "" }, "", "engine.socket", gradeSoft, "without TLS"},
 		"another's mounts":   {func(e *engineFacts) { e.cfg.Engine.Kind, e.view.Mounts = "containerd", false }, "", "engine.place", gradeBad, ""},
 		"a container":        {func(e *engineFacts) { e.inside, e.view.Root = true, false }, "", "engine.self", gradeSoft, "not one that the engine knows"},
-		"this container":     {func(e *engineFacts) { e.self = &serve.Self{ID: thisContainer} }, "", "engine.self", gradeOK, thisContainer[:12]},
+		"this container":     {func(e *engineFacts) { e.self = serve.Self{ID: thisContainer} }, "", "engine.self", gradeOK, thisContainer[:12]},
 		"unknown":            {func(e *engineFacts) { e.selfErr = serve.ErrStuck }, "", "engine.self", gradeSoft, "isn't known"},
 		"no network":         {func(e *engineFacts) { e.settled = errors.New("which?") }, "", "engine.network", gradeBad, "which?"},
-		"agent off":          {func(e *engineFacts) { e.agent = &serve.AgentOffError{Reason: "why"} }, "", "engine.agent", gradeSoft, "off: why"},
+		"agent off":          {func(e *engineFacts) { e.agent = errors.New("why") }, "", "engine.agent", gradeSoft, "off: why"},
 		"agent unseen":       {func(e *engineFacts) { e.hidden = true }, "", "engine.agent", gradeSoft, "can't be seen"},
-		"agent wrong":        {func(e *engineFacts) { e.agent = errors.New("why") }, "", "engine.agent", gradeBad, "why"},
 		"storage driver":     {func(e *engineFacts) { e.survey.Storage = "vfs" }, "", "engine.setup", gradeSoft, "vfs"},
 		"live-restore":       {func(e *engineFacts) { e.survey.LiveRestore = true }, "", "engine.setup", gradeOK, "live-restore on"},
 		"no seccomp":         {func(e *engineFacts) { e.survey.Security = nil }, "", "engine.security", gradeBad, ""},
@@ -68,7 +67,7 @@ func TestDoctorJudgesEngine(t *testing.T) {
 			e.survey.Holders = []runtime.Holder{{ID: "1", Name: "ci"}, {ID: "2", Name: "ui"}}
 		}, "", "engine.socket_holders", gradeSoft, "2 running containers have the engine's socket: ci, ui"},
 		"only us": {func(e *engineFacts) {
-			e.survey.Holders, e.self = []runtime.Holder{{ID: thisContainer, Name: "berm"}}, &serve.Self{ID: thisContainer}
+			e.survey.Holders, e.self = []runtime.Holder{{ID: thisContainer, Name: "berm"}}, serve.Self{ID: thisContainer}
 		}, "", "engine.socket_holders", gradeOK, "but this one"},
 		"archives": {func(e *engineFacts) { e.cfg.EngineAPI.Listeners = make([]config.Listener, 1) }, "", "engine.archives", gradeSoft, "engine 28.0.0 lacks"},
 		"fixed archives": {func(e *engineFacts) {

@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/cmd/berm/config"
-	"github.com/bermhq/berm/cmd/berm/serve"
 	"github.com/bermhq/berm/policy"
 )
 
@@ -50,10 +49,10 @@ func lookAtHost(root string, uid int) (hostFacts, error) {
 	path := func(name string) string { return filepath.Join(root, name) }
 	there := func(name string) bool { _, err := os.Stat(path(name)); return err == nil }
 	text := func(name string) string {
-		data, _ := serve.ReadProc(path(name)) // without it, nothing is known of it
+		data, _ := os.ReadFile(path(name)) // without it, nothing is known of it
 		return strings.TrimSpace(string(data))
 	}
-	status, err := serve.ReadProc(path("proc/self/status"))
+	status, err := os.ReadFile(path("proc/self/status"))
 	if err != nil {
 		return h, err
 	}

@@ -8,7 +8,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"golang.org/x/term"
+	"github.com/moby/term"
 )
 
 // groups are the titles of findings, by what their IDs begin with.
@@ -30,8 +30,10 @@ const minWidth = 60
 // print writes a line for each finding, and a second one for what isn't ok.
 func (r report) print(w io.Writer) error {
 	width, colour := 0, false
-	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		width, _, _ = term.GetSize(int(f.Fd()))
+	if fd, ok := term.GetFdInfo(w); ok {
+		if size, err := term.GetWinsize(fd); err == nil {
+			width = int(size.Width)
+		}
 		colour = os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 	}
 	_, err := io.WriteString(w, r.text(width, colour))

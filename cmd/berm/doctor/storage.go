@@ -195,7 +195,7 @@ func lockHolder(proc, path string) (string, error) {
 	if err := unix.Stat(path, &st); err != nil {
 		return "", err
 	}
-	table, err := serve.ReadProc(filepath.Join(proc, "locks"))
+	table, err := os.ReadFile(filepath.Join(proc, "locks"))
 	if err != nil {
 		return "", err
 	}

@@ -12,7 +12,7 @@ import (
 //go:embed all:agent
 var agentFiles embed.FS
 
-var errNoAgent = errors.New("this berm carries no berm-agent; build it with make build, or name the program in engine.agent_file")
+var errNoAgent = errors.New("this berm carries no berm-agent; build it with make build")
 
 // builtinAgent is the berm-agent that this program was built with.
 func builtinAgent() ([]byte, error) {

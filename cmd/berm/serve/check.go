@@ -18,17 +18,17 @@ import (
 )
 
 // policyOptions are what every policy of this configuration is read with.
-func policyOptions(cfg *config.Config, v View, s *Self) policy.Options {
+func policyOptions(cfg *config.Config, v View, s Self) policy.Options {
 	return policy.Options{
 		InContainer:    !v.Root,
-		PathMap:        s.Mappings(),
+		PathMap:        s.Paths,
 		Refuse:         ownPaths(cfg),
 		DefaultImage:   cfg.Sandbox.Image,
 		DefaultTTL:     cfg.Sandbox.TTL,
 		DefaultIdleTTL: cfg.Sandbox.IdleTTL,
 		EngineNetwork:  cfg.Sandbox.Network,
 
-		ExternalNetwork: s != nil && slices.Contains(s.Networks, cfg.Sandbox.Network),
+		ExternalNetwork: slices.Contains(s.Networks, cfg.Sandbox.Network),
 	}
 }
 
@@ -38,7 +38,7 @@ func policyOptions(cfg *config.Config, v View, s *Self) policy.Options {
 func ownPaths(cfg *config.Config) []string {
 	paths := []string{
 		cfg.File(), cfg.StateDir, cfg.SpoolDir(), EngineSocket(cfg.Engine), cfg.EngineAPI.AuditLog, cfg.PolicyFile, cfg.Security.TokenFile, cfg.Security.SigningKeyFile,
-		cfg.Otel.HeadersFile, cfg.Engine.RegistryAuthFile, cfg.Engine.AgentFile,
+		cfg.Otel.HeadersFile, cfg.Engine.RegistryAuthFile,
 		cfg.Sandbox.ChatsRoot, cfg.Sandbox.DependenciesRoot, cfg.Sandbox.LambdaToolsRoot,
 	}
 	if cfg.Engine.AgentDir != config.AgentNone {
@@ -70,7 +70,7 @@ func ReadPolicy(ctx context.Context, cfg *config.Config, secret func(policy.Secr
 }
 
 // ReadPolicyAs is ReadPolicy for a configuration that heeds what is known already.
-func ReadPolicyAs(cfg *config.Config, v View, s *Self, secret func(policy.SecretSource) (string, error)) (*policy.Policy, error) {
+func ReadPolicyAs(cfg *config.Config, v View, s Self, secret func(policy.SecretSource) (string, error)) (*policy.Policy, error) {
 	opts := policyOptions(cfg, v, s)
 	opts.Secret = secret
 	made := map[string]bool{}
@@ -186,19 +186,32 @@ func CheckExposure(cfg config.HTTP, tokens int) error {
 	return proxy.CheckExposure(cfg.Listen, tokens)
 }
 
+// secretOf returns the secret that an environment variable set, or else the content of the file
+// that a key names, and which of the two it is from. It is nil if neither is set.
+func secretOf(variable, value, key, file string) (secret []byte, from string, err error) {
+	switch {
+	case file != "":
+		if secret, err = os.ReadFile(file); err != nil {
+			err = fmt.Errorf("%s: %w", key, err)
+		}
+		return secret, key, err
+	case value != "":
+		return []byte(value), variable, nil
+	}
+	return nil, "", nil
+}
+
 // loadTokens gives nil when none are configured.
 func loadTokens(cfg config.Security) (*proxy.Tokens, error) {
-	switch {
-	case cfg.TokenFile != "":
-		return proxy.LoadTokens(cfg.TokenFile)
-	case cfg.Tokens != "":
-		tokens, err := proxy.ParseTokens([]byte(cfg.Tokens))
-		if err != nil {
-			return nil, fmt.Errorf("BERM_SECURITY_TOKENS: %w", err)
-		}
-		return tokens, nil
+	data, from, err := secretOf("BERM_SECURITY_TOKENS", cfg.Tokens, "security.token_file", cfg.TokenFile)
+	if data == nil || err != nil {
+		return nil, err
 	}
-	return nil, nil
+	tokens, err := proxy.ParseTokens(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", from, err)
+	}
+	return tokens, nil
 }
 
 // minSigningKey is in bytes.
@@ -207,15 +220,9 @@ const minSigningKey = 32
 // loadSigningKey gives nil when none is configured. White space around it isn't part of
 // it.
 func loadSigningKey(cfg config.Security) ([]byte, error) {
-	key, from := []byte(cfg.SigningKey), "BERM_SECURITY_SIGNING_KEY"
-	if cfg.SigningKeyFile != "" {
-		var err error
-		if key, err = os.ReadFile(cfg.SigningKeyFile); err != nil {
-			return nil, fmt.Errorf("security.signing_key_file: %w", err)
-		}
-		from = "security.signing_key_file"
-	} else if cfg.SigningKey == "" {
-		return nil, nil
+	key, from, err := secretOf("BERM_SECURITY_SIGNING_KEY", cfg.SigningKey, "security.signing_key_file", cfg.SigningKeyFile)
+	if key == nil || err != nil {
+		return nil, err
 	}
 	if key = bytes.TrimSpace(key); len(key) < minSigningKey {
 		return nil, fmt.Errorf("%s: the key has %d characters, want at least %d", from, len(key), minSigningKey)

@@ -62,7 +62,7 @@ func TestOwnPathsAreRefused(t *testing.T) {
 	cfg.Security.TokenFile = filepath.Join(dir, "tokens")
 	cfg.Sandbox.ChatsRoot, cfg.Sandbox.DependenciesRoot, cfg.Sandbox.LambdaToolsRoot = filepath.Join(dir, "chats"), filepath.Join(dir, "deps"), filepath.Join(dir, "tools")
 	cfg.EngineAPI.SpoolDir = filepath.Join(dir, "spool")
-	opts := policyOptions(cfg, View{Root: true}, nil)
+	opts := policyOptions(cfg, View{Root: true}, Self{})
 	opts.Resolve = func(path string) (string, error) { return path, nil } // all of it is there
 	p, err := policy.Parse([]byte("version: 1\nmounts: {allowed_roots: ["+dir+"]}\n"), opts)
 	if err != nil {

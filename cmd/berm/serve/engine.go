@@ -3,7 +3,6 @@
 package serve
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -64,14 +63,11 @@ func WithAgent(rt runtime.Runtime, cfg config.Engine, stateDir string, v View, l
 	root := agentRoot(stateDir)
 	opts := agent.Options{Engine: engine, Root: root, Logger: log}
 	program, err := CheckAgent(cfg, stateDir, v)
-	var off *AgentOffError
 	switch {
 	case cfg.AgentDir == config.AgentNone:
 		log.Info("agent_off", "error", err.Error())
-	case errors.As(err, &off):
-		log.Warn("agent_off", "error", off.Error())
 	case err != nil:
-		return rt, err
+		log.Warn("agent_off", "error", err.Error())
 	default:
 		path, err := runtime.PutProgram(filepath.Join(root, "bin"), program)
 		if err != nil {
@@ -91,30 +87,18 @@ func WithAgent(rt runtime.Runtime, cfg config.Engine, stateDir string, v View, l
 
 func agentRoot(stateDir string) string { return filepath.Join(stateDir, "agents") }
 
-// AgentOffError says why there can't be an agent.
-type AgentOffError struct{ Reason string }
-
-func (e *AgentOffError) Error() string { return e.Reason }
-
-// CheckAgent returns the agent's program. It is an *AgentOffError where the engine can't
-// give it to sandboxes, or it couldn't be run there.
+// CheckAgent returns the agent's program, or why the engine can't give it to sandboxes from
+// the state directory.
 func CheckAgent(cfg config.Engine, stateDir string, v View) ([]byte, error) {
 	root := agentRoot(stateDir)
 	switch {
 	case cfg.AgentDir == config.AgentNone:
-		return nil, &AgentOffError{Reason: "engine.agent_dir is none"}
+		return nil, errors.New("engine.agent_dir is none")
 	case cfg.AgentDir != "":
 	case EngineSocket(cfg) == "":
-		return nil, &AgentOffError{Reason: "the engine may be on another machine; if it is on this one, engine.agent_dir says where it sees " + root}
+		return nil, errors.New("the engine may be on another machine; if it is on this one, engine.agent_dir says where it sees " + root)
 	case !v.Root:
-		return nil, &AgentOffError{Reason: "the engine doesn't share Berm's file system; engine.agent_dir says where it sees " + root}
-	}
-	program, err := agentProgram(cfg)
-	if errors.Is(err, errNoAgent) {
-		err = &AgentOffError{err.Error()}
-	}
-	if err != nil {
-		return nil, err
+		return nil, errors.New("the engine doesn't share Berm's file system; engine.agent_dir says where it sees " + root)
 	}
 	var fs unix.Statfs_t
 	dir := Existing(root)
@@ -122,9 +106,9 @@ func CheckAgent(cfg config.Engine, stateDir string, v View) ([]byte, error) {
 		return nil, &os.PathError{Op: "statfs", Path: dir, Err: err}
 	}
 	if fs.Flags&unix.ST_NOEXEC != 0 {
-		return nil, &AgentOffError{Reason: "state_dir is on a file system that is mounted noexec"}
+		return nil, errors.New("state_dir is on a file system that is mounted noexec")
 	}
-	return program, nil
+	return builtinAgent()
 }
 
 // Existing is a path, or the nearest directory above it that is there.
@@ -144,11 +128,6 @@ func CheckEngine(cfg config.Engine, stateDir string) error {
 		_, err := containerdOptions(cfg, stateDir)
 		return err
 	}
-	if cfg.AgentFile != "" {
-		if _, err := agentProgram(cfg); err != nil {
-			return err
-		}
-	}
 	opts, err := dockerOptions(cfg)
 	if err != nil {
 		return err
@@ -158,8 +137,7 @@ func CheckEngine(cfg config.Engine, stateDir string) error {
 }
 
 func dockerOptions(cfg config.Engine) (docker.Options, error) {
-	opts := docker.Options{Host: cfg.Address, CallTimeout: cfg.CallTimeout}
-	opts.Program = func() ([]byte, error) { return agentProgram(cfg) }
+	opts := docker.Options{Host: cfg.Address, CallTimeout: cfg.CallTimeout, Program: builtinAgent}
 	auth := registryAuth{path: cfg.RegistryAuthFile}
 	if auth.path != "" {
 		opts.RegistryAuth = auth.forRef
@@ -180,7 +158,7 @@ func containerdOptions(cfg config.Engine, stateDir string) (containerd.Options, 
 	if opts.Subnets, err = cfg.Pool(); err != nil {
 		return opts, fmt.Errorf("engine.subnets: %w", err)
 	}
-	if opts.Agent, err = agentProgram(cfg); err != nil {
+	if opts.Agent, err = builtinAgent(); err != nil {
 		return opts, err
 	}
 	auth := registryAuth{path: cfg.RegistryAuthFile}
@@ -189,24 +167,6 @@ func containerdOptions(cfg config.Engine, stateDir string) (containerd.Options, 
 	}
 	_, err = auth.read()
 	return opts, err
-}
-
-// maxAgent bounds the agent's program, which has about 2 MB.
-const maxAgent = 64 << 20
-
-// agentProgram is what containers are given as their init process.
-func agentProgram(cfg config.Engine) ([]byte, error) {
-	if cfg.AgentFile == "" {
-		return builtinAgent()
-	}
-	program, err := config.ReadFile(cfg.AgentFile, maxAgent)
-	if err == nil && !bytes.HasPrefix(program, []byte("\x7fELF")) {
-		err = fmt.Errorf("%s is no program of Linux", cfg.AgentFile)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("engine.agent_file: %w", err)
-	}
-	return program, nil
 }
 
 // EngineSocket is the path of the engine's unix socket, empty if it has none.

@@ -70,8 +70,7 @@ func EnterEngine(ctx context.Context, cfg config.Engine) (done bool, err error) 
 		case s := <-signals:
 			_ = child.Signal(s) // one that has ended needs none
 		case err := <-ended:
-			var exit *exec.ExitError
-			if errors.As(err, &exit) {
+			if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 				return true, &config.ExitError{Code: max(exit.ExitCode(), config.ExitFailure)} // it has said why
 			}
 			return true, err

@@ -23,9 +23,11 @@ import (
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
 	"github.com/bermhq/berm/lifecycle/reaper"
 	"github.com/bermhq/berm/lifecycle/store"
+	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy/engineapi"
 	"github.com/bermhq/berm/proxy/sandboxapi"
@@ -112,11 +114,13 @@ func registerAll(t *testing.T, got prometheus.Registerer) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	workspaces, err := openWorkspaces(cfg, db, quotas)
+	workspaces, err := workspace.New(db, quotas)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := openChats(t.Context(), cfg, db, quotas, workspaces, manager, quiet, got); err != nil {
+	if _, err := chat.New(t.Context(), chat.Options{
+		Root: cfg.Sandbox.ChatsRoot, Store: db, Workspaces: workspaces, Quotas: quotas, Sandboxes: manager, Registry: got,
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := engineapi.New(engineapi.Options{

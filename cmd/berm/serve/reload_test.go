@@ -8,9 +8,9 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
@@ -70,19 +70,13 @@ func link(t *testing.T, target, path string) {
 // keep runs a keeper until the test ends.
 func keep(t *testing.T, path string) (*policyKeeper, messages, chan<- os.Signal) {
 	t.Helper()
-	return keepWith(t, path, nil)
-}
-
-// keepWith is keep with a watcher of its own, or with the usual one, which is nil.
-func keepWith(t *testing.T, path string, newWatcher func() (*fsnotify.Watcher, error)) (*policyKeeper, messages, chan<- os.Signal) {
-	t.Helper()
 	log := make(messages, 100)
-	k, err := newPolicyKeeper(policyKeeperOptions{Path: path, Logger: slog.New(log), Registry: prometheus.NewRegistry()})
+	k, err := newPolicyKeeper(policyKeeperOptions{
+		Path: path, Logger: slog.New(log), Registry: prometheus.NewRegistry(),
+		OnSignal: func(_ context.Context, reload func()) { reload() },
+	})
 	if err != nil {
 		t.Fatal(err)
-	}
-	if newWatcher != nil {
-		k.newWatcher = newWatcher
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	hup, done := make(chan os.Signal), make(chan struct{})
@@ -96,16 +90,6 @@ func keepWith(t *testing.T, path string, newWatcher func() (*fsnotify.Watcher, e
 		cancel()
 		<-done
 	})
-	// The keeper takes signals only once it watches.
-	if newWatcher != nil {
-		log.want(t, "policy_watch_failed")
-	}
-	select {
-	case hup <- syscall.SIGHUP:
-	case <-done:
-		t.Fatal("the keeper has ended")
-	}
-	log.want(t, "policy_reloaded")
 	return k, log, hup
 }
 
@@ -116,70 +100,64 @@ func wantProfile(t *testing.T, k *policyKeeper, name string) {
 	}
 }
 
-// Where the kernel has no inotify instance left, the policy is read from time to time.
-func TestReloadWithoutInotify(t *testing.T) {
-	for name, newWatcher := range map[string]func() (*fsnotify.Watcher, error){
-		"no instance": func() (*fsnotify.Watcher, error) { return nil, syscall.EMFILE },
-		"no watch": func() (*fsnotify.Watcher, error) {
-			w, err := fsnotify.NewWatcher()
-			if err == nil {
-				err = w.Close() // no directory can be added
-			}
-			return w, err
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			path := filepath.Join(t.TempDir(), "policy.yaml")
-			write(t, path, policyA)
-			k, log, _ := keepWith(t, path, newWatcher)
-			replace(t, path, policyB)
-			log.want(t, "policy_reloaded")
-			wantProfile(t, k, "b")
-			replace(t, path, policyA)
-			log.want(t, "policy_reloaded")
-			wantProfile(t, k, "a")
-		})
-	}
+func TestReloadOnChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "policy.yaml")
+		write(t, path, policyA)
+		k, log, _ := keep(t, path)
+		wantProfile(t, k, "a")
+
+		replace(t, path, policyB)
+		log.want(t, "policy_reloaded")
+		wantProfile(t, k, "b")
+
+		write(t, path, policyA) // in place
+		log.want(t, "policy_reloaded")
+		wantProfile(t, k, "a")
+	})
 }
 
-func TestReloadOnChange(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "policy.yaml")
-	write(t, path, policyA)
-	k, log, _ := keep(t, path)
-	wantProfile(t, k, "a")
-
-	replace(t, path, policyB)
-	log.want(t, "policy_reloaded")
-	wantProfile(t, k, "b")
-
-	write(t, path, policyA) // in place
-	log.want(t, "policy_reloaded")
-	wantProfile(t, k, "a")
+// A file that is seen while it is written isn't taken for the whole.
+func TestReloadWaitsForTheRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "policy.yaml")
+		write(t, path, policyA)
+		k, log, _ := keep(t, path)
+		for _, content := range []string{"version: 1\n", "version: 1\nprofiles:\n", policyB} {
+			write(t, path, content)
+			time.Sleep(policyPoll) // the bubble's
+			synctest.Wait()
+			wantProfile(t, k, "a")
+		}
+		log.want(t, "policy_reloaded")
+		wantProfile(t, k, "b")
+	})
 }
 
 func TestBrokenPolicyStaysOut(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "policy.yaml")
-	write(t, path, policyA)
-	k, log, hup := keep(t, path)
-	before := k.Policy()
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "policy.yaml")
+		write(t, path, policyA)
+		k, log, hup := keep(t, path)
+		before := k.Policy()
 
-	replace(t, path, broken)
-	log.want(t, "policy_reload_failed")
-	if k.Policy() != before {
-		t.Error("a broken policy replaced the one in force")
-	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	hup <- syscall.SIGHUP
-	log.want(t, "policy_reload_failed")
-	if k.Policy() != before {
-		t.Error("a missing policy replaced the one in force")
-	}
-	if got := testutil.ToFloat64(k.reloads.WithLabelValues("failure")); got < 2 {
-		t.Errorf("%v failures counted, want 2 at least", got)
-	}
+		replace(t, path, broken)
+		log.want(t, "policy_reload_failed")
+		if k.Policy() != before {
+			t.Error("a broken policy replaced the one in force")
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		hup <- syscall.SIGHUP
+		log.want(t, "policy_reload_failed")
+		if k.Policy() != before {
+			t.Error("a missing policy replaced the one in force")
+		}
+		if got := testutil.ToFloat64(k.reloads.WithLabelValues("failure")); got < 2 {
+			t.Errorf("%v failures counted, want 2 at least", got)
+		}
+	})
 }
 
 func TestReloadOnSignal(t *testing.T) {
@@ -201,34 +179,38 @@ func TestReloadOnSignal(t *testing.T) {
 
 // Kubernetes mounts a volume whose files are links through a link that is swapped.
 func TestReloadOnLinkSwap(t *testing.T) {
-	dir := t.TempDir()
-	for name, content := range map[string]string{"..1": policyA, "..2": policyB} {
-		if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
-			t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		for name, content := range map[string]string{"..1": policyA, "..2": policyB} {
+			if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			write(t, filepath.Join(dir, name, "policy.yaml"), content)
 		}
-		write(t, filepath.Join(dir, name, "policy.yaml"), content)
-	}
-	link(t, "..1", filepath.Join(dir, "..data"))
-	path := filepath.Join(dir, "policy.yaml")
-	link(t, "..data/policy.yaml", path)
-	k, log, _ := keep(t, path)
+		link(t, "..1", filepath.Join(dir, "..data"))
+		path := filepath.Join(dir, "policy.yaml")
+		link(t, "..data/policy.yaml", path)
+		k, log, _ := keep(t, path)
 
-	link(t, "..2", filepath.Join(dir, "..data"))
-	log.want(t, "policy_reloaded")
-	wantProfile(t, k, "b")
+		link(t, "..2", filepath.Join(dir, "..data"))
+		log.want(t, "policy_reloaded")
+		wantProfile(t, k, "b")
+	})
 }
 
 // The file may be a link to one elsewhere, which is changed there.
 func TestReloadBehindLink(t *testing.T) {
-	target := filepath.Join(t.TempDir(), "real.yaml")
-	write(t, target, policyA)
-	path := filepath.Join(t.TempDir(), "policy.yaml")
-	link(t, target, path)
-	k, log, _ := keep(t, path)
+	synctest.Test(t, func(t *testing.T) {
+		target := filepath.Join(t.TempDir(), "real.yaml")
+		write(t, target, policyA)
+		path := filepath.Join(t.TempDir(), "policy.yaml")
+		link(t, target, path)
+		k, log, _ := keep(t, path)
 
-	replace(t, target, policyB)
-	log.want(t, "policy_reloaded")
-	wantProfile(t, k, "b")
+		replace(t, target, policyB)
+		log.want(t, "policy_reloaded")
+		wantProfile(t, k, "b")
+	})
 }
 
 func TestFirstPolicyHasToBeGood(t *testing.T) {

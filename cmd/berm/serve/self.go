@@ -5,18 +5,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/moby/sys/mountinfo"
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/policy"
@@ -38,7 +37,8 @@ const (
 // host starts containers before it answers.
 const selfWait = 10 * time.Second
 
-// Self is the container that this process runs in, as its engine knows it. Nil is none.
+// Self is the container that this process runs in, as its engine knows it. The zero
+// value is none.
 type Self struct {
 	ID       string
 	project  string               // of Docker Compose; empty outside of one
@@ -57,20 +57,17 @@ var (
 	containerID   = regexp.MustCompile(`[0-9a-f]{64}`)
 	shortID       = regexp.MustCompile(`^[0-9a-f]{12,64}$`)
 	engineFile    = regexp.MustCompile(`/([0-9a-f]{64})/(?:hostname|hosts|resolv\.conf)$`)
-	mountEscape   = regexp.MustCompile(`\\[0-7]{3}`)
 	upperDirValue = regexp.MustCompile(`(?:^|,)upperdir=([^,]*)`)
+	unescape      = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\043`, "#", `\134`, `\`) // what the kernel escapes in options
 )
 
-// maxGuesses bounds what the engine is asked about, and maxProc what is read of a file.
-const (
-	maxGuesses = 8
-	maxProc    = 4 << 20
-)
+// maxGuesses bounds what the engine is asked about.
+const maxGuesses = 8
 
 // readSelf reads from a directory like /proc/self.
 func readSelf(proc, hostname string) (*selfFacts, error) {
 	t := &selfFacts{mounts: map[string]string{}}
-	cgroups, err := ReadProc(filepath.Join(proc, "cgroup"))
+	cgroups, err := os.ReadFile(filepath.Join(proc, "cgroup"))
 	if err != nil {
 		return nil, err
 	}
@@ -79,24 +76,22 @@ func readSelf(proc, hostname string) (*selfFacts, error) {
 		slices.Reverse(found) // an engine in a container has its own below that
 		t.guess(found...)
 	}
-	mounts, err := ReadProc(filepath.Join(proc, "mountinfo"))
+	table, err := os.ReadFile(filepath.Join(proc, "mountinfo"))
 	if err != nil {
 		return nil, err
 	}
-	for line := range strings.Lines(string(mounts)) {
-		before, after, ok := strings.Cut(line, " - ")
-		fields, source := strings.Fields(before), strings.Fields(after)
-		if !ok || len(fields) < 6 || len(source) < 3 {
-			return nil, errors.New("mountinfo can't be read")
-		}
-		root, target := unescapeMount(fields[3]), unescapeMount(fields[4])
-		t.mounts[target] = root // of several at one place, the last is seen
-		if m := engineFile.FindStringSubmatch(root); m != nil && path.Dir(target) == "/etc" {
+	mounts, err := mountinfo.GetMountsFromReader(bytes.NewReader(table), nil)
+	if err != nil {
+		return nil, err
+	}
+	for _, mount := range mounts {
+		t.mounts[mount.Mountpoint] = mount.Root // of several at one place, the last is seen
+		if m := engineFile.FindStringSubmatch(mount.Root); m != nil && path.Dir(mount.Mountpoint) == "/etc" {
 			t.guess(m[1])
 		}
-		if target == "/" && source[0] == "overlay" {
-			if m := upperDirValue.FindStringSubmatch(source[2]); m != nil {
-				t.upperDir = unescapeMount(m[1])
+		if mount.Mountpoint == "/" && mount.FSType == "overlay" {
+			if m := upperDirValue.FindStringSubmatch(mount.VFSOptions); m != nil {
+				t.upperDir = unescape.Replace(m[1])
 			}
 		}
 	}
@@ -106,33 +101,12 @@ func readSelf(proc, hostname string) (*selfFacts, error) {
 	return t, nil
 }
 
-// ReadProc reads a file of /proc, up to 4 MiB of it.
-func ReadProc(name string) ([]byte, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	return io.ReadAll(io.LimitReader(f, maxProc))
-}
-
 func (t *selfFacts) guess(ids ...string) {
 	for _, id := range ids {
 		if len(t.ids) < maxGuesses && !slices.Contains(t.ids, id) {
 			t.ids = append(t.ids, id)
 		}
 	}
-}
-
-// unescapeMount undoes what the kernel does to blanks and the like in mountinfo.
-func unescapeMount(s string) string {
-	return mountEscape.ReplaceAllStringFunc(s, func(octal string) string {
-		n, err := strconv.ParseUint(octal[1:], 8, 8)
-		if err != nil {
-			return octal
-		}
-		return string([]byte{byte(n)})
-	})
 }
 
 // fits tells whether a container can be the one that has these facts. One whose network
@@ -179,7 +153,7 @@ type describer interface {
 }
 
 // find asks the engine about every guess, again while it is away, until ctx ends.
-func (t *selfFacts) find(ctx context.Context, engine describer) (*Self, error) {
+func (t *selfFacts) find(ctx context.Context, engine describer) (Self, error) {
 	for {
 		found, err := t.ask(ctx, engine)
 		if !errdefs.IsUnavailable(err) {
@@ -187,30 +161,30 @@ func (t *selfFacts) find(ctx context.Context, engine describer) (*Self, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, err
+			return Self{}, err
 		case <-time.After(200 * time.Millisecond):
 		}
 	}
 }
 
-// ask answers nil if the engine knows none of the guesses, or another container by it.
-func (t *selfFacts) ask(ctx context.Context, engine describer) (*Self, error) {
+// ask answers the zero value if the engine knows none of the guesses, or another container by it.
+func (t *selfFacts) ask(ctx context.Context, engine describer) (Self, error) {
 	for _, id := range t.ids {
 		d, err := engine.Describe(ctx, id)
 		switch {
 		case errdefs.IsNotFound(err):
 		case err != nil:
-			return nil, err
+			return Self{}, err
 		case strings.HasPrefix(d.ID, id) && t.fits(d):
 			return t.self(d), nil
 		}
 	}
-	return nil, nil
+	return Self{}, nil
 }
 
 // self is what counts of the container that was found.
-func (t *selfFacts) self(d docker.Description) *Self {
-	s := &Self{ID: d.ID, project: d.Labels[labelProject]}
+func (t *selfFacts) self(d docker.Description) Self {
+	s := Self{ID: d.ID, project: d.Labels[labelProject]}
 	for _, m := range d.Mounts {
 		if fi, err := os.Stat(m.Target); err == nil && fi.IsDir() && t.agrees(m) {
 			s.Paths = append(s.Paths, policy.PathMapping{Engine: path.Clean(m.Source), Local: path.Clean(m.Target), Volume: m.Volume})
@@ -227,25 +201,25 @@ func (t *selfFacts) self(d docker.Description) *Self {
 // FindSelf finds out whether this process is a container of the engine that it uses, and
 // which. Where the engine shares its root file system there is nothing to find, and an
 // error says only that it couldn't be found out.
-func FindSelf(ctx context.Context, cfg config.Engine, v View, wait time.Duration) (*Self, error) {
+func FindSelf(ctx context.Context, cfg config.Engine, v View, wait time.Duration) (Self, error) {
 	if v.Root || cfg.Kind != "docker" {
-		return nil, nil
+		return Self{}, nil
 	}
 	hostname, err := os.Hostname()
 	if err != nil {
-		return nil, err
+		return Self{}, err
 	}
 	t, err := readSelf("/proc/self", hostname)
 	if err != nil || len(t.ids) == 0 {
-		return nil, err
+		return Self{}, err
 	}
 	opts, err := dockerOptions(cfg)
 	if err != nil {
-		return nil, err
+		return Self{}, err
 	}
 	engine, err := docker.New(opts)
 	if err != nil {
-		return nil, err
+		return Self{}, err
 	}
 	defer CloseRuntime(engine)
 	ctx, cancel := context.WithTimeout(ctx, wait)
@@ -255,19 +229,19 @@ func FindSelf(ctx context.Context, cfg config.Engine, v View, wait time.Duration
 
 // Locate has a configuration heed the container that this process is, if it is one: what
 // it says itself goes first.
-func Locate(ctx context.Context, cfg *config.Config, v View, log *slog.Logger) (*Self, error) {
+func Locate(ctx context.Context, cfg *config.Config, v View, log *slog.Logger) (Self, error) {
 	s, err := FindSelf(ctx, cfg.Engine, v, selfWait)
 	switch {
 	case err != nil:
 		log.WarnContext(ctx, "self_unknown", "error", err.Error())
-	case s != nil:
+	case s.ID != "":
 		log.InfoContext(ctx, "self_found", "container", s.ID, "project", s.project, "networks", s.Networks, "mounts", len(s.Paths))
 	}
 	return s, s.Settle(cfg)
 }
 
 // Settle sets what a configuration leaves to the container that this process is.
-func (s *Self) Settle(cfg *config.Config) error {
+func (s Self) Settle(cfg *config.Config) error {
 	if cfg.Sandbox.Network == config.NetworkAuto {
 		name, err := s.network()
 		if err != nil {
@@ -282,9 +256,9 @@ func (s *Self) Settle(cfg *config.Config) error {
 }
 
 // network is the one that sandboxes are to share with this container.
-func (s *Self) network() (string, error) {
+func (s Self) network() (string, error) {
 	switch {
-	case s == nil:
+	case s.ID == "":
 		return "", errors.New("Berm isn't a container of its engine, or that couldn't be found out: name a network") //nolint:staticcheck // a name
 	case len(s.Networks) == 0:
 		return "", errors.New("Berm's container is in no network of its own, only in one of the engine's: name a network") //nolint:staticcheck // a name
@@ -295,10 +269,7 @@ func (s *Self) network() (string, error) {
 }
 
 // enginePath is where the engine's host has one of this container's paths, if it does.
-func (s *Self) enginePath(local string) (string, bool) {
-	if s == nil {
-		return "", false
-	}
+func (s Self) enginePath(local string) (string, bool) {
 	var best policy.PathMapping
 	for _, m := range s.Paths {
 		if runtime.Below(local, m.Local) && len(m.Local) > len(best.Local) {
@@ -308,17 +279,9 @@ func (s *Self) enginePath(local string) (string, bool) {
 	return path.Join(best.Engine, strings.TrimPrefix(local, best.Local)), best.Local != ""
 }
 
-// Mappings are for the policy. They may be of nil.
-func (s *Self) Mappings() []policy.PathMapping {
-	if s == nil {
-		return nil
-	}
-	return s.Paths
-}
-
 // Labels are those that what is made here has beside Berm's own.
-func (s *Self) Labels() map[string]string {
-	if s == nil || s.project == "" {
+func (s Self) Labels() map[string]string {
+	if s.project == "" {
 		return nil
 	}
 	return map[string]string{labelProject: s.project, labelService: ownService}

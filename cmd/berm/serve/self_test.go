@@ -125,7 +125,7 @@ func TestCluesFind(t *testing.T) {
 		known: map[string]docker.Description{ownID: own, otherID: {ID: otherID, Running: true, UpperDir: "/another"}},
 	}
 	got, err := c.find(t.Context(), engine)
-	want := &Self{ID: ownID, project: "demo", Networks: []string{"demo_default"}, Paths: []policy.PathMapping{{Engine: "/v/_data", Local: dir, Volume: true}}}
+	want := Self{ID: ownID, project: "demo", Networks: []string{"demo_default"}, Paths: []policy.PathMapping{{Engine: "/v/_data", Local: dir, Volume: true}}}
 	if err != nil || !cmp.Equal(got, want, cmp.AllowUnexported(Self{})) {
 		t.Errorf("found %+v, %v", got, err)
 	}
@@ -133,23 +133,23 @@ func TestCluesFind(t *testing.T) {
 		t.Errorf("asked for %q", engine.asked)
 	}
 	delete(engine.known, ownID)
-	if got, err := c.find(t.Context(), engine); got != nil || err != nil {
+	if got, err := c.find(t.Context(), engine); got.ID != "" || err != nil {
 		t.Errorf("unknown to the engine: %+v, %v", got, err)
 	}
 	refusal := errors.New("no")
-	if got, err := c.find(t.Context(), &describers{fail: []error{refusal}}); got != nil || !errors.Is(err, refusal) {
+	if got, err := c.find(t.Context(), &describers{fail: []error{refusal}}); got.ID != "" || !errors.Is(err, refusal) {
 		t.Errorf("an engine that refuses: %+v, %v", got, err)
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if got, err := c.find(ended, &describers{fail: []error{errdefs.ErrUnavailable}}); got != nil || !errdefs.IsUnavailable(err) {
+	if got, err := c.find(ended, &describers{fail: []error{errdefs.ErrUnavailable}}); got.ID != "" || !errdefs.IsUnavailable(err) {
 		t.Errorf("an engine that stays away: %+v, %v", got, err)
 	}
 }
 
 func TestSelfSettle(t *testing.T) {
 	t.Parallel()
-	s := &Self{Networks: []string{"demo_default"}, project: "demo", Paths: []policy.PathMapping{
+	s := Self{ID: ownID, Networks: []string{"demo_default"}, project: "demo", Paths: []policy.PathMapping{
 		{Engine: "/srv", Local: "/var"}, {Engine: "/volumes/state", Local: "/var/lib/berm"},
 	}}
 	cfg := config.Default()
@@ -162,10 +162,10 @@ func TestSelfSettle(t *testing.T) {
 	if err := s.Settle(cfg); err != nil || cfg.Engine.AgentDir != config.AgentNone || cfg.Sandbox.Network != "berm-sandbox" {
 		t.Errorf("what is said goes first: %v: %q, %q", err, cfg.Engine.AgentDir, cfg.Sandbox.Network)
 	}
-	for want, s := range map[string]*Self{
-		"isn't a container of its engine": nil,
-		"in no network of its own":        {},
-		"name one of a, b":                {Networks: []string{"a", "b"}},
+	for want, s := range map[string]Self{
+		"isn't a container of its engine": {},
+		"in no network of its own":        {ID: ownID},
+		"name one of a, b":                {ID: ownID, Networks: []string{"a", "b"}},
 	} {
 		cfg := config.Default()
 		if err := s.Settle(cfg); err != nil || cfg.Engine.AgentDir != "" {
@@ -176,7 +176,7 @@ func TestSelfSettle(t *testing.T) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	if got := (*Self)(nil).Labels(); got != nil {
+	if got := (Self{}).Labels(); got != nil {
 		t.Errorf("labels of none: %v", got)
 	}
 }
@@ -185,7 +185,7 @@ func TestSelfSettle(t *testing.T) {
 func TestFindSelfOutside(t *testing.T) {
 	t.Parallel()
 	cfg := config.Engine{Kind: "docker", Address: "unix://" + filepath.Join(t.TempDir(), "none")}
-	if s, err := FindSelf(t.Context(), cfg, View{Root: true}, 0); s != nil || err != nil {
+	if s, err := FindSelf(t.Context(), cfg, View{Root: true}, 0); s.ID != "" || err != nil {
 		t.Errorf("%+v, %v", s, err)
 	}
 }

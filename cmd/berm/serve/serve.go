@@ -107,7 +107,7 @@ type server struct {
 	kept    *settingsKeeper
 
 	view       View
-	self       *Self
+	self       Self
 	unheld     *mountpin.Trusted
 	holder     lifecycle.Holder
 	policies   *policyKeeper
@@ -246,9 +246,6 @@ func (s *server) manage(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if s.workspaces, err = openWorkspaces(s.cfg, s.db, quotas); err != nil {
-		return err
-	}
 	sealKey, err := s.state.sealKey()
 	if err != nil {
 		return err
@@ -265,15 +262,11 @@ func (s *server) manage(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if s.chats, err = openChats(ctx, s.cfg, s.db, quotas, s.workspaces, s.manager, s.log, s.tel.registry); err != nil {
-		return err
-	}
-	s.undo.add(func() error {
-		if err := closeChats(ctx, s.chats); err != nil { // the next start goes on with it
-			s.log.WarnContext(ctx, "staging_not_removed", "error", err.Error())
+	if s.cfg.Sandbox.ChatsRoot != "" {
+		if err := s.openChats(ctx, quotas); err != nil {
+			return err
 		}
-		return nil
-	})
+	}
 	s.sweeper, err = reaper.New(reaper.Options{
 		Manager: s.manager, Interval: s.cfg.Sandbox.CleanupInterval, Logger: s.log, Registry: s.tel.registry, Tracer: s.tel.tracer,
 	})
@@ -290,7 +283,9 @@ func (s *server) run(ctx context.Context) error {
 	group.Go(func() error { return s.sweeper.Run(background) })
 	group.Go(func() error { return s.policies.Run(background, s.hup) })
 	group.Go(func() error { return trimLoop(background, s.log) })
-	group.Go(func() error { return checkChats(background, s.chats, s.log) })
+	if s.chats != nil {
+		group.Go(func() error { return checkChats(background, s.chats, s.log) })
+	}
 	if s.proxy != nil {
 		group.Go(func() error { return s.proxy.Run(background) })
 	}

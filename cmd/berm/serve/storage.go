@@ -7,10 +7,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/bermhq/berm/cmd/berm/config"
-	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/lifecycle/store"
@@ -26,49 +23,33 @@ func openQuotas(ctx context.Context, cfg *config.Config, db *store.Store, log *s
 	})
 }
 
-// openWorkspaces makes the service of workspaces, nil without a root for chats.
-func openWorkspaces(cfg *config.Config, db *store.Store, quotas *quota.Service) (*workspace.Service, error) {
-	if cfg.Sandbox.ChatsRoot == "" {
-		return nil, nil
-	}
-	return workspace.New(db, quotas)
-}
-
-// openChats makes the service of chats, nil without workspaces.
-func openChats(ctx context.Context, cfg *config.Config, db *store.Store, quotas *quota.Service, ws *workspace.Service, manager *lifecycle.Service, log *slog.Logger, reg prometheus.Registerer) (*chat.Service, error) {
-	if ws == nil {
-		return nil, nil
-	}
-	chats, err := chat.New(ctx, chat.Options{
-		Root: cfg.Sandbox.ChatsRoot, Store: db, Workspaces: ws, Quotas: quotas, Sandboxes: manager, Logger: log, Registry: reg,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("sandbox.chats_root: %w", err)
-	}
-	return chats, nil
-}
-
 // closeTimeout bounds the end of a removal, which is after the file that it is at.
 const closeTimeout = 10 * time.Second
 
-// closeChats ends the removal of deleted chats. The next start goes on with it.
-func closeChats(ctx context.Context, chats *chat.Service) error {
-	if chats == nil {
+// openChats makes the services of workspaces and of chats.
+func (s *server) openChats(ctx context.Context, quotas *quota.Service) (err error) {
+	if s.workspaces, err = workspace.New(s.db, quotas); err != nil {
+		return err
+	}
+	s.chats, err = chat.New(ctx, chat.Options{
+		Root: s.cfg.Sandbox.ChatsRoot, Store: s.db, Workspaces: s.workspaces, Quotas: quotas, Sandboxes: s.manager, Logger: s.log, Registry: s.tel.registry,
+	})
+	if err != nil {
+		return fmt.Errorf("sandbox.chats_root: %w", err)
+	}
+	s.undo.add(func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		if err := s.chats.Close(ctx); err != nil { // the next start goes on with it
+			s.log.WarnContext(ctx, "staging_not_removed", "error", "end the removal of deleted chats: "+err.Error())
+		}
 		return nil
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
-	defer cancel()
-	if err := chats.Close(ctx); err != nil {
-		return fmt.Errorf("end the removal of deleted chats: %w", err)
-	}
+	})
 	return nil
 }
 
 // checkChats compares the records of all chats with their files, and logs the outcome.
 func checkChats(ctx context.Context, chats *chat.Service, log *slog.Logger) error {
-	if chats == nil {
-		return nil
-	}
 	start := time.Now()
 	report, err := chats.Check(ctx)
 	if ctx.Err() != nil && errors.Is(err, ctx.Err()) {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"os"
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -106,16 +105,12 @@ func (t *telemetry) Close(ctx context.Context) error {
 
 // otelHeaders reads NAME=VALUE pairs; its errors don't quote them.
 func otelHeaders(cfg config.Otel) (map[string]string, error) {
-	text := cfg.Headers
-	if cfg.HeadersFile != "" {
-		data, err := os.ReadFile(cfg.HeadersFile)
-		if err != nil {
-			return nil, fmt.Errorf("otel.headers_file: %w", err)
-		}
-		text = string(data)
+	text, _, err := secretOf("BERM_OTEL_HEADERS", cfg.Headers, "otel.headers_file", cfg.HeadersFile)
+	if err != nil {
+		return nil, err
 	}
 	headers := map[string]string{}
-	for part := range strings.FieldsFuncSeq(text, func(r rune) bool { return r == ',' || r == '\n' }) {
+	for part := range strings.FieldsFuncSeq(string(text), func(r rune) bool { return r == ',' || r == '\n' }) {
 		name, value, ok := strings.Cut(strings.TrimSpace(part), "=")
 		if !ok || name == "" {
 			return nil, errors.New("otel.headers: want NAME=VALUE, comma-separated")
