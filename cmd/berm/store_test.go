@@ -1,8 +1,10 @@
 package main
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -294,7 +296,7 @@ func TestRestoreRefuses(t *testing.T) {
 	t.Parallel() // it waits for the disk
 	dir := t.TempDir()
 	a, file := filepath.Join(dir, "a"), filepath.Join(dir, "b.db")
-	fillState(t, a, "one")
+	id := fillState(t, a, "one")
 	step{args: "store backup " + file + " --state-dir " + a, stderr: []string{"backed up"}}.run(t)
 	data := string(slurp(t, file))
 	_, known, err := store.Look(file)
@@ -316,20 +318,48 @@ func TestRestoreRefuses(t *testing.T) {
 		return string(slurp(t, path))
 	}
 	plain := change("DROP TABLE backup")
+	pack := func(manifest string, db string) string { // as earlier versions wrote backups
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		for _, m := range [][2]string{{"manifest.json", manifest}, {"berm.db", db}} {
+			if err := w.WriteHeader(&tar.Header{Name: m[0], Size: int64(len(m[1])), Mode: 0o600}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.WriteString(w, m[1]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_ = w.Close()
+		return b.String()
+	}
+	manifest := func(format int, key string) string {
+		return fmt.Sprintf(`{"format": %d, "berm": "0.8", "schema": %d, "instance": %q, "seal_key": %q, "created": "2026-01-02T03:04:05Z", "members": [{"name": "berm.db", "size": %d, "sha256": "%x"}]}`,
+			format, known, id, key, len(plain), sha256.Sum256([]byte(plain)))
+	}
+	sealed := strings.Repeat("0b", lifecycle.SealKeyBytes)
+	earlier := pack(manifest(2, sealed), plain)
 	for name, tt := range map[string]struct{ backup, want string }{
-		"nothing":      {"", "no table backup"},
-		"text":         {strings.Repeat("x", 4096), "is no database"},
-		"a store":      {plain, "no table backup"},
-		"cut off":      {data[:len(data)/2], "malformed"},
-		"damaged":      {data[:len(data)-8192] + strings.Repeat("x", 8192), "malformed"},
-		"no row":       {change("DELETE FROM backup"), "read its table backup"},
-		"a view":       {change("DROP TABLE backup; CREATE VIEW backup AS SELECT 1"), "isn't that of a backup"},
-		"a trigger":    {change("CREATE TRIGGER x AFTER DELETE ON backup BEGIN DELETE FROM chats; END"), "isn't that of a backup"},
-		"another's":    {change("CREATE TABLE more (x)"), "its tables aren't those"},
-		"newer":        {change(fmt.Sprintf("PRAGMA user_version = %d", known+1)), fmt.Sprintf("its schema is version %d, and this berm knows %d: use the newer berm", known+1, known)},
-		"no instance":  {change("UPDATE backup SET instance = ''"), "doesn't say which server"},
-		"odd instance": {change("UPDATE backup SET instance = char(27)"), "doesn't say which server"},
-		"bad seal key": {change("UPDATE backup SET seal_key = '00'"), "not a seal key"},
+		"nothing":          {"", "no table backup"},
+		"text":             {strings.Repeat("x", 4096), "is no database"},
+		"a store":          {plain, "no table backup"},
+		"cut off":          {data[:len(data)/2], "malformed"},
+		"damaged":          {data[:len(data)-8192] + strings.Repeat("x", 8192), "malformed"},
+		"no row":           {change("DELETE FROM backup"), "read its table backup"},
+		"a view":           {change("DROP TABLE backup; CREATE VIEW backup AS SELECT 1"), "isn't that of a backup"},
+		"a trigger":        {change("CREATE TRIGGER x AFTER DELETE ON backup BEGIN DELETE FROM chats; END"), "isn't that of a backup"},
+		"another's":        {change("CREATE TABLE more (x)"), "its tables aren't those"},
+		"newer":            {change(fmt.Sprintf("PRAGMA user_version = %d", known+1)), fmt.Sprintf("its schema is version %d, and this berm knows %d: use the newer berm", known+1, known)},
+		"no instance":      {change("UPDATE backup SET instance = ''"), "doesn't say which server"},
+		"odd instance":     {change("UPDATE backup SET instance = char(27)"), "doesn't say which server"},
+		"bad seal key":     {change("UPDATE backup SET seal_key = '00'"), "not a seal key"},
+		"tar, cut off":     {earlier[:len(earlier)/2], "unexpected EOF"},
+		"tar, more":        {earlier + earlier, "there is more"},
+		"tar, format":      {pack(manifest(3, sealed), plain), "its manifest isn't one"},
+		"tar, no seal key": {pack(manifest(2, ""), plain), "its manifest isn't one"},
+		"tar, bad key":     {pack(manifest(2, "00"), plain), "not a seal key"},
+		"tar, database":    {pack(manifest(2, sealed), plain[:len(plain)-1]+"x"), "isn't what was backed up"},
+		"tar, longer":      {pack(manifest(2, sealed), plain+"x"), "isn't the member"},
+		"tar, no manifest": {pack("{}", plain), "its manifest isn't one"},
 	} {
 		before := stateHolds(t, a)
 		_, stderr, code := berm(t, tt.backup, "store", "restore", "-", "--force", "--state-dir", a)
@@ -345,5 +375,22 @@ func TestRestoreRefuses(t *testing.T) {
 	}
 	if left, err := filepath.Glob(filepath.Join(a, "re*")); err != nil || left != nil {
 		t.Errorf("left: %q, %v", left, err)
+	}
+
+	// The backups of earlier versions are restored.
+	for name, tt := range map[string]struct{ backup, key string }{
+		"format 1": {pack(manifest(1, ""), plain), ""},
+		"format 2": {earlier + strings.Repeat("\x00", 10240), sealed + "\n"},
+	} {
+		to := filepath.Join(dir, name)
+		if _, stderr, code := berm(t, tt.backup, "store", "restore", "-", "--state-dir", to); code != 0 {
+			t.Fatalf("%s: %s", name, stderr)
+		}
+		if got := stateHolds(t, to); got != id+" one" {
+			t.Errorf("%s: it holds %s", name, got)
+		}
+		if key, _ := os.ReadFile(filepath.Join(to, serve.StateSealKey)); string(key) != tt.key {
+			t.Errorf("%s: the seal key is %q", name, key)
+		}
 	}
 }

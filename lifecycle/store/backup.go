@@ -18,8 +18,8 @@ type Origin struct {
 	Created  time.Time
 }
 
-// valid returns an error unless o can be printed and says who made the backup, and when.
-func (o Origin) valid() error {
+// Valid returns an error unless o can be printed and says who made the backup, and when.
+func (o Origin) Valid() error {
 	if o.Instance == "" || o.Created.IsZero() || strings.ContainsFunc(o.Instance+o.Berm, unicode.IsControl) {
 		return errors.New("it doesn't say which server it is of")
 	}
@@ -64,7 +64,7 @@ func TakeOrigin(ctx context.Context, path string) (o Origin, err error) {
 		return o, fmt.Errorf("read its table backup: %w", err)
 	}
 	o.Created = time.UnixMilli(created).UTC()
-	if err := o.valid(); err != nil {
+	if err := o.Valid(); err != nil {
 		return o, err
 	}
 	_, err = db.ExecContext(ctx, "DROP TABLE backup")

@@ -1,8 +1,13 @@
 package serve
 
 import (
+	"archive/tar"
+	"bufio"
+	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -100,10 +105,65 @@ func extractBackup(ctx context.Context, r io.Reader, path string) (o store.Origi
 		return o, err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	if _, err := io.Copy(f, r); err != nil {
+	in := bufio.NewReader(r)
+	if head, _ := in.Peek(len(manifestName) + 1); string(head) == manifestName+"\x00" { // no more than it has
+		return untar(in, f)
+	}
+	if _, err := io.Copy(f, in); err != nil {
 		return o, err
 	}
 	return store.TakeOrigin(ctx, path)
+}
+
+// manifestName is the first member of a tar, as earlier versions wrote backups. The
+// second is the database.
+const manifestName = "manifest.json"
+
+func untar(r io.Reader, db io.Writer) (o store.Origin, err error) {
+	t := tar.NewReader(r)
+	next := func(name string, most int64) (io.Reader, error) {
+		h, err := t.Next()
+		if err == nil && (h.Name != name || h.Typeflag != tar.TypeReg || len(h.PAXRecords) > 0 || h.Size > most) { // one with holes fills a disk
+			err = errors.New("it isn't the member of a backup")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		return t, nil
+	}
+	head, err := next(manifestName, 64<<10)
+	if err != nil {
+		return o, err
+	}
+	var m struct {
+		Format         int
+		Berm, Instance string
+		SealKey        string `json:"seal_key"`
+		Created        time.Time
+		Members        []struct {
+			Size   int64
+			SHA256 string
+		}
+	}
+	if err := json.NewDecoder(head).Decode(&m); err != nil || len(m.Members) != 1 || m.Format != 1 && m.Format != 2 || (m.SealKey == "") != (m.Format == 1) {
+		return o, errors.Join(errors.New("its manifest isn't one of a backup"), err)
+	}
+	body, err := next(StateStore, m.Members[0].Size)
+	if err != nil {
+		return o, err
+	}
+	sum := sha256.New()
+	if _, err := io.Copy(io.MultiWriter(db, sum), body); err != nil {
+		return o, fmt.Errorf("%s: %w", StateStore, err)
+	}
+	if hex.EncodeToString(sum.Sum(nil)) != m.Members[0].SHA256 {
+		return o, fmt.Errorf("%s isn't what was backed up: its SHA-256 is another", StateStore)
+	}
+	if rest, err := io.ReadAll(io.LimitReader(r, 1<<20)); err != nil || len(bytes.Trim(rest, "\x00")) > 0 { // a tar is filled up with zeros
+		return o, errors.Join(errors.New("there is more in it than there should be"), err)
+	}
+	o = store.Origin{Instance: m.Instance, SealKey: m.SealKey, Berm: m.Berm, Created: m.Created}
+	return o, o.Valid()
 }
 
 // interruptible is a reader that ends with the context, also while it waits for input. A

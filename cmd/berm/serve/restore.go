@@ -86,7 +86,7 @@ func restore(ctx context.Context, dir, configured string, backup io.Reader, forc
 	if err := os.MkdirAll(fresh, 0o700); err != nil {
 		return r, err
 	}
-	for name, text := range map[string]string{StateInstance: instance, StateSealKey: r.SealKey} { // a store that no server has sealed with has no key
+	for name, text := range map[string]string{StateInstance: instance, StateSealKey: r.SealKey} { // an earlier version's backup has no key
 		if text == "" {
 			continue
 		}
