@@ -41,14 +41,10 @@ import (
 	"github.com/bermhq/berm/runtime/keylock"
 )
 
-// Engine is what a backend must offer to be wrapped, besides runtime.Starter.
+// Engine is what a backend must offer to be wrapped.
 type Engine interface {
 	runtime.Runtime
-	runtime.Pauser
-	runtime.Logger
-	runtime.Statser
-	runtime.Watcher
-	runtime.Networker
+	runtime.Starter
 }
 
 // Options of a Runtime.
@@ -68,8 +64,7 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Runtime is an engine whose containers are worked in through the program. It has all
-// abilities of an Engine, and besides runtime.Insider and runtime.Sweeper.
+// Runtime is an engine whose containers are worked in through the program.
 //
 // A container gets the program and a directory from Create, unless its Spec has an
 // Agent already: one without a Dir has the program alone, and is reached through the
@@ -83,7 +78,6 @@ type Runtime struct {
 	log     *slog.Logger
 	root    *os.File // Root, locked
 	pace    pace
-	starter runtime.Starter
 	serving keylock.Map[servedKey] // sessions that are started
 	naming  keylock.Map[servedKey] // processes that are started, by the container's id and theirs
 	runs    string                 // begins the ID of each command that Exec runs
@@ -100,10 +94,8 @@ type Runtime struct {
 }
 
 var (
-	_ Engine          = (*Runtime)(nil)
-	_ runtime.Insider = (*Runtime)(nil)
-	_ runtime.Sweeper = (*Runtime)(nil)
-	_ io.Closer       = (*Runtime)(nil)
+	_ runtime.AgentRuntime = (*Runtime)(nil)
+	_ io.Closer            = (*Runtime)(nil)
 )
 
 // pace is how long things may take. Tests are in more of a hurry.
@@ -142,12 +134,9 @@ var usualPace = pace{
 func New(opts Options) (*Runtime, error) { return newRuntime(opts, usualPace) }
 
 func newRuntime(opts Options, p pace) (*Runtime, error) {
-	starter, ok := opts.Engine.(runtime.Starter)
 	switch {
 	case opts.Engine == nil:
 		return nil, errors.New("agent: an Engine is needed")
-	case !ok:
-		return nil, errors.New("agent: the Engine can't start programs")
 	case opts.Program != "" && !filepath.IsAbs(opts.Program):
 		return nil, fmt.Errorf("agent: the program's path %q must be absolute", opts.Program)
 	case !filepath.IsAbs(opts.Root) || opts.HostRoot != "" && !filepath.IsAbs(opts.HostRoot):
@@ -165,7 +154,7 @@ func newRuntime(opts Options, p pace) (*Runtime, error) {
 	}
 	r := &Runtime{
 		Engine: opts.Engine, opts: opts, log: opts.Logger, root: root, pace: p, runs: runPrefix + uuid.NewString()[:13] + ":", peer: peer,
-		containers: map[string]*container{}, byID: map[string]*container{}, starter: starter,
+		containers: map[string]*container{}, byID: map[string]*container{},
 	}
 	if err := r.scan(); err != nil {
 		r.stop()
@@ -396,10 +385,7 @@ func (r *Runtime) container(ctx context.Context, id string) (*container, error) 
 // Sweep removes what is left of containers that are no more, the engine's own parts
 // and Berm's directories.
 func (r *Runtime) Sweep(ctx context.Context) error {
-	var err error
-	if s, ok := r.Engine.(runtime.Sweeper); ok {
-		err = s.Sweep(ctx)
-	}
+	err := r.Engine.Sweep(ctx)
 	unmet, own := r.sweep(ctx)
 	if own != nil {
 		err = errors.Join(err, fmt.Errorf("sweep the agents' directories: %w", own))

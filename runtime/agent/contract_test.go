@@ -13,6 +13,7 @@ import (
 	"github.com/docker/docker/api/types/volume"
 	"github.com/docker/docker/client"
 
+	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/agent"
 	"github.com/bermhq/berm/runtime/containerd"
 	"github.com/bermhq/berm/runtime/docker"
@@ -113,10 +114,10 @@ func TestDockerContract(t *testing.T) {
 	h.MakeVolume = func(t *testing.T, name string, labels map[string]string, used bool) {
 		makeVolume(t, d.Host(), name, labels, used)
 	}
-	h.New = func(t *testing.T) runtimetest.Subject { return open(t, "", 0) }
-	h.Reopen = func(t *testing.T, dir string) runtimetest.Subject { return open(t, filepath.Join(dir, "agents"), 0) }
+	h.New = func(t *testing.T) runtime.AgentRuntime { return open(t, "", 0) }
+	h.Reopen = func(t *testing.T, dir string) runtime.AgentRuntime { return open(t, filepath.Join(dir, "agents"), 0) }
 	h.Engine, h.Outside = d, d.Outside()
-	h.Hang = func(t *testing.T) (runtimetest.Subject, func()) { return open(t, "", time.Second), freeze(t, d.Pid()) }
+	h.Hang = func(t *testing.T) (runtime.AgentRuntime, func()) { return open(t, "", time.Second), freeze(t, d.Pid()) }
 	runtimetest.Run(t, h)
 }
 
@@ -186,10 +187,10 @@ func testContainerd(t *testing.T, class string, userNS bool, only ...string) {
 	if h.UserNS, h.DeepMounts = userNS, userNS || class == "crun"; userNS {
 		engine.RequireUserNS(t, newBackend(t, 0))
 	}
-	h.New = func(t *testing.T) runtimetest.Subject { return open(t, "", 0) }
-	h.Reopen = func(t *testing.T, dir string) runtimetest.Subject { return open(t, filepath.Join(dir, "agents"), 0) }
+	h.New = func(t *testing.T) runtime.AgentRuntime { return open(t, "", 0) }
+	h.Reopen = func(t *testing.T, dir string) runtime.AgentRuntime { return open(t, filepath.Join(dir, "agents"), 0) }
 	h.Engine, h.LocalNetworks, h.Outside, h.Terminals = c, true, c.Outside(), 64
-	h.Hang = func(t *testing.T) (runtimetest.Subject, func()) { return open(t, "", time.Second), freeze(t, c.Pid()) }
+	h.Hang = func(t *testing.T) (runtime.AgentRuntime, func()) { return open(t, "", time.Second), freeze(t, c.Pid()) }
 	runtimetest.Run(t, h)
 	left, err := c.Settled(t.Context(), c.Root(), open(t, "", 0).Sweep)
 	if err != nil || len(left) > 0 {

@@ -34,19 +34,19 @@ func (p *program) item(v any) { p.json(wire.KindItem, v) }
 
 var aFile = wire.FileInfo{Path: []byte("/x"), Mode: 0o100644}
 
-func stat(ctx context.Context, files runtime.Files, id string) error {
+func stat(ctx context.Context, files runtime.Insider, id string) error {
 	return files.File(ctx, id, runtime.FileOp{Verb: runtime.FileStat, Path: "/x"}, runtime.FileIO{})
 }
 
-func glob(ctx context.Context, files runtime.Files, id string, limit int, f func(runtime.FileInfo) error) error {
+func glob(ctx context.Context, files runtime.Insider, id string, limit int, f func(runtime.FileInfo) error) error {
 	return files.File(ctx, id, runtime.FileOp{Verb: runtime.FileGlob, Path: "/", Pattern: "*", Limit: limit}, runtime.FileIO{Info: f})
 }
 
-func read(ctx context.Context, files runtime.Files, id string, length int64, out io.Writer) error {
+func read(ctx context.Context, files runtime.Insider, id string, length int64, out io.Writer) error {
 	return files.File(ctx, id, runtime.FileOp{Verb: runtime.FileRead, Path: "/x", Length: length}, runtime.FileIO{Out: out})
 }
 
-func watch(ctx context.Context, files runtime.Files, id string) error {
+func watch(ctx context.Context, files runtime.Insider, id string) error {
 	ignore := func(runtime.FileEvent) error { return nil }
 	return files.File(ctx, id, runtime.FileOp{Verb: runtime.FileWatch, Path: "/", Recursive: true}, runtime.FileIO{Event: ignore})
 }

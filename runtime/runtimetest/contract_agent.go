@@ -588,10 +588,6 @@ func testServeStopped(t *testing.T, b *bed) {
 
 // testServePaused: a pause at any moment of a program's start holds up neither it nor others.
 func testServePaused(t *testing.T, b *bed) {
-	p, ok := b.rt.(runtime.Pauser)
-	if !ok {
-		return
-	}
 	for delay := time.Duration(0); delay < 160*time.Millisecond; delay += 20 * time.Millisecond {
 		c := b.create(t, b.spec())
 		ended := make(chan error, 1)
@@ -600,10 +596,10 @@ func testServePaused(t *testing.T, b *bed) {
 			ended <- err
 		}()
 		time.Sleep(delay)
-		if err := p.Pause(b.ctx, c.ID); err != nil {
+		if err := b.rt.Pause(b.ctx, c.ID); err != nil {
 			t.Fatal(err)
 		}
-		if err := p.Resume(b.ctx, c.ID); err != nil {
+		if err := b.rt.Resume(b.ctx, c.ID); err != nil {
 			t.Fatal(err)
 		}
 		select {

@@ -123,19 +123,15 @@ func testCreateMainEnds(t *testing.T, b *bed) {
 			_, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"true"}})
 			return err
 		},
+		"pause":  func() error { return b.rt.Pause(b.ctx, c.ID) },
+		"resume": func() error { return b.rt.Resume(b.ctx, c.ID) },
+		"stats":  func() error { _, err := b.rt.Stats(b.ctx, c.ID); return err },
 	}
 	if b.Starter != nil {
 		calls["start"] = func() error {
 			_, err := b.Starter.Start(b.ctx, c.ID, runtime.Program{Command: []string{"/bin/cat"}})
 			return err
 		}
-	}
-	if p, ok := b.rt.(runtime.Pauser); ok {
-		calls["pause"] = func() error { return p.Pause(b.ctx, c.ID) }
-		calls["resume"] = func() error { return p.Resume(b.ctx, c.ID) }
-	}
-	if s, ok := b.rt.(runtime.Statser); ok {
-		calls["stats"] = func() error { _, err := s.Stats(b.ctx, c.ID); return err }
 	}
 	for name, call := range calls {
 		class(t, name, call(), errdefs.IsFailedPrecondition, "FailedPrecondition")
@@ -217,11 +213,7 @@ func testEnsureNetwork(t *testing.T, b *bed) {
 		class(t, "another one of this name", b.rt.EnsureNetwork(b.ctx, other), errdefs.IsFailedPrecondition, "FailedPrecondition")
 	}
 	class(t, "an operator's that is missing", b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name + "-none", External: true}), errdefs.IsNotFound, "NotFound")
-	n, ok := b.rt.(runtime.Networker)
-	if !ok {
-		return
-	}
-	networks, err := n.Networks(b.ctx, b.labels)
+	networks, err := b.rt.Networks(b.ctx, b.labels)
 	if err != nil || len(networks) != 1 || networks[0].Internal {
 		t.Errorf("there is %+v, %v; want one, as it was first asked for", networks, err)
 	}

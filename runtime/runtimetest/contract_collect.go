@@ -68,11 +68,11 @@ func testVolumes(t *testing.T, b *bed) {
 
 // testNetworkByID checks that an ID selects the network, not a name that looks like one.
 func testNetworkByID(t *testing.T, b *bed) {
-	c, n := b.Collector, b.rt.(runtime.Networker)
+	c := b.Collector
 	if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}); err != nil {
 		t.Fatal(err)
 	}
-	made, err := n.Networks(b.ctx, b.labels)
+	made, err := b.rt.Networks(b.ctx, b.labels)
 	if err != nil || len(made) != 1 {
 		t.Fatalf("%+v, %v", made, err)
 	}
@@ -91,7 +91,7 @@ func testNetworkByID(t *testing.T, b *bed) {
 			t.Fatal(err)
 		}
 	}
-	if left, err := n.Networks(b.ctx, b.labels); err != nil || len(left) != 0 {
+	if left, err := b.rt.Networks(b.ctx, b.labels); err != nil || len(left) != 0 {
 		t.Errorf("left %+v, %v", left, err)
 	}
 }

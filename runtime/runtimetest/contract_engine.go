@@ -39,12 +39,10 @@ func testEngineRestart(t *testing.T, b *bed) {
 	if !b.ExecAlone {
 		underWay["exec"] = exec
 	}
-	if w, ok := b.rt.(runtime.Watcher); ok {
-		ready, done := make(chan struct{}), make(chan error, 1)
-		go func() { done <- w.Watch(b.ctx, nil, func() { close(ready) }, func(runtime.Event) {}) }()
-		<-ready
-		underWay["watch"] = done
-	}
+	ready, done := make(chan struct{}), make(chan error, 1)
+	go func() { done <- b.rt.Watch(b.ctx, nil, func() { close(ready) }, func(runtime.Event) {}) }()
+	<-ready
+	underWay["watch"] = done
 	b.Engine.Kill()
 	for name, done := range underWay {
 		select {
@@ -153,11 +151,9 @@ func (b *bed) afterRestart(t *testing.T, ran string, before runtime.Container, e
 	if got := b.inspect(t, before.ID); got.State != runtime.StateExited || got.ExitCode != 3 || !got.FinishedAt.Equal(before.FinishedAt) {
 		t.Errorf("one that had ended: %+v, was %+v", got, before)
 	}
-	if l, ok := b.rt.(runtime.Logger); ok {
-		var out bytes.Buffer
-		if err := l.Logs(b.ctx, before.ID, runtime.LogOptions{}, &out, nil); err != nil || out.String() != "printed\n" {
-			t.Errorf("its log: %q, %v", &out, err)
-		}
+	var out bytes.Buffer
+	if err := b.rt.Logs(b.ctx, before.ID, runtime.LogOptions{}, &out, nil); err != nil || out.String() != "printed\n" {
+		t.Errorf("its log: %q, %v", &out, err)
 	}
 	if got := b.awaitState(t, ending, runtime.StateExited); got.ExitCode != 5 || got.FinishedAt.IsZero() {
 		t.Errorf("one that ended while the engine was away: %+v", got)

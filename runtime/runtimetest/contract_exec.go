@@ -150,7 +150,7 @@ func testExecNoRoom(t *testing.T, b *bed) {
 			}
 			b.output(t, c.ID, "touch", "/full")
 			b.await(t, "the container to be full", func() bool {
-				stats, err := b.rt.(runtime.Statser).Stats(b.ctx, c.ID)
+				stats, err := b.rt.Stats(b.ctx, c.ID)
 				if err != nil {
 					t.Fatal(err)
 				}

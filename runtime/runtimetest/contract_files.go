@@ -25,7 +25,7 @@ type FileAnswer struct {
 }
 
 // DoFile does an operation that ends by itself, and gathers its answer.
-func DoFile(ctx context.Context, files runtime.Files, id string, op runtime.FileOp, in io.Reader) (*FileAnswer, error) {
+func DoFile(ctx context.Context, files runtime.Insider, id string, op runtime.FileOp, in io.Reader) (*FileAnswer, error) {
 	a := new(FileAnswer)
 	return a, files.File(ctx, id, op, a.IO(in))
 }

@@ -154,21 +154,15 @@ func testNothingLeftOpen(t *testing.T, b *bed) {
 			t.Cleanup(cancel)
 			return ctx
 		}
-		if l, ok := b.rt.(runtime.Logger); ok {
-			err := l.Logs(soon(), c.ID, runtime.LogOptions{Follow: true}, nil, nil)
-			if err != nil && !errdefs.IsDeadlineExceeded(err) { // a slow engine doesn't come to following
-				t.Errorf("logs: %v", err)
-			}
+		err = b.rt.Logs(soon(), c.ID, runtime.LogOptions{Follow: true}, nil, nil)
+		if err != nil && !errdefs.IsDeadlineExceeded(err) { // a slow engine doesn't come to following
+			t.Errorf("logs: %v", err)
 		}
-		if w, ok := b.rt.(runtime.Watcher); ok {
-			if err := w.Watch(soon(), b.labels, nil, func(runtime.Event) {}); err != nil {
-				t.Errorf("watch: %v", err)
-			}
+		if err := b.rt.Watch(soon(), b.labels, nil, func(runtime.Event) {}); err != nil {
+			t.Errorf("watch: %v", err)
 		}
-		if s, ok := b.rt.(runtime.Statser); ok {
-			if _, err := s.Stats(b.ctx, c.ID); err != nil {
-				t.Errorf("stats: %v", err)
-			}
+		if _, err := b.rt.Stats(b.ctx, c.ID); err != nil {
+			t.Errorf("stats: %v", err)
 		}
 		failing := b.spec()
 		failing.Network = b.name + "-missing"

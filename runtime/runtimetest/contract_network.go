@@ -26,7 +26,6 @@ func networkerCases(h Harness) []contractCase {
 }
 
 func testNetworks(t *testing.T, b *bed) {
-	n := b.rt.(runtime.Networker)
 	for i := range 2 {
 		network := runtime.Network{Name: fmt.Sprintf("%s-%d", b.name, i), Labels: map[string]string{labelCase: b.name, "index": fmt.Sprint(i)}}
 		network.Internal, network.Isolated = i == 1, i == 1
@@ -34,11 +33,11 @@ func testNetworks(t *testing.T, b *bed) {
 			t.Fatal(err)
 		}
 	}
-	both, err := n.Networks(b.ctx, map[string]string{labelCase: b.name, "index": ""})
+	both, err := b.rt.Networks(b.ctx, map[string]string{labelCase: b.name, "index": ""})
 	if err != nil || len(both) != 2 {
 		t.Fatalf("both: %+v, %v", both, err)
 	}
-	one, err := n.Networks(b.ctx, map[string]string{labelCase: b.name, "index": "1"})
+	one, err := b.rt.Networks(b.ctx, map[string]string{labelCase: b.name, "index": "1"})
 	if err != nil || len(one) != 1 {
 		t.Fatalf("one: %+v, %v", one, err)
 	}
@@ -49,16 +48,16 @@ func testNetworks(t *testing.T, b *bed) {
 	spec := b.spec()
 	spec.Network = got.Name
 	c := b.create(t, spec)
-	class(t, "remove one in use", n.RemoveNetwork(b.ctx, got.Name), errdefs.IsFailedPrecondition, "FailedPrecondition")
+	class(t, "remove one in use", b.rt.RemoveNetwork(b.ctx, got.Name), errdefs.IsFailedPrecondition, "FailedPrecondition")
 	if err := b.rt.Remove(b.ctx, c.ID); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := n.RemoveNetwork(b.ctx, got.Name); err != nil {
+		if err := b.rt.RemoveNetwork(b.ctx, got.Name); err != nil {
 			t.Errorf("remove: %v", err)
 		}
 	}
-	if left, err := n.Networks(b.ctx, b.labels); err != nil || len(left) != 1 {
+	if left, err := b.rt.Networks(b.ctx, b.labels); err != nil || len(left) != 1 {
 		t.Errorf("afterwards: %+v, %v", left, err)
 	}
 }
@@ -135,18 +134,17 @@ func testNetworksApart(t *testing.T, b *bed) {
 }
 
 func testNetworkRefused(t *testing.T, b *bed) {
-	n := b.rt.(runtime.Networker)
 	class(t, "no name", b.rt.EnsureNetwork(b.ctx, runtime.Network{Labels: b.labels}), errdefs.IsInvalidArgument, "InvalidArgument")
-	if err := n.RemoveNetwork(b.ctx, b.name+"-never"); err != nil {
+	if err := b.rt.RemoveNetwork(b.ctx, b.name+"-never"); err != nil {
 		t.Errorf("remove one that never was: %v", err)
 	}
 	if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name + "-longer", Labels: b.labels}); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.RemoveNetwork(b.ctx, b.name); err != nil { // the start of one's name isn't one
+	if err := b.rt.RemoveNetwork(b.ctx, b.name); err != nil { // the start of one's name isn't one
 		t.Error(err)
 	}
-	if left, err := n.Networks(b.ctx, b.labels); err != nil || len(left) != 1 {
+	if left, err := b.rt.Networks(b.ctx, b.labels); err != nil || len(left) != 1 {
 		t.Errorf("left %+v, %v", left, err)
 	}
 }
@@ -190,7 +188,7 @@ func testNetworkMany(t *testing.T, b *bed) {
 		}
 		wg.Wait()
 	}
-	if err := b.rt.(runtime.Networker).RemoveNetwork(b.ctx, b.name); err != nil {
+	if err := b.rt.RemoveNetwork(b.ctx, b.name); err != nil {
 		t.Errorf("afterwards it is in use: %v", err)
 	}
 }

@@ -150,12 +150,8 @@ func testStartRefused(t *testing.T, b *bed, id string) {
 }
 
 func testStartPaused(t *testing.T, b *bed, id string) {
-	p, ok := b.rt.(runtime.Pauser)
-	if !ok {
-		return
-	}
 	s := b.program(t, id, "", "/bin/cat")
-	if err := p.Pause(b.ctx, id); err != nil {
+	if err := b.rt.Pause(b.ctx, id); err != nil {
 		t.Fatal(err)
 	}
 	begun := time.Now()
@@ -164,7 +160,7 @@ func testStartPaused(t *testing.T, b *bed, id string) {
 	if took := time.Since(begun); took > 5*time.Second {
 		t.Errorf("it took %s", took)
 	}
-	if err := p.Resume(b.ctx, id); err != nil {
+	if err := b.rt.Resume(b.ctx, id); err != nil {
 		t.Fatal(err)
 	}
 	b.echo(t, s)

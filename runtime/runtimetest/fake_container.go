@@ -265,12 +265,12 @@ func (f *Fake) Remove(ctx context.Context, id string) error {
 	return f.after("remove", id)
 }
 
-// Pause implements runtime.Pauser.
+// Pause implements runtime.Runtime.
 func (f *Fake) Pause(ctx context.Context, id string) error {
 	return f.setState(ctx, "pause", id, runtime.StateRunning, runtime.StatePaused, runtime.EventPaused)
 }
 
-// Resume implements runtime.Pauser.
+// Resume implements runtime.Runtime.
 func (f *Fake) Resume(ctx context.Context, id string) error {
 	return f.setState(ctx, "resume", id, runtime.StatePaused, runtime.StateRunning, runtime.EventResumed)
 }
