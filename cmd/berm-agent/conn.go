@@ -32,7 +32,7 @@ type handler func(c *conn, req *wire.Request) (result any, err error)
 
 // ready tells Berm that the operation can begin, and waits for its word.
 func (c *conn) ready() error {
-	if err := c.w.Send(wire.KindReady); err != nil {
+	if err := c.w.Send(wire.KindReady, nil); err != nil {
 		return errGone
 	}
 	if _, err := c.r.Expect(wire.KindGo); err != nil {

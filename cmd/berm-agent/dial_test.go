@@ -62,7 +62,7 @@ func TestDial(t *testing.T) {
 					err = s.w.Send(wire.KindData, part[:n])
 					part = part[n:]
 				}
-				sent <- errors.Join(err, s.w.Send(wire.KindEnd))
+				sent <- errors.Join(err, s.w.Send(wire.KindEnd, nil))
 			}()
 			for s.next(a) {
 			}
@@ -106,7 +106,7 @@ func TestDialHalfClosed(t *testing.T) {
 				if err := s.w.Send(wire.KindData, []byte("hello")); err != nil {
 					t.Fatal(err)
 				}
-				if err := s.w.Send(wire.KindEnd); err != nil {
+				if err := s.w.Send(wire.KindEnd, nil); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -100,7 +100,7 @@ func (s *session) next(a *reply) bool {
 	switch kind {
 	case wire.KindReady:
 		a.ready = true
-		if err := s.w.Send(wire.KindGo); err != nil {
+		if err := s.w.Send(wire.KindGo, nil); err != nil {
 			s.t.Fatal(err)
 		}
 	case wire.KindItem:
@@ -174,7 +174,7 @@ func TestFile(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := s.w.Send(wire.KindEnd); err != nil {
+	if err := s.w.Send(wire.KindEnd, nil); err != nil {
 		t.Fatal(err)
 	}
 	for s.next(a) {
@@ -185,7 +185,7 @@ func TestFile(t *testing.T) {
 	}
 	for _, s := range watches {
 		a := new(reply)
-		if err := s.w.Send(wire.KindEnd); err != nil {
+		if err := s.w.Send(wire.KindEnd, nil); err != nil {
 			t.Fatal(err)
 		}
 		for s.next(a) {
@@ -234,7 +234,7 @@ func TestHangUp(t *testing.T) {
 	} {
 		t.Run(string(req.Op), func(t *testing.T) {
 			s := newSession(t)
-			if err := errors.Join(s.w.Send(wire.KindGo), s.file.Close()); err != nil { // it waits there
+			if err := errors.Join(s.w.Send(wire.KindGo, nil), s.file.Close()); err != nil { // it waits there
 				t.Fatal(err)
 			}
 			s.start(req)

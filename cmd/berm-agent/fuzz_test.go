@@ -39,7 +39,7 @@ func FuzzServe(f *testing.F) {
 			var err error
 			switch frame := frame.(type) {
 			case wire.Kind:
-				err = w.Send(frame)
+				err = w.Send(frame, nil)
 			case string:
 				err = w.Send(wire.KindData, []byte(frame))
 			default:

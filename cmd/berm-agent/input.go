@@ -70,7 +70,7 @@ func (c *conn) feed(p *process, _ *wire.Process) (any, error) {
 			}
 		}
 	}()
-	for c.w.Send(wire.KindReady) == nil {
+	for c.w.Send(wire.KindReady, nil) == nil {
 		b, ok := <-data
 		switch {
 		case !ok:

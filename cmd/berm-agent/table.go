@@ -362,7 +362,7 @@ func (srv *server) events(c *conn, _ *wire.Request) (any, error) {
 		for _, p := range changed {
 			there = there && c.w.SendJSON(wire.KindItem, p.tell()) == nil
 		}
-		if !there || c.w.Send(wire.KindReady) != nil {
+		if !there || c.w.Send(wire.KindReady, nil) != nil {
 			return nil, errGone
 		}
 	}

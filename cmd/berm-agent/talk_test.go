@@ -132,7 +132,7 @@ func (k *talk) request(req *wire.Request) (*outcome, bool) {
 
 func (k *talk) tellToGo() {
 	k.t.Helper()
-	if err := k.w.Send(wire.KindGo); err != nil {
+	if err := k.w.Send(wire.KindGo, nil); err != nil {
 		k.t.Fatal(err)
 	}
 }
@@ -208,7 +208,7 @@ func (k *talk) write(data string) {
 // end ends the input.
 func (k *talk) end() {
 	k.t.Helper()
-	if err := k.w.Send(wire.KindEnd); err != nil {
+	if err := k.w.Send(wire.KindEnd, nil); err != nil {
 		k.t.Fatal(err)
 	}
 	if a := new(outcome); k.next(a) || a.failure != nil {

@@ -90,11 +90,11 @@ func (k *talk) tries(req *wire.Request) (wire.Class, error) {
 		case err != nil:
 			return "", err
 		case kind == wire.KindReady:
-			if err := k.w.Send(wire.KindGo); err != nil {
+			if err := k.w.Send(wire.KindGo, nil); err != nil {
 				return "", err
 			}
 			if req.Op == wire.OpDial {
-				_ = k.w.Send(wire.KindEnd) // what is wrong, the next read says
+				_ = k.w.Send(wire.KindEnd, nil) // what is wrong, the next read says
 			}
 		case kind == wire.KindResult:
 			return "", nil

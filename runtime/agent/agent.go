@@ -25,7 +25,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"sync"
@@ -34,10 +33,10 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime"
-	"github.com/bermhq/berm/runtime/agent/wire"
 	"github.com/bermhq/berm/runtime/keylock"
 )
 
@@ -356,8 +355,11 @@ func (r *Runtime) known(id string) *container {
 	return r.byID[id]
 }
 
-// container finds a container.
+// container finds a container, unless ctx has ended.
 func (r *Runtime) container(ctx context.Context, id string) (*container, error) {
+	if ctx.Err() != nil {
+		return nil, runtime.Ended(ctx)
+	}
 	if b := r.known(id); b != nil {
 		return b, nil
 	}
@@ -399,37 +401,16 @@ func (r *Runtime) Sweep(ctx context.Context) error {
 func (r *Runtime) meet(ctx context.Context, ids []string) {
 	ctx, cancel := context.WithTimeout(ctx, r.pace.answer)
 	defer cancel()
-	atOnce(ctx, ids, func(id string) { _, _ = r.container(ctx, id) })
-}
-
-// guard runs f, which takes what a container says, and turns a panic into an error.
-func (r *Runtime) guard(f func() error) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			r.log.Error("panic", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
-			err = fmt.Errorf("%w: panic: %v", wire.ErrProtocol, v)
-		}
-	}()
-	return f()
-}
-
-// atOnce does f for many containers side by side, until ctx ends.
-func atOnce[T any](ctx context.Context, all []T, f func(T)) {
-	var tasks sync.WaitGroup
-	defer tasks.Wait()
-	slots := make(chan struct{}, 16)
-	for _, one := range all {
-		select {
-		case <-ctx.Done():
-			return
-		case slots <- struct{}{}:
-		}
-		tasks.Go(func() {
-			f(one)
-			<-slots
-		})
+	var g errgroup.Group
+	g.SetLimit(16)
+	for _, id := range ids {
+		g.Go(func() error { _, _ = r.container(ctx, id); return nil })
 	}
+	_ = g.Wait()
 }
+
+// guard is runtime.Guard for what takes what a container says.
+func (r *Runtime) guard(f func() error) error { return runtime.Guard(r.log, f) }
 
 // sweep gives the ids of containers that this Runtime hasn't met.
 func (r *Runtime) sweep(ctx context.Context) (unmet []string, err error) {

@@ -293,7 +293,12 @@ func (p *program) send(kind wire.Kind, payload string) { _ = p.w.Send(kind, []by
 func (p *program) json(kind wire.Kind, v any)          { _ = p.w.SendJSON(kind, v) }
 
 func (p *program) output(seq int64, data string) {
-	_ = p.w.SendOutput(wire.Output{Seq: seq, Data: []byte(data)})
+	_ = p.sendOutput(seq, data)
+}
+
+func (p *program) sendOutput(seq int64, data string) error {
+	var frame wire.OutputFrame
+	return p.w.SendFrame(&frame, wire.Output{Seq: seq, Data: frame.Data()[:copy(frame.Data(), data)]})
 }
 
 // next is the next request; nil when Berm has hung up.

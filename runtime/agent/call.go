@@ -122,7 +122,7 @@ func (x *call) request(request []byte) error {
 		return runtime.Ended(x.ctx) // and it never was
 	}
 	x.within(asked.Add(x.b.r.pace.ready)) // it has answered: the wait for that is over
-	_ = x.w.Send(wire.KindGo)             // it may have come even if this fails: what begins here has begun
+	_ = x.w.Send(wire.KindGo, nil)        // it may have come even if this fails: what begins here has begun
 	x.within(time.Time{})
 	return nil
 }
@@ -187,6 +187,16 @@ func (x *call) release() bool {
 	return !x.ended
 }
 
+// outlive puts a call that has begun under another context than the one it began with. The
+// error says that this one has ended, and the call with it.
+func (x *call) outlive(ctx context.Context) (*call, error) {
+	if !x.release() {
+		x.drop()
+		return nil, runtime.Ended(x.ctx)
+	}
+	return newCall(ctx, x.b, x.id, x.conn), nil
+}
+
 // parseFailure reads a Failure.
 func parseFailure(payload []byte) (*wire.Failure, error) {
 	f := new(wire.Failure)
@@ -228,9 +238,6 @@ func failed(f *wire.Failure) error {
 
 // open begins an operation in a container.
 func (r *Runtime) open(ctx context.Context, id string, req *wire.Request) (*call, error) {
-	if ctx.Err() != nil {
-		return nil, runtime.Ended(ctx)
-	}
 	b, err := r.container(ctx, id)
 	if err != nil {
 		return nil, err
@@ -396,27 +403,22 @@ func (x *call) unexpected(what string) error {
 	return err
 }
 
-// result waits for the end of an operation that has no other answer.
-func (x *call) result(v any) error {
-	kind, payload, err := x.next()
-	if err != nil {
-		return err
+// expect reads a frame of one kind.
+func (x *call) expect(kind wire.Kind) ([]byte, error) {
+	got, payload, err := x.next()
+	if err == nil && got != kind {
+		err = x.unexpected(fmt.Sprintf("a frame of kind %d in place of one of kind %d", got, kind))
 	}
-	if kind != wire.KindResult {
-		return x.unexpected("something else than a result")
-	}
-	return x.conclude(payload, v)
+	return payload, err
 }
 
-// conclude reads a result; the connection is free after it.
-func (x *call) conclude(payload []byte, v any) error {
-	if v != nil {
-		if err := wire.Decode(payload, v); err != nil {
-			return x.unexpected("a result that can't be read")
-		}
+// result waits for the end of an operation that has no other answer.
+func (x *call) result() error {
+	_, err := x.expect(wire.KindResult)
+	if err == nil {
+		x.done()
 	}
-	x.done()
-	return nil
+	return err
 }
 
 // items hands on the Items of an operation, at most so many, until its Result. The
@@ -428,7 +430,8 @@ func (x *call) items(most int, f func(payload []byte) error) error {
 		case err != nil:
 			return err
 		case kind == wire.KindResult:
-			return x.conclude(payload, nil)
+			x.done()
+			return nil
 		case kind != wire.KindItem:
 			return x.unexpected("something else than an item")
 		case n >= most:

@@ -32,9 +32,8 @@ func (r *Runtime) dial(ctx context.Context, id string, port int) (net.Conn, erro
 	if err != nil {
 		return nil, err
 	}
-	if !x.release() {
-		x.drop()
-		return nil, runtime.Ended(ctx)
+	if x, err = x.outlive(context.WithoutCancel(ctx)); err != nil {
+		return nil, err
 	}
 	near, far := net.Pipe()
 	p := &portConn{Conn: near, x: x, port: portAddr{id, port}}
@@ -121,7 +120,7 @@ func (p *portConn) CloseWrite() error {
 		return nil
 	}
 	p.ended = true
-	return p.x.w.Send(wire.KindEnd)
+	return p.x.w.Send(wire.KindEnd, nil)
 }
 
 func (p *portConn) Close() error {

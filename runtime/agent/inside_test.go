@@ -417,7 +417,7 @@ func TestEventsAreBounded(t *testing.T) {
 	b, id := answers(t, func(p *program) {
 		p.endless(func() error {
 			p.item(wire.ProcessInfo{ID: fmt.Sprint("p", n.Add(1)), Label: strings.Repeat("x", wire.MaxLabel)})
-			return p.w.Send(wire.KindReady)
+			return p.w.Send(wire.KindReady, nil)
 		})
 	})
 	events, err := b.Events(t.Context(), id)
@@ -494,7 +494,7 @@ func TestSlowFollower(t *testing.T) {
 		default:
 			p.begun("p")
 			data := strings.Repeat("x", wire.MaxData)
-			for p.w.SendOutput(wire.Output{Seq: sent.Add(int64(len(data))), Data: []byte(data)}) == nil {
+			for p.sendOutput(sent.Add(int64(len(data))), data) == nil {
 			}
 		}
 	})
