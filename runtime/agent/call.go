@@ -101,20 +101,17 @@ func (x *call) request(request []byte) error {
 		return absent(err)
 	}
 	x.within(asked.Add(x.b.r.pace.look))
-	kind, payload, err := x.r.Next()
+	kind, _, err := x.frame()
 	if errors.Is(err, os.ErrDeadlineExceeded) && x.ctx.Err() == nil && x.b.runs(x.ctx) {
 		x.within(asked.Add(x.b.r.pace.ready))
-		kind, payload, err = x.r.Next()
+		kind, _, err = x.frame()
 	}
+	var failure *wire.Failure
 	switch {
+	case errors.As(err, &failure):
+		return failure
 	case err != nil:
 		return absent(err)
-	case kind == wire.KindFailure:
-		failure, err := parseFailure(payload)
-		if err != nil {
-			return errDead
-		}
-		return failure
 	case kind != wire.KindReady:
 		return errDead
 	}
@@ -197,11 +194,16 @@ func (x *call) outlive(ctx context.Context) (*call, error) {
 	return newCall(ctx, x.b, x.id, x.conn), nil
 }
 
-// parseFailure reads a Failure.
-func parseFailure(payload []byte) (*wire.Failure, error) {
+// frame reads a frame. A Failure is a *wire.Failure; other errors are wire.ErrProtocol, or the
+// connection's.
+func (c *conn) frame() (wire.Kind, []byte, error) {
+	kind, payload, err := c.r.Next()
+	if err != nil || kind != wire.KindFailure {
+		return kind, payload, err
+	}
 	f := new(wire.Failure)
 	if err := wire.Decode(payload, f); err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	if len(f.Message) > maxReason {
 		cut := f.Message[:maxReason]
@@ -210,7 +212,7 @@ func parseFailure(payload []byte) (*wire.Failure, error) {
 		}
 		f.Message = cut
 	}
-	return f, nil
+	return 0, nil, f
 }
 
 // classes are those of errors that Failures become.
@@ -380,20 +382,18 @@ func (x *call) broken(err error) error {
 // next reads a frame of the operation. A Failure is an error, after which the call is
 // over, as it is after any other.
 func (x *call) next() (wire.Kind, []byte, error) {
-	kind, payload, err := x.r.Next()
-	if err == nil && kind == wire.KindFailure {
-		var f *wire.Failure
-		if f, err = parseFailure(payload); err == nil {
-			x.drop() // it may wait for the rest of an input
-			return 0, nil, failed(f)
-		}
-	}
-	if err != nil {
+	kind, payload, err := x.frame()
+	var failure *wire.Failure
+	switch {
+	case err == nil:
+		return kind, payload, nil
+	case errors.As(err, &failure):
+		err = failed(failure)
+	default:
 		err = x.broken(err)
-		x.drop()
-		return 0, nil, err
 	}
-	return kind, payload, nil
+	x.drop() // it may wait for the rest of an input
+	return 0, nil, err
 }
 
 // unexpected ends a call in which something came that has no place there.

@@ -129,7 +129,7 @@ func (e *events) add(x *call) {
 		if errors.Is(err, wire.ErrProtocol) {
 			err = x.broken(err)
 		}
-		e.lose(s, err)
+		e.lose(s, classed(err))
 	})
 	if !started {
 		x.drop()
@@ -141,7 +141,7 @@ func (e *events) add(x *call) {
 func (e *events) read(x *call) error {
 	var batch []runtime.ProcessInfo
 	for {
-		kind, payload, err := x.r.Next()
+		kind, payload, err := x.frame()
 		switch {
 		case err != nil:
 			return err
@@ -153,12 +153,6 @@ func (e *events) read(x *call) error {
 			if e.b.lists(x.s, info.ID) {
 				batch = append(batch, info)
 			}
-		case kind == wire.KindFailure:
-			failure, err := parseFailure(payload)
-			if err != nil {
-				return err
-			}
-			return failed(failure)
 		case kind == wire.KindReady:
 			e.put(x.s, batch)
 			batch = nil

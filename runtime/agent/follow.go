@@ -29,7 +29,7 @@ type output struct {
 // or the connection's.
 func (o *output) read(c *conn) (runtime.Chunk, error) {
 	for {
-		kind, payload, err := c.r.Next()
+		kind, payload, err := c.frame()
 		if err != nil {
 			return runtime.Chunk{}, err
 		}
@@ -55,12 +55,6 @@ func (o *output) read(c *conn) (runtime.Chunk, error) {
 			}
 			o.info = info
 			return runtime.Chunk{}, errEnd
-		case wire.KindFailure:
-			failure, err := parseFailure(payload)
-			if err != nil {
-				return runtime.Chunk{}, err
-			}
-			return runtime.Chunk{}, failure
 		default:
 			return runtime.Chunk{}, fmt.Errorf("%w: a frame of kind %d", wire.ErrProtocol, kind)
 		}
@@ -69,19 +63,14 @@ func (o *output) read(c *conn) (runtime.Chunk, error) {
 
 // begin waits until the program follows. Its error is as read's.
 func (o *output) begin(c *conn) error {
-	kind, payload, err := c.r.Next()
-	switch {
-	case err != nil:
-		return err
-	case kind == wire.KindItem:
-		_, err = c.s.process(payload, o.proc)
-		return err
-	case kind == wire.KindFailure:
-		if failure, err := parseFailure(payload); err == nil {
-			return failure
-		}
+	kind, payload, err := c.frame()
+	if err == nil && kind != wire.KindItem {
+		err = fmt.Errorf("%w: a frame of kind %d", wire.ErrProtocol, kind)
 	}
-	return fmt.Errorf("%w: a frame of kind %d", wire.ErrProtocol, kind)
+	if err == nil {
+		_, err = c.s.process(payload, o.proc)
+	}
+	return err
 }
 
 func wireFollow(f runtime.Follow) *wire.Follow {
