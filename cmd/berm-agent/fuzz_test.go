@@ -45,9 +45,7 @@ func FuzzServe(f *testing.F) {
 			default:
 				err = w.SendJSON(wire.KindRequest, frame)
 			}
-			if err != nil {
-				f.Fatal(err)
-			}
+			must(f, err)
 		}
 		return b.Bytes()
 	}

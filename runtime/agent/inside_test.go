@@ -245,9 +245,7 @@ func TestFollower(t *testing.T) {
 		})
 	}
 	w, err := b.Follow(t.Context(), id, "p", runtime.Follow{From: runtime.FromNow})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, want := range []string{"first", "second"} {
 		if c, err := w.Next(); err != nil || string(c.Data) != want {
 			t.Errorf("%+v, %v", c, err)
@@ -305,9 +303,7 @@ func TestFollowerRejoins(t *testing.T) {
 				})
 			}
 			w, err := b.Follow(t.Context(), id, "p", runtime.Follow{Exclusive: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if _, err := w.Next(); !tt.is(err) {
 				t.Error(err)
 			}
@@ -322,18 +318,14 @@ func TestClosed(t *testing.T) {
 		p.hungUp()
 	})
 	w, err := b.Follow(t.Context(), id, "p", runtime.Follow{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c, cid := answers(t, func(p *program) {
 		p.send(wire.KindReady, "")
 		p.hungUp()
 	})
 	in, err := c.Input(t.Context(), cid, "p")
 	events, err2 := c.Events(t.Context(), cid)
-	if err := errors.Join(err, err2); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, err2))
 	if all, err := events.Next(); err != nil || len(all) != 0 {
 		t.Errorf("%+v, %v", all, err)
 	}
@@ -421,9 +413,7 @@ func TestEventsAreBounded(t *testing.T) {
 		})
 	})
 	events, err := b.Events(t.Context(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for range 3 {
 		all, err := events.Next()
 		if err != nil || len(all) > maxListed {
@@ -449,9 +439,7 @@ func TestDialBrokenOff(t *testing.T) {
 		p.send(wire.KindData, "half")
 	})
 	nc, err := b.Dial(t.Context(), id, 80)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got, err := io.ReadAll(nc); string(got) != "half" || !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("%q, %v", got, err)
 	}
@@ -466,9 +454,7 @@ func TestNoProgram(t *testing.T) {
 		b := newBed(t)
 		b.engine.code = code
 		c, err := b.Create(t.Context(), runtime.Spec{Name: "x", Image: "berm.local/busybox:latest", Agent: &runtime.Agent{}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if err := stat(t.Context(), b, c.ID); !is(err) {
 			t.Errorf("code %d: %v", code, err)
 		}
@@ -499,14 +485,10 @@ func TestSlowFollower(t *testing.T) {
 		}
 	})
 	a, err := b.Follow(t.Context(), id, "p", runtime.Follow{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	await(t, "the stream to be full", func() bool { return sent.Load() > 3*wire.MaxData })
 	for range 100 {
-		if err := stat(t.Context(), b, id); err != nil {
-			t.Fatal(err)
-		}
+		must(t, stat(t.Context(), b, id))
 	}
 	if n := sent.Load(); n > 8*wire.MaxData {
 		t.Errorf("%d bytes were taken that nobody reads", n)

@@ -220,27 +220,21 @@ func (b *bed) spec() runtime.Spec {
 func (b *bed) create(t *testing.T, spec runtime.Spec) runtime.Container {
 	t.Helper()
 	c, err := b.rt.Create(b.ctx, spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 
 func (b *bed) inspect(t *testing.T, id string) runtime.Container {
 	t.Helper()
 	c, err := b.rt.Inspect(b.ctx, id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 
 func (b *bed) list(t *testing.T) []runtime.Container {
 	t.Helper()
 	cs, err := b.rt.List(b.ctx, b.labels)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return cs
 }
 
@@ -307,3 +301,11 @@ func class(t *testing.T, what string, err error, is func(error) bool, name strin
 }
 
 var errCause = errors.New("the cause")
+
+// must ends a test if a step of its own fails.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -57,9 +57,7 @@ func testPauseStart(t *testing.T, b *bed) {
 func testPause(t *testing.T, b *bed) {
 	c := b.create(t, b.spec())
 	for range 2 {
-		if err := b.rt.Pause(b.ctx, c.ID); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.rt.Pause(b.ctx, c.ID))
 	}
 	if got := b.inspect(t, c.ID).State; got != runtime.StatePaused {
 		t.Errorf("paused: %s", got)
@@ -73,16 +71,12 @@ func testPause(t *testing.T, b *bed) {
 	}
 	refused("before any command")
 	for range 2 {
-		if err := b.rt.Resume(b.ctx, c.ID); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.rt.Resume(b.ctx, c.ID))
 	}
 	if got := b.output(t, c.ID, "echo", "alive"); got != "alive" {
 		t.Errorf("resumed: %q", got)
 	}
-	if err := b.rt.Pause(b.ctx, c.ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.Pause(b.ctx, c.ID))
 	refused("after a command")
 	if err := b.rt.Remove(b.ctx, c.ID); err != nil {
 		t.Errorf("remove a paused container: %v", err)
@@ -107,18 +101,14 @@ func testPauseRunning(t *testing.T, b *bed) {
 		ended <- err
 	}()
 	<-out.seen
-	if err := b.rt.Pause(b.ctx, c.ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.Pause(b.ctx, c.ID))
 	begun := time.Now()
 	cancel()
 	class(t, "a command canceled while it was frozen", <-failed, errdefs.IsCanceled, "Canceled")
 	if took := time.Since(begun); took > 15*time.Second {
 		t.Errorf("it took %s", took)
 	}
-	if err := b.rt.Resume(b.ctx, c.ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.Resume(b.ctx, c.ID))
 	if err := <-ended; err != nil {
 		t.Errorf("a command that was frozen: %v", err)
 	}
@@ -165,17 +155,13 @@ func statserCases(real bool) []contractCase {
 
 // testStatsCounts checks that what is measured is the container's own.
 func testStatsCounts(t *testing.T, b *bed) {
-	if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}))
 	server, client := b.onNetwork(t, b.name), b.onNetwork(t, b.name)
 	b.serve(t, server, "wc -c")
 	measure := func() runtime.Stats {
 		t.Helper()
 		got, err := b.rt.Stats(b.ctx, client.ID)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return got
 	}
 	before := measure()
@@ -201,9 +187,7 @@ func testStats(t *testing.T, b *bed) {
 	c := b.create(t, spec)
 	b.output(t, c.ID, "true")
 	got, err := b.rt.Stats(b.ctx, c.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if time.Since(got.Time).Abs() > time.Minute || got.CPUUsage <= 0 || got.CPUUsage > time.Minute ||
 		got.MemoryBytes <= 0 || got.MemoryBytes > spec.MemoryBytes || got.MemoryLimitBytes != spec.MemoryBytes || got.Pids < 1 {
 		t.Errorf("%+v", got)

@@ -34,9 +34,7 @@ func basicCases() []contractCase {
 
 func testInfo(t *testing.T, b *bed) {
 	info, err := b.rt.Info(b.ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if info.Backend == "" || info.Version == "" || info.OS == "" || info.Architecture == "" ||
 		info.CPUs <= 0 || info.MemoryBytes <= 0 || info.CgroupVersion != "1" && info.CgroupVersion != "2" {
 		t.Errorf("incomplete: %+v", info)
@@ -48,9 +46,7 @@ func testInfo(t *testing.T, b *bed) {
 
 func testImage(t *testing.T, b *bed) {
 	img, err := b.rt.Image(b.ctx, b.Image)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	byID, err := b.rt.Image(b.ctx, img.ID)
 	if err != nil || byID.ID != img.ID || !strings.HasPrefix(img.ID, "sha256:") {
 		t.Errorf("by reference %q, by ID %q, %v", img.ID, byID.ID, err)
@@ -259,9 +255,7 @@ func testList(t *testing.T, b *bed) {
 		}
 	}
 	all, err := b.rt.List(b.ctx, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ours := func(c runtime.Container) bool { _, ok := names[c.ID]; return !ok }
 	if got := len(slices.DeleteFunc(all, ours)); got != 3 {
 		t.Errorf("the list of all has %d of 3", got)

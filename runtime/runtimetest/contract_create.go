@@ -50,9 +50,7 @@ func testCreateNameWanted(t *testing.T, b *bed) {
 	if got := b.output(t, made[0], "echo", "alive"); got != "alive" {
 		t.Errorf("a command prints %q", got)
 	}
-	if err := b.rt.Remove(b.ctx, made[0]); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.Remove(b.ctx, made[0]))
 	b.create(t, spec)
 }
 
@@ -185,9 +183,7 @@ func configuredCases() []contractCase {
 
 func testImageConfiguration(t *testing.T, b *bed) {
 	img, err := b.rt.Image(b.ctx, b.Configured)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if !slices.Contains(img.Env, "FROM_IMAGE=yes") || img.User != "nobody" || !slices.Equal(img.Command, []string{"sleep", "200000"}) {
 		t.Errorf("%+v", img)
 	}

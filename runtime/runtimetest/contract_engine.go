@@ -74,9 +74,7 @@ func testEngineRestart(t *testing.T, b *bed) {
 	}
 	end()
 
-	if err := b.Engine.Start(b.ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Engine.Start(b.ctx))
 	b.await(t, "the engine to be seen again", func() bool {
 		_, err := b.rt.Info(b.ctx)
 		return err == nil

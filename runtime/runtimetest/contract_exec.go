@@ -151,9 +151,7 @@ func testExecNoRoom(t *testing.T, b *bed) {
 			b.output(t, c.ID, "touch", "/full")
 			b.await(t, "the container to be full", func() bool {
 				stats, err := b.rt.Stats(b.ctx, c.ID)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				return stats.Pids >= spec.PidsLimit-1
 			})
 			for _, dir := range []string{"", "/", "/other/dir"} {
@@ -326,13 +324,9 @@ func testExecContainerEndsSlowly(t *testing.T, b *bed) {
 	c := b.create(t, b.spec())
 	command := b.underWay(b.ctx, t, c.ID)
 	c, err := b.rt.Inspect(b.ctx, c.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	release := holdEnd(t, c.Pid)
-	if err := unix.Kill(c.Pid, unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Kill(c.Pid, unix.SIGKILL))
 	time.Sleep(time.Second)
 	if c = b.inspect(t, c.ID); c.State != runtime.StateRunning {
 		t.Errorf("the engine has heard of it: %s", c.State)
@@ -360,9 +354,7 @@ func holdEnd(t *testing.T, pid int) (release func()) {
 		}
 		started <- err
 	}()
-	if err := <-started; err != nil {
-		t.Fatal(err)
-	}
+	must(t, <-started)
 	release = sync.OnceFunc(func() {
 		_ = held.Process.Kill()
 		_ = held.Wait() // until then the kernel waits

@@ -169,9 +169,7 @@ func testNothingLeftOpen(t *testing.T, b *bed) {
 		if _, err := b.rt.Create(b.ctx, failing); err == nil {
 			t.Error("a network that isn't there was taken")
 		}
-		if err := b.rt.Remove(b.ctx, c.ID); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.rt.Remove(b.ctx, c.ID))
 	}
 	use() // connections that are kept open have goroutines
 	goroutines, files := goruntime.NumGoroutine(), openFiles(t)

@@ -33,9 +33,7 @@ func testLogs(t *testing.T, b *bed) {
 	c := b.awaitState(t, b.create(t, spec).ID, runtime.StateExited)
 
 	var all, none bytes.Buffer
-	if err := b.rt.Logs(b.ctx, c.ID, runtime.LogOptions{Timestamps: true}, &all, &none); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.Logs(b.ctx, c.ID, runtime.LogOptions{Timestamps: true}, &all, &none))
 	var times []time.Time
 	for line := range strings.Lines(all.String() + none.String()) {
 		stamp, _, _ := strings.Cut(line, " ")
@@ -98,9 +96,7 @@ func testLogsFollow(t *testing.T, b *bed) {
 	}
 	seen, done = follow(b.ctx, "one\ntwo\n")
 	<-seen
-	if err := b.rt.Remove(b.ctx, c.ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.Remove(b.ctx, c.ID))
 	select {
 	case err := <-done:
 		if err != nil {
@@ -139,9 +135,7 @@ func testLogsFollowToTheEnd(t *testing.T, b *bed) {
 func (b *bed) kept(t *testing.T, id string) string {
 	t.Helper()
 	var out bytes.Buffer
-	if err := b.rt.Logs(b.ctx, id, runtime.LogOptions{}, &out, &out); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.Logs(b.ctx, id, runtime.LogOptions{}, &out, &out))
 	return out.String()
 }
 

@@ -29,9 +29,7 @@ func testNetworks(t *testing.T, b *bed) {
 	for i := range 2 {
 		network := runtime.Network{Name: fmt.Sprintf("%s-%d", b.name, i), Labels: map[string]string{labelCase: b.name, "index": fmt.Sprint(i)}}
 		network.Internal, network.Isolated = i == 1, i == 1
-		if err := b.rt.EnsureNetwork(b.ctx, network); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.rt.EnsureNetwork(b.ctx, network))
 	}
 	both, err := b.rt.Networks(b.ctx, map[string]string{labelCase: b.name, "index": ""})
 	if err != nil || len(both) != 2 {
@@ -49,9 +47,7 @@ func testNetworks(t *testing.T, b *bed) {
 	spec.Network = got.Name
 	c := b.create(t, spec)
 	class(t, "remove one in use", b.rt.RemoveNetwork(b.ctx, got.Name), errdefs.IsFailedPrecondition, "FailedPrecondition")
-	if err := b.rt.Remove(b.ctx, c.ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.Remove(b.ctx, c.ID))
 	for range 2 {
 		if err := b.rt.RemoveNetwork(b.ctx, got.Name); err != nil {
 			t.Errorf("remove: %v", err)
@@ -80,9 +76,7 @@ func (b *bed) onNetwork(t *testing.T, network string) runtime.Container {
 func testNetworkReach(t *testing.T, b *bed) {
 	for _, isolated := range []bool{true, false} {
 		name := fmt.Sprintf("%s-%t", b.name, isolated)
-		if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: name, Labels: b.labels, Isolated: isolated, Internal: !isolated}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: name, Labels: b.labels, Isolated: isolated, Internal: !isolated}))
 		server, client := b.onNetwork(t, name), b.onNetwork(t, name)
 		b.serve(t, server, "echo hello")
 		// Where no answer should come, a second is enough.
@@ -117,9 +111,7 @@ func testNetworksApart(t *testing.T, b *bed) {
 	var on []runtime.Container
 	for i := range 2 {
 		name := fmt.Sprintf("%s-%d", b.name, i)
-		if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: name, Labels: b.labels}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: name, Labels: b.labels}))
 		on = append(on, b.onNetwork(t, name))
 	}
 	near := b.onNetwork(t, b.name+"-0")
@@ -138,9 +130,7 @@ func testNetworkRefused(t *testing.T, b *bed) {
 	if err := b.rt.RemoveNetwork(b.ctx, b.name+"-never"); err != nil {
 		t.Errorf("remove one that never was: %v", err)
 	}
-	if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name + "-longer", Labels: b.labels}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name + "-longer", Labels: b.labels}))
 	if err := b.rt.RemoveNetwork(b.ctx, b.name); err != nil { // the start of one's name isn't one
 		t.Error(err)
 	}
@@ -152,9 +142,7 @@ func testNetworkRefused(t *testing.T, b *bed) {
 // testNetworkMany checks that no address is given twice, and that all come back.
 func testNetworkMany(t *testing.T, b *bed) {
 	const n = 4
-	if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}))
 	for range 2 {
 		cs := make([]runtime.Container, n)
 		var wg sync.WaitGroup

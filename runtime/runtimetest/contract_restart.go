@@ -16,9 +16,7 @@ func testClientRestart(t *testing.T, b *bed) {
 	running.Env, running.Labels["kind"] = []string{"A=1"}, "running"
 	exited.Command = []string{"sh", "-c", "echo to stdout; echo to stderr >&2; exit 3"}
 	specs := []runtime.Spec{running, exited, paused}
-	if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}))
 	specs[0].Network = b.name
 	if b.Real {
 		killed := b.spec()
@@ -37,9 +35,7 @@ func testClientRestart(t *testing.T, b *bed) {
 			b.await(t, "the want of memory to be told", func() bool { return b.inspect(t, id).OOMKilled })
 			b.awaitState(t, id, runtime.StateExited)
 		case 2:
-			if err := b.rt.Pause(b.ctx, id); err != nil {
-				t.Fatal(err)
-			}
+			must(t, b.rt.Pause(b.ctx, id))
 		}
 		first[id] = b.inspect(t, id)
 	}

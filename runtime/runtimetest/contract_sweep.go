@@ -21,9 +21,7 @@ func sweeperCases() []contractCase {
 func testSweepBusy(t *testing.T, b *bed) {
 	kept := b.spec()
 	kept.Network = b.name
-	if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}))
 	c := b.create(t, kept)
 	underWay := b.underWay(b.ctx, t, c.ID)
 

@@ -35,9 +35,7 @@ func TestFakeContract(t *testing.T) {
 			user := ""
 			if used {
 				c, err := f.Create(t.Context(), runtime.Spec{Name: name, Image: DefaultImage, Labels: labels})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				user = c.ID
 			}
 			f.AddVolume(runtime.Volume{Name: name, Labels: labels, CreatedAt: time.Now()}, user)

@@ -95,19 +95,13 @@ func testWatch(t *testing.T, b *bed) {
 	spec.Labels["watched"] = "yes"
 	c := b.create(t, spec)
 	b.create(t, b.spec()) // isn't watched
-	if err := b.rt.Pause(b.ctx, c.ID); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.rt.Resume(b.ctx, c.ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.Pause(b.ctx, c.ID))
+	must(t, b.rt.Resume(b.ctx, c.ID))
 	b.await(t, "pause and resume", func() bool {
 		return slices.ContainsFunc(seen(), func(e runtime.Event) bool { return e.Type == runtime.EventPaused }) &&
 			slices.ContainsFunc(seen(), func(e runtime.Event) bool { return e.Type == runtime.EventResumed })
 	})
-	if err := b.rt.Remove(b.ctx, c.ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.Remove(b.ctx, c.ID))
 	// The engine may be late with the news of one container, and the next one's come first.
 	wantFirst, wantSecond := "start exit removed", "start exit"
 	spec.Name, spec.Command = b.spec().Name, []string{"sh", "-c", "sleep 0.1; exit 3"}
@@ -148,9 +142,7 @@ func testWatchReady(t *testing.T, b *bed) {
 		if i%2 == 1 {
 			call, want = b.rt.Resume, runtime.EventResumed
 		}
-		if err := call(b.ctx, c.ID); err != nil {
-			t.Fatal(err)
-		}
+		must(t, call(b.ctx, c.ID))
 		// An engine that is late with its own news may tell of an earlier round once more.
 		lost := time.After(20 * time.Second)
 		for e := runtime.EventType(""); e != want; {
@@ -203,9 +195,7 @@ func testWatchNoReplay(t *testing.T, b *bed) {
 	spec := b.spec()
 	spec.Command = []string{"true"}
 	before := b.awaitState(t, b.create(t, spec).ID, runtime.StateExited)
-	if err := b.rt.Remove(b.ctx, before.ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.Remove(b.ctx, before.ID))
 	// An engine may be late with its own news: these don't come after the next ones.
 	b.create(t, b.spec())
 	seen := b.watch(t, b.labels)
@@ -229,9 +219,7 @@ func testWatchLaterClient(t *testing.T, b *bed) {
 	other := b.create(t, b.spec())
 	seen := b.watchWith(t, b.New(t), map[string]string{labelCase: b.name, "watched": spec.Labels["watched"]})
 	for _, id := range []string{other.ID, c.ID} {
-		if err := b.rt.Remove(b.ctx, id); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.rt.Remove(b.ctx, id))
 	}
 	b.await(t, "the removal", func() bool { return len(seen()) >= 2 })
 	if got := types(seen()); got != "exit removed" {
