@@ -260,6 +260,14 @@ func (b *bed) output(t *testing.T, id string, command ...string) string {
 	return strings.TrimSpace(stdout)
 }
 
+// alive checks that commands can be run.
+func (b *bed) alive(t *testing.T, id string) {
+	t.Helper()
+	if got := b.output(t, id, "echo", "alive"); got != "alive" {
+		t.Errorf("a command prints %q", got)
+	}
+}
+
 // shell is the output of a script, whatever its exit code.
 func (b *bed) shell(t *testing.T, id, script string) string {
 	t.Helper()

@@ -175,7 +175,5 @@ func testHang(t *testing.T, b *bed) {
 	resume()
 	b.await(t, "the engine to answer", func() bool { _, err := b.rt.Info(b.ctx); return err == nil })
 	made := b.create(t, b.spec())
-	if got := b.output(t, made.ID, "echo", "alive"); got != "alive" {
-		t.Errorf("afterwards a command prints %q", got)
-	}
+	b.alive(t, made.ID)
 }

@@ -47,9 +47,7 @@ func testCreateNameWanted(t *testing.T, b *bed) {
 	if len(made) != 1 || len(cs) != 1 || cs[0].ID != made[0] || cs[0].State != runtime.StateRunning {
 		t.Fatalf("made %v, there is %+v", made, cs)
 	}
-	if got := b.output(t, made[0], "echo", "alive"); got != "alive" {
-		t.Errorf("a command prints %q", got)
-	}
+	b.alive(t, made[0])
 	must(t, b.rt.Remove(b.ctx, made[0]))
 	b.create(t, spec)
 }
@@ -171,9 +169,7 @@ func testOddIDs(t *testing.T, b *bed) {
 			t.Errorf("remove %q: %v", id, err)
 		}
 	}
-	if got := b.output(t, c.ID, "echo", "alive"); got != "alive" {
-		t.Errorf("afterwards a command prints %q", got)
-	}
+	b.alive(t, c.ID)
 }
 
 // configuredCases are about the configuration of an image.

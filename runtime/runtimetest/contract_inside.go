@@ -269,9 +269,7 @@ func testImageVolumes(t *testing.T, b *bed) {
 func testRuntimeClass(t *testing.T, b *bed) {
 	spec := b.spec()
 	spec.RuntimeClass = "runc" // every engine has it
-	if got := b.output(t, b.create(t, spec).ID, "echo", "alive"); got != "alive" {
-		t.Errorf("in class runc: %q", got)
-	}
+	b.alive(t, b.create(t, spec).ID)
 	spec = b.spec()
 	spec.RuntimeClass = "no-such-class"
 	_, err := b.rt.Create(b.ctx, spec)

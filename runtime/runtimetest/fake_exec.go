@@ -208,7 +208,7 @@ func (c command) simple(in *fakeContainer, env []string, e runtime.Exec) (code i
 	case "printf":
 		_, _ = io.WriteString(out, strings.ReplaceAll(arg, `\n`, "\n"))
 	case "env":
-		for _, v := range mergeEnv(env, e.Env) {
+		for _, v := range runtime.MergeEnv(env, e.Env) {
 			_, _ = io.WriteString(out, v+"\n")
 		}
 	case "pwd":

@@ -22,7 +22,7 @@ type fakeWatcher struct {
 // emit queues an event for those that watch; f.mu is held.
 func (f *Fake) emit(e runtime.Event) {
 	for w := range f.watchers {
-		if !hasLabels(e.Labels, w.labels) {
+		if !runtime.HasLabels(e.Labels, w.labels) {
 			continue
 		}
 		w.queue = append(w.queue, e)
