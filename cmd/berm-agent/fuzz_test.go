@@ -53,7 +53,7 @@ func FuzzServe(f *testing.F) {
 	command := *start
 	command.Exec, command.Follow = true, &wire.Follow{Lossless: true}
 	there := &wire.Process{ID: "there", Follow: &wire.Follow{From: -1, TakeOver: true}, Signal: 9}
-	f.Add(say(wire.Request{Op: wire.OpPing}, wire.KindGo))
+	f.Add(say(wire.Request{Op: wire.OpEvents}, wire.KindGo))
 	f.Add(say(wire.Request{Op: wire.OpStart, Start: &command}, wire.KindGo, "input", wire.KindEnd))
 	f.Add(say(wire.Request{Op: wire.OpStart, Start: start}, wire.KindGo))
 	f.Add(say(wire.Request{Op: wire.OpStart, Start: &wire.Start{ID: "full", Command: []string{"x"}}}, wire.KindGo))

@@ -526,7 +526,7 @@ func TestHello(t *testing.T) {
 		"garbage":       func(p *dialled) { _, _ = io.WriteString(p.nc, "GET / HTTP/1.1\r\n\r\n") },
 		"other version": func(p *dialled) { p.json(wire.KindHello, wire.Hello{Version: 1}) },
 		"no user":       func(p *dialled) { p.json(wire.KindHello, wire.Hello{Version: wire.Version, UID: -1}) },
-		"request":       func(p *dialled) { p.json(wire.KindRequest, wire.Request{Op: wire.OpPing}) },
+		"request":       func(p *dialled) { p.json(wire.KindRequest, wire.Request{Op: wire.OpEvents}) },
 		"long":          func(p *dialled) { p.send(wire.KindHello, `{"version":3,"x":"`+strings.Repeat("x", maxHello)+`"}`) },
 	} {
 		t.Run(name, func(t *testing.T) {
