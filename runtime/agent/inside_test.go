@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -444,6 +446,55 @@ func TestDialBrokenOff(t *testing.T) {
 		t.Errorf("%q, %v", got, err)
 	}
 	_ = nc.Close()
+}
+
+// A deadline in the middle of a frame loses nothing of it.
+func TestDialDeadline(t *testing.T) {
+	goOn := make(chan struct{})
+	b, id := answers(t, func(p *program) {
+		_, _ = p.nc.Write([]byte{byte(wire.KindData), 0, 0, 0, 4, 'h', 'a'})
+		<-goOn
+		_, _ = p.nc.Write([]byte("lf"))
+		p.send(wire.KindResult, "{}")
+	})
+	nc, err := b.Dial(t.Context(), id, 80)
+	must(t, err)
+	must(t, nc.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
+	if _, err := nc.Read(make([]byte, 8)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("at the deadline: %v", err)
+	}
+	must(t, nc.SetReadDeadline(time.Time{}))
+	close(goOn)
+	if got, err := io.ReadAll(nc); string(got) != "half" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	must(t, nc.Close())
+	if _, err := nc.Read(make([]byte, 1)); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("after the end: %v", err)
+	}
+}
+
+// Close ends a Read and a Write that wait.
+func TestDialClosed(t *testing.T) {
+	b, id := answers(t, func(p *program) { <-p.t.Context().Done() }) // it takes and sends nothing
+	nc, err := b.Dial(t.Context(), id, 80)
+	must(t, err)
+	read, written := make(chan error, 1), make(chan error, 1)
+	go func() {
+		_, err := nc.Read(make([]byte, 1))
+		read <- err
+	}()
+	go func() {
+		_, err := nc.Write(make([]byte, 1<<20)) // more than the window
+		written <- err
+	}()
+	must(t, nc.Close())
+	if err := <-read; !errors.Is(err, net.ErrClosed) {
+		t.Errorf("read: %v", err)
+	}
+	if <-written == nil {
+		t.Error("all was written")
+	}
 }
 
 // A container without the program is told from one whose program fails.
