@@ -453,7 +453,7 @@ func TestCreatePanics(t *testing.T) {
 	dir := t.TempDir()
 	req := request("k")
 	req.Request.HostPath = &dir
-	w := newWorld(t, setup{policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n", holder: countingHolder{held: &held}, settings: lifecycle.Settings{EngineParallel: 1}, wrap: func(f *runtimetest.Fake) runtime.Runtime { return panicky{f, &left} }})
+	w := newWorld(t, setup{policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n", holder: countingHolder{held: &held}, settings: lifecycle.Settings{EngineParallel: 1}, wrap: func(f *runtimetest.Fake) runtime.AgentRuntime { return panicky{f, &left} }})
 	left.Store(3)
 	for range 3 {
 		if res, err := w.Create(context.Background(), req); err == nil {

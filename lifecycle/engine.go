@@ -252,14 +252,10 @@ func (e *engine) withLabels(own map[string]string) map[string]string {
 	return own
 }
 
-// sweep removes what a Create or a Remove that was cut short left in the engine, if the
-// backend supports that. It logs a failure; the next sweep tries again.
+// sweep removes what a Create or a Remove that was cut short left in the engine. It logs a
+// failure; the next sweep tries again.
 func (e *engine) sweep(ctx context.Context) {
-	s, ok := e.opts.Runtime.(runtime.Sweeper)
-	if !ok {
-		return
-	}
-	if err := e.call(ctx, "sweep", s.Sweep); err != nil && ctx.Err() == nil {
+	if err := e.call(ctx, "sweep", e.opts.Runtime.Sweep); err != nil && ctx.Err() == nil {
 		e.log.WarnContext(ctx, "engine_sweep_failed", "error", err)
 	}
 }
@@ -297,11 +293,8 @@ func (e *engine) ensureNetwork(ctx context.Context, name string) error {
 }
 
 // checkNetwork refuses a network that this instance didn't create, unless the policy says
-// that the operator did. An engine that can't list networks has no others.
+// that the operator did.
 func (e *engine) checkNetwork(ctx context.Context, want runtime.Network) error {
-	if _, ok := e.opts.Runtime.(runtime.Networker); !ok {
-		return nil
-	}
 	list, err := e.listNetworks(ctx, nil)
 	if err != nil {
 		return err
@@ -314,13 +307,9 @@ func (e *engine) checkNetwork(ctx context.Context, want runtime.Network) error {
 	return runtime.Precondition("the engine has a network of this name that isn't Berm's: remove or rename it, name another in the policy's engine_network, or set external if an operator made it for Berm")
 }
 
-// listNetworks returns the networks that carry the labels; none if the engine can't list them.
+// listNetworks returns the networks that carry the labels.
 func (e *engine) listNetworks(ctx context.Context, labels map[string]string) ([]runtime.Network, error) {
-	nw, ok := e.opts.Runtime.(runtime.Networker)
-	if !ok {
-		return nil, nil
-	}
-	return ask(ctx, e, "networks", func(ctx context.Context) ([]runtime.Network, error) { return nw.Networks(ctx, labels) })
+	return ask(ctx, e, "networks", func(ctx context.Context) ([]runtime.Network, error) { return e.opts.Runtime.Networks(ctx, labels) })
 }
 
 // removeNetworks removes this instance's unused networks, except those to keep. It returns
@@ -336,7 +325,7 @@ func (e *engine) removeNetworks(ctx context.Context, keep func(name string) bool
 			continue
 		}
 		err := e.call(ctx, "remove_network", func(ctx context.Context) error {
-			return e.opts.Runtime.(runtime.Networker).RemoveNetwork(ctx, n.Name)
+			return e.opts.Runtime.RemoveNetwork(ctx, n.Name)
 		})
 		switch {
 		case err == nil:

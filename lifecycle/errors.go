@@ -102,11 +102,11 @@ func (e *StateError) Is(target error) bool { return e.died && target == errDied 
 // errDied says that the container of a sandbox ended before the sandbox could be used.
 var errDied = errors.New("the sandbox's container is dead")
 
-// UnsupportedError says that the sandbox can't do what was asked: it has no agent, or its
-// backend doesn't support it.
+// UnsupportedError says that the sandbox can't do what was asked: it has no agent, or one that
+// is too old.
 type UnsupportedError struct {
 	Key string
-	Err error // the cause; may be nil
+	Err error // the cause
 }
 
 // Error names the sandbox.

@@ -44,7 +44,7 @@ func (p *processes) exec(ctx context.Context, req ExecRequest) (ExecResult, erro
 	if err != nil {
 		return ExecResult{}, err
 	}
-	id, err := p.mayAsk(req.Tenant, req.Key)
+	id, err := p.registry.open(req.Tenant, req.Key)
 	if err != nil {
 		return ExecResult{}, err
 	}

@@ -16,10 +16,9 @@ import (
 // them. It is safe for many goroutines. Each operation keeps the sandbox from idling out
 // while it lasts.
 type FileAccess struct {
-	m    *Registry
-	rec  *record
-	sb   Sandbox
-	into runtime.Files
+	m   *Registry
+	rec *record
+	sb  Sandbox
 }
 
 // Files finds the sandbox whose files are to be used; *NotFoundError if there is
@@ -30,15 +29,11 @@ func (r *Registry) Files(ctx context.Context, tenant, key string) (*FileAccess, 
 	if err != nil {
 		return nil, err
 	}
-	into, ok := r.opts.Runtime.(runtime.Files)
-	if !ok {
-		return nil, &UnsupportedError{Key: id.key}
-	}
 	rec, _, err := r.awake(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	return &FileAccess{m: r, rec: rec, sb: r.snapshot(rec), into: into}, nil
+	return &FileAccess{m: r, rec: rec, sb: r.snapshot(rec)}, nil
 }
 
 // SessionID is the sandbox's; a later call of Files may find another.
@@ -69,7 +64,7 @@ func (a *FileAccess) File(ctx context.Context, op runtime.FileOp, fio runtime.Fi
 			}
 			defer done()
 		}
-		return a.into.File(ctx, a.sb.ContainerID, op, fio)
+		return a.m.opts.Runtime.File(ctx, a.sb.ContainerID, op, fio)
 	})
 	switch own := k.first(); {
 	case err == nil:

@@ -261,14 +261,17 @@ func TestFilesCallsAreCapped(t *testing.T) {
 }
 
 // deaf is an engine that doesn't tell of what happens.
-type deaf struct {
-	runtime.Runtime
-	runtime.Insider
+type deaf struct{ *runtimetest.Fake }
+
+func (deaf) Watch(ctx context.Context, _ map[string]string, ready func(), _ func(runtime.Event)) error {
+	ready()
+	<-ctx.Done()
+	return nil
 }
 
 // TestFilesOfADeadContainer checks that it isn't taken for a file that isn't there.
 func TestFilesOfADeadContainer(t *testing.T) {
-	w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return deaf{f, f} }})
+	w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.AgentRuntime { return deaf{f} }})
 	w.create(request("k"))
 	f := w.files("k")
 	must(t, w.fake.Remove(t.Context(), w.fake.Containers()[0].ID))
@@ -287,14 +290,6 @@ func TestFilesOfADeadContainer(t *testing.T) {
 
 func TestFilesWithoutAnAgent(t *testing.T) {
 	var cant *lifecycle.UnsupportedError
-	w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return struct{ runtime.Runtime }{f} }})
-	w.create(request("k"))
-	if _, err := w.Files(t.Context(), "a", "k"); !errors.As(err, &cant) {
-		t.Errorf("files: %v", err)
-	}
-	if _, err := w.Ports(t.Context(), "a", "k"); !errors.As(err, &cant) {
-		t.Errorf("ports: %v", err)
-	}
 	for class, want := range map[error]any{
 		errdefs.ErrNotImplemented: &cant, errdefs.ErrUnavailable: new(*lifecycle.UnavailableError),
 		errdefs.ErrPermissionDenied: new(*lifecycle.FileError), errdefs.ErrResourceExhausted: new(*lifecycle.FileError),

@@ -14,18 +14,6 @@ import (
 // goneWithIt is said of a process whose container has ended.
 const goneWithIt = "what ran in it went with its container"
 
-// mayAsk checks a key, and that the backend can be asked about processes.
-func (p *processes) mayAsk(tenant, key string) (keyID, error) {
-	id, err := p.registry.open(tenant, key)
-	if err != nil {
-		return id, err
-	}
-	if p.insider == nil {
-		return id, &UnsupportedError{Key: id.key}
-	}
-	return id, nil
-}
-
 // within finds the running sandbox of a key. The monitor isn't nil if the error is that the
 // sandbox doesn't run.
 func (p *processes) within(tenant, key string) (*monitor, Sandbox, error) {
@@ -37,8 +25,6 @@ func (p *processes) within(tenant, key string) (*monitor, Sandbox, error) {
 	switch {
 	case rec == nil || sb.Status == StatusExpired:
 		return nil, sb, &NotFoundError{Key: id.key}
-	case p.insider == nil:
-		return nil, sb, &UnsupportedError{Key: id.key}
 	case sb.Status == StatusStopped:
 		return monitorOf(rec), sb, &StateError{Key: id.key, Status: sb.Status, Want: goneWithIt}
 	case sb.Status != StatusRunning:

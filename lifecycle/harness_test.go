@@ -141,9 +141,9 @@ type setup struct {
 	seals    lifecycle.SealStore
 	logger   *slog.Logger
 	tracer   trace.TracerProvider
-	wrap     func(*runtimetest.Fake) runtime.Runtime // what the manager gets instead of the fake
-	wait     bool                                    // don't wait until it is ready
-	name     string                                  // of the engine
+	wrap     func(*runtimetest.Fake) runtime.AgentRuntime // what the manager gets instead of the fake
+	wait     bool                                         // don't wait until it is ready
+	name     string                                       // of the engine
 
 	quotas lifecycle.Quotas // instead of soft ones, without workspaces
 	claim  func(context.Context, string, []policy.Mount) (func(), error)
@@ -196,7 +196,7 @@ func newWorld(t *testing.T, s setup) *world {
 	if s.holder == nil {
 		s.holder = mountpintest.Holder{}
 	}
-	var engine runtime.Runtime = w.fake
+	var engine runtime.AgentRuntime = w.fake
 	if s.wrap != nil {
 		engine = s.wrap(w.fake)
 	}

@@ -62,7 +62,7 @@ func TestReconcileDuringCreate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var f failing
 		l := &lateStart{seen: make(chan struct{})}
-		w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: f.fail}, wrap: func(f *runtimetest.Fake) runtime.Runtime { l.Fake = f; return l }})
+		w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: f.fail}, wrap: func(f *runtimetest.Fake) runtime.AgentRuntime { l.Fake = f; return l }})
 		done := make(chan error, 1)
 		go func() { _, err := w.Create(context.Background(), request("k")); done <- err }()
 		synctest.Wait()
@@ -241,7 +241,7 @@ func (s slowAnswer) Start(ctx context.Context, id string, p runtime.Process) (ru
 // its turn, and counts once.
 func TestEndBeforeStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return slowAnswer{f} }})
+		w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.AgentRuntime { return slowAnswer{f} }})
 		w.begin(process("p", "cat")) // so that events are read
 		time.Sleep(time.Second)
 		req := follow("x", "true")
@@ -320,7 +320,7 @@ func TestAttachAgainAtOnce(t *testing.T) {
 // TestOverdueBesideOthers checks that other commands don't put off the end of one that is late.
 func TestOverdueBesideOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return stubborn{f, nil} }})
+		w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.AgentRuntime { return stubborn{f, nil} }})
 		req := follow("x", "sleep 100000")
 		req.Timeout = ptr(int64(2))
 		w.begin(req)
@@ -359,7 +359,7 @@ func (f *flooding) Close() error { f.closed.Store(true); return nil }
 func TestEventFlood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := chatQuotas("k")
-		w := newWorld(t, setup{quotas: q, wrap: func(f *runtimetest.Fake) runtime.Runtime { return flood{f} }})
+		w := newWorld(t, setup{quotas: q, wrap: func(f *runtimetest.Fake) runtime.AgentRuntime { return flood{f} }})
 		w.begin(process("p", "cat"))
 		time.Sleep(time.Second)
 		q.calls()
@@ -387,7 +387,7 @@ func (silent) Events(context.Context, string) (runtime.Events, error) {
 // TestWithoutEvents checks that a caller that waits, or stops a process, doesn't depend on events.
 func TestWithoutEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return silent{f} }})
+		w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.AgentRuntime { return silent{f} }})
 		w.begin(process("p", "sleep", "10"))
 		w.begin(process("q", "cat"))
 		start := time.Now()
@@ -437,7 +437,7 @@ func (panicking) Start(context.Context, string, runtime.Process) (runtime.Proces
 
 // TestPanicKeepsNoInput checks that the memory of the input is given back after a panic.
 func TestPanicKeepsNoInput(t *testing.T) {
-	w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return panicking{f} }})
+	w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.AgentRuntime { return panicking{f} }})
 	taken := 0
 	defer func() {
 		if recover() == nil || taken != 1 {

@@ -72,7 +72,7 @@ func TestMadeContainerLacksSomething(t *testing.T) {
 		{"address", func(c *runtime.Container) { c.IP = "" }, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return crippledEngine{f, tt.cripple} }})
+			w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.AgentRuntime { return crippledEngine{f, tt.cripple} }})
 			req := request("k")
 			req.Request.Network = ptr("on")
 			if _, err := w.Create(t.Context(), req); !errorIs[*lifecycle.StartError](err) {

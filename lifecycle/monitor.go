@@ -52,7 +52,7 @@ type processes struct {
 	engine   *engine
 	quotas   Quotas
 	opts     *Options
-	insider  runtime.Insider // nil if the backend is none
+	insider  runtime.Insider
 	turns    keylock.Map[keyID]
 	starting keylock.Map[processID] // by the caller's ID
 	inputs   keylock.Map[processID] // by the sandbox's
@@ -65,8 +65,7 @@ type processID struct {
 }
 
 func newProcesses(r *Registry) *processes {
-	p := &processes{registry: r, engine: r.engine, quotas: r.quotas, opts: r.opts}
-	p.insider, _ = r.opts.Runtime.(runtime.Insider)
+	p := &processes{registry: r, engine: r.engine, quotas: r.quotas, opts: r.opts, insider: r.opts.Runtime}
 	r.watch = func(rec *record) watcher { return &monitor{processes: p, rec: rec} }
 	return p
 }
@@ -244,10 +243,8 @@ func (m *monitor) isLocked(info runtime.ProcessInfo) bool {
 
 // foundLocked implements watcher.
 func (m *monitor) foundLocked() {
-	if m.insider != nil {
-		m.rec.unsure = true
-		m.startLocked()
-	}
+	m.rec.unsure = true
+	m.startLocked()
 }
 
 // lostLocked implements watcher.

@@ -185,7 +185,7 @@ func TestTimeoutThatIsntHeld(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return stubborn{f, tt.err} }})
+				w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.AgentRuntime { return stubborn{f, tt.err} }})
 				req := follow("x", "sleep 100000")
 				req.Timeout = ptr(int64(2))
 				w.begin(req)
@@ -216,7 +216,7 @@ func TestTimeoutThatIsntHeld(t *testing.T) {
 }
 
 func TestKillThatFails(t *testing.T) {
-	w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return stubborn{f, runtime.ErrNotKilled} }})
+	w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.AgentRuntime { return stubborn{f, runtime.ErrNotKilled} }})
 	w.begin(follow("x", "sleep 100"))
 	if e, err := w.Kill(context.Background(), execRef("a", "k", "x")); err != nil || e.Status != lifecycle.ExecKilled {
 		t.Errorf("%+v, %v", e, err)
@@ -228,7 +228,7 @@ func TestKillThatFails(t *testing.T) {
 
 func TestPausedIsntOverdue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return stubborn{f, nil} }})
+		w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.AgentRuntime { return stubborn{f, nil} }})
 		req := follow("x", "sleep 100000")
 		req.Timeout = ptr(int64(2))
 		w.begin(req)
@@ -331,7 +331,7 @@ func TestLies(t *testing.T) {
 	for i := range 5000 {
 		infos = append(infos, runtime.ProcessInfo{ID: fmt.Sprint("exec.z", i), Running: false})
 	}
-	w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime {
+	w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.AgentRuntime {
 		return liar{f, infos, runtime.Chunk{Seq: 1, Data: make([]byte, 5)}}
 	}})
 	w.create(request("k"))
@@ -361,7 +361,7 @@ func TestLiesOfPlaces(t *testing.T) {
 		"panic":      {infos: []runtime.ProcessInfo{{ID: "exec.x", Running: true}}, chunk: runtime.Chunk{Seq: -1}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime {
+			w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.AgentRuntime {
 				l.Fake = f
 				return l
 			}})

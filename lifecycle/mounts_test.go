@@ -83,7 +83,7 @@ func TestMountsThatTheEngineGets(t *testing.T) {
 	var made []runtime.Spec
 	w := newWorld(t, setup{
 		policy: "version: 1\nmounts: {allowed_roots: [" + sub("volume") + "]}\nprofiles:\n  sealed: {host_path_mode: none, locked: [host_path_mode]}\n  asked: {host_path_mode: none}\n", settings: settings,
-		wrap: func(f *runtimetest.Fake) runtime.Runtime { return specs{f, &made} },
+		wrap: func(f *runtimetest.Fake) runtime.AgentRuntime { return specs{f, &made} },
 	})
 	shared := []runtime.Mount{
 		{Source: sub("deps"), Target: "/in/deps", ReadOnly: true},
@@ -157,7 +157,7 @@ func TestAgentOff(t *testing.T) {
 	var made []runtime.Spec
 	w := newWorld(t, setup{
 		policy: "version: 1\nprofiles: {plain: {agent: off}}",
-		wrap:   func(f *runtimetest.Fake) runtime.Runtime { return specs{f, &made} },
+		wrap:   func(f *runtimetest.Fake) runtime.AgentRuntime { return specs{f, &made} },
 	})
 	with := w.create(request("with")).Sandbox
 	req := request("without")

@@ -17,7 +17,7 @@ import (
 
 // Options configure a Service.
 type Options struct {
-	Runtime runtime.Runtime       // mandatory
+	Runtime runtime.AgentRuntime  // mandatory
 	Policy  func() *policy.Policy // mandatory: the policy in force; asked once per call
 	Store   Store                 // mandatory
 	// Quotas holds sandboxes to quotas; nil: one with a quota of its own is refused.

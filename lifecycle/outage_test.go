@@ -61,7 +61,7 @@ func TestOutage(t *testing.T) {
 
 // What Berm hasn't seen yet is no outage, and what it doesn't know is nobody's fault.
 func TestOutageUnknown(t *testing.T) {
-	w := newWorld(t, setup{wait: true, name: "containerd at /c", wrap: func(f *runtimetest.Fake) runtime.Runtime { return unnamed{f} }})
+	w := newWorld(t, setup{wait: true, name: "containerd at /c", wrap: func(f *runtimetest.Fake) runtime.AgentRuntime { return unnamed{f} }})
 	u, ok := errors.AsType[*lifecycle.UnavailableError](w.Ready(context.Background()))
 	if want := "Berm has just started and is asking containerd at /c what is there; requests are refused until it knows"; !ok || u.Message != want {
 		t.Errorf("at the start: %+v", u)

@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-
-	"github.com/bermhq/berm/runtime"
 )
 
 // dialTimeout is how long a port may take to accept a connection.
@@ -21,15 +19,7 @@ type PortAccess struct {
 	registry *Registry
 	rec      *record
 	sb       Sandbox
-	into     dialer
 }
-
-// dialer is what ports need of a runtime.Insider.
-type dialer interface {
-	Dial(ctx context.Context, id string, port int) (net.Conn, error)
-}
-
-var _ dialer = runtime.Insider(nil)
 
 // Ports returns access to the ports of a sandbox. It fails with a *NotFoundError if there is
 // none. If the sandbox doesn't run, it returns a *StateError beside the access: nothing would
@@ -39,15 +29,11 @@ func (r *Registry) Ports(ctx context.Context, tenant, key string) (*PortAccess, 
 	if err != nil {
 		return nil, err
 	}
-	into, ok := r.opts.Runtime.(dialer)
-	if !ok {
-		return nil, &UnsupportedError{Key: id.key}
-	}
 	rec, sb, err := r.recordSoon(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	p := &PortAccess{registry: r, rec: rec, sb: sb, into: into}
+	p := &PortAccess{registry: r, rec: rec, sb: sb}
 	return p, usePort.check(p.sb)
 }
 
@@ -70,7 +56,7 @@ func (p *PortAccess) Dial(ctx context.Context, port int) (net.Conn, error) {
 	dialCtx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	c, err := ask(dialCtx, p.registry.engine, "dial", func(ctx context.Context) (net.Conn, error) {
-		return p.into.Dial(ctx, p.sb.ContainerID, port)
+		return p.registry.opts.Runtime.Dial(ctx, p.sb.ContainerID, port)
 	})
 	if err != nil {
 		access.Close()

@@ -71,7 +71,7 @@ func TestDialPorts(t *testing.T) {
 }
 
 func TestPortsOfADeadContainer(t *testing.T) {
-	w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return deaf{f, f} }})
+	w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.AgentRuntime { return deaf{f} }})
 	w.create(request("k"))
 	p := w.ports("k")
 	must(t, w.fake.Remove(t.Context(), w.fake.Containers()[0].ID))

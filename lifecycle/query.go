@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/containerd/errdefs"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
@@ -181,28 +180,25 @@ func (r *Registry) Renew(ctx context.Context, tenant, key string, ttl time.Durat
 // Pause freezes the processes of a sandbox. Its times go on counting. It is no error if the
 // sandbox is paused already.
 func (r *Registry) Pause(ctx context.Context, tenant, key string) (Sandbox, error) {
-	return r.freeze(ctx, tenant, key, "pause", StatusRunning, StatusPaused, runtime.Pauser.Pause)
+	return r.freeze(ctx, tenant, key, "pause", StatusRunning, StatusPaused, r.opts.Runtime.Pause)
 }
 
 // Resume undoes Pause.
 func (r *Registry) Resume(ctx context.Context, tenant, key string) (Sandbox, error) {
-	return r.freeze(ctx, tenant, key, "resume", StatusPaused, StatusRunning, runtime.Pauser.Resume)
+	return r.freeze(ctx, tenant, key, "resume", StatusPaused, StatusRunning, r.opts.Runtime.Resume)
 }
 
 func (r *Registry) freeze(ctx context.Context, tenant, key, op string, from, to Status,
-	f func(runtime.Pauser, context.Context, string) error,
+	f func(context.Context, string) error,
 ) (Sandbox, error) {
 	return r.change(ctx, tenant, key, func(rec *record, sb Sandbox) error {
-		p, ok := r.opts.Runtime.(runtime.Pauser)
 		switch {
-		case !ok:
-			return errdefs.ErrNotImplemented.WithMessage("the backend can't " + op + " sandboxes")
 		case sb.Status == to:
 			return nil
 		case sb.Status != from:
 			return &StateError{Key: sb.Key, Status: sb.Status, Want: "it must be " + string(from) + " for that"}
 		}
-		err := r.engine.call(ctx, op, func(ctx context.Context) error { return f(p, ctx, sb.ContainerID) })
+		err := r.engine.call(ctx, op, func(ctx context.Context) error { return f(ctx, sb.ContainerID) })
 		if err != nil {
 			return err
 		}
@@ -222,12 +218,8 @@ func (r *Registry) Logs(ctx context.Context, tenant, key string, opts runtime.Lo
 	if err != nil {
 		return err
 	}
-	l, ok := r.opts.Runtime.(runtime.Logger)
-	if !ok {
-		return errdefs.ErrNotImplemented.WithMessage("the backend keeps no logs")
-	}
 	return r.engine.call(ctx, "logs", func(ctx context.Context) error {
-		return l.Logs(ctx, sb.ContainerID, opts, stdout, stderr)
+		return r.opts.Runtime.Logs(ctx, sb.ContainerID, opts, stdout, stderr)
 	})
 }
 
@@ -237,11 +229,7 @@ func (r *Registry) Stats(ctx context.Context, tenant, key string) (runtime.Stats
 	if err != nil {
 		return runtime.Stats{}, err
 	}
-	s, ok := r.opts.Runtime.(runtime.Statser)
-	if !ok {
-		return runtime.Stats{}, errdefs.ErrNotImplemented.WithMessage("the backend measures nothing")
-	}
-	return ask(ctx, r.engine, "stats", func(ctx context.Context) (runtime.Stats, error) { return s.Stats(ctx, sb.ContainerID) })
+	return ask(ctx, r.engine, "stats", func(ctx context.Context) (runtime.Stats, error) { return r.opts.Runtime.Stats(ctx, sb.ContainerID) })
 }
 
 // live returns a sandbox that has a container, dead or alive.

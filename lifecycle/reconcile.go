@@ -82,14 +82,10 @@ func (c *reconciler) follow(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	var ready []chan struct{}
 	watch := func(labels map[string]string, f func(runtime.Event)) {
-		w, ok := c.engine.opts.Runtime.(runtime.Watcher)
-		if !ok {
-			return
-		}
 		watching := make(chan struct{})
 		ready = append(ready, watching)
 		g.Go(func() error {
-			err := w.Watch(ctx, labels, sync.OnceFunc(func() { close(watching) }), f)
+			err := c.engine.opts.Runtime.Watch(ctx, labels, sync.OnceFunc(func() { close(watching) }), f)
 			if err == nil && ctx.Err() == nil {
 				err = runtime.Unavailable(errors.New("the engine's event stream ended"))
 			}

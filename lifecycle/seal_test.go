@@ -94,7 +94,7 @@ func TestSessionTwiceWithoutStore(t *testing.T) {
 			w := newWorld(t, setup{})
 			mine := w.create(request("k")).Sandbox
 			w.stop()
-			engine := func(f *runtimetest.Fake) runtime.Runtime { return doubledEngine{f, apart} }
+			engine := func(f *runtimetest.Fake) runtime.AgentRuntime { return doubledEngine{f, apart} }
 			again := newWorld(t, setup{engine: w.fake, wrap: engine})
 			sb, err := again.Get(context.Background(), "a", "k")
 			if apart > 0 && (err != nil || sb.ContainerID != mine.ContainerID) || apart == 0 && err == nil {

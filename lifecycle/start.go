@@ -84,7 +84,7 @@ func (s *start) run(ctx context.Context) (Process, error) {
 	if s.cmd, err = req.check(s.opts.Policy()); err != nil {
 		return Process{}, err
 	}
-	id, err := s.mayAsk(req.Tenant, req.Key)
+	id, err := s.registry.open(req.Tenant, req.Key)
 	if err != nil {
 		return Process{}, err
 	}

@@ -204,39 +204,29 @@ func TestStartExecRefusals(t *testing.T) {
 	}
 }
 
-// bare is an engine that has no agent.
-type bare struct{ runtime.Runtime }
-
 func TestWithoutAgent(t *testing.T) {
-	for name, s := range map[string]setup{
-		"backend": {wrap: func(f *runtimetest.Fake) runtime.Runtime { return bare{f} }},
-		"container": {fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
-			if strings.HasPrefix(op, "process") {
-				return errdefs.ErrNotImplemented
-			}
-			return nil
-		}}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, s)
-			w.create(request("k"))
-			var unsupported *lifecycle.UnsupportedError
-			_, startErr := w.start(context.Background(), follow("", "true"))
-			_, listErr := w.Processes(context.Background(), execRef("a", "k", ""))
-			_, processErr := w.start(context.Background(), process("p", "cat"))
-			for _, err := range []error{startErr, listErr, processErr, w.Signal(context.Background(), execRef("a", "k", "x"), 15)} {
-				if !errors.As(err, &unsupported) || !errdefs.IsNotImplemented(err) || unsupported.Key != "k" {
-					t.Errorf("%v", err)
-				}
-			}
-			res, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"echo", "x"}})
-			if name == "backend" && !errors.As(err, &unsupported) || name == "container" && (err != nil || !res.OK()) {
-				t.Errorf("a plain command: %+v, %v", res, err)
-			}
-			if st := w.Status(context.Background(), "a"); st.RunningCommands != 0 || st.RunningProcesses != 0 {
-				t.Errorf("status: %+v", st)
-			}
-		})
+	w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
+		if strings.HasPrefix(op, "process") {
+			return errdefs.ErrNotImplemented
+		}
+		return nil
+	}}})
+	w.create(request("k"))
+	var unsupported *lifecycle.UnsupportedError
+	_, startErr := w.start(context.Background(), follow("", "true"))
+	_, listErr := w.Processes(context.Background(), execRef("a", "k", ""))
+	_, processErr := w.start(context.Background(), process("p", "cat"))
+	for _, err := range []error{startErr, listErr, processErr, w.Signal(context.Background(), execRef("a", "k", "x"), 15)} {
+		if !errors.As(err, &unsupported) || !errdefs.IsNotImplemented(err) || unsupported.Key != "k" {
+			t.Errorf("%v", err)
+		}
+	}
+	res, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"echo", "x"}})
+	if err != nil || !res.OK() {
+		t.Errorf("a plain command: %+v, %v", res, err)
+	}
+	if st := w.Status(context.Background(), "a"); st.RunningCommands != 0 || st.RunningProcesses != 0 {
+		t.Errorf("status: %+v", st)
 	}
 }
 

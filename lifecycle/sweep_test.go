@@ -11,7 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
@@ -82,16 +81,4 @@ func TestEngineSweepFails(t *testing.T) {
 			t.Errorf("%v are counted", got)
 		}
 	})
-}
-
-// unswept is an engine that leaves nothing to find.
-type unswept struct{ runtime.Runtime }
-
-func TestEngineWithoutRemains(t *testing.T) {
-	w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.Runtime { return unswept{f} }})
-	w.create(request("k"))
-	w.SweepEngine(context.Background())
-	if n := w.fake.Calls("sweep"); n != 0 {
-		t.Errorf("%d sweeps", n)
-	}
 }

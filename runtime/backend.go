@@ -9,6 +9,8 @@ import (
 	"os"
 	goruntime "runtime"
 	"runtime/debug"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -157,6 +159,22 @@ func HasLabels(have, want map[string]string) bool {
 		}
 	}
 	return true
+}
+
+// MergeEnv puts variables, "NAME=value", over others. The last of a name counts.
+func MergeEnv(base, over []string) []string {
+	var out []string
+	at := map[string]int{}
+	for _, v := range slices.Concat(base, over) {
+		name, _, _ := strings.Cut(v, "=")
+		if i, ok := at[name]; ok {
+			out[i] = v
+			continue
+		}
+		at[name] = len(out)
+		out = append(out, v)
+	}
+	return out
 }
 
 // Guard calls f, which reads what an engine or a container sends. It turns a panic into an

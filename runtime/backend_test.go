@@ -19,22 +19,16 @@ import (
 // TestOnThread checks that nobody else runs on a thread that was changed.
 func TestOnThread(t *testing.T) {
 	own, err := os.Readlink("/proc/self/ns/mnt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	done := make(chan error)
 	for range 50 {
 		go func() { done <- OnThread(func() error { return unix.Unshare(unix.CLONE_NEWNS) }) }()
 	}
 	for range 50 {
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
+		must(t, <-done)
 	}
 	tasks, err := filepath.Glob("/proc/self/task/*/ns/mnt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	deadline := time.Now().Add(10 * time.Second)
 	for _, task := range tasks {
 		for ns, err := os.Readlink(task); err == nil && ns != own; ns, err = os.Readlink(task) {
@@ -104,5 +98,13 @@ func TestGuard(t *testing.T) {
 	}
 	if err := Guard(nil, func() error { return context.Canceled }); !errors.Is(err, context.Canceled) {
 		t.Errorf("without a panic: %v", err)
+	}
+}
+
+// must ends a test if a step of its own fails.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -37,15 +37,3 @@ func CheckSpec(spec Spec) error {
 func KernelPath(name string) bool {
 	return name != "" && (Below(name, "/proc") || Below(name, "/dev") || Below(name, "/sys"))
 }
-
-// CheckExec is for backends. It refuses a command that makes no sense whatever the engine,
-// as an InvalidArgument.
-func CheckExec(e Exec) error {
-	switch {
-	case len(e.Command) == 0:
-		return Invalid("the command is empty")
-	case e.WorkingDir != "" && !path.IsAbs(e.WorkingDir):
-		return Invalid("the working directory %q is not absolute", e.WorkingDir)
-	}
-	return nil
-}

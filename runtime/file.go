@@ -1,7 +1,6 @@
 package runtime
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"io/fs"
@@ -12,14 +11,6 @@ import (
 
 	"github.com/containerd/errdefs"
 )
-
-// Files is the file system of a container as the container's user sees it.
-type Files interface {
-	// File does one operation. Its error is that of op.Check, one of the classes of
-	// Insider, or an error of the caller's own readers, writers and functions.
-	// OutOfRange is a read from beyond the end of a file.
-	File(ctx context.Context, id string, op FileOp, fio FileIO) error
-}
 
 // FileVerb names an operation on files.
 type FileVerb string

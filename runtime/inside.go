@@ -21,18 +21,38 @@ type Agent struct {
 	Stored  bool   // instead of both: the backend's own copy of the program, where the engine has it
 }
 
-// Insider is the optional ability to work inside a container through a program of ours
-// that runs in it, with the rights of the container's user and no others. What a
-// container can make of the answers is lies about itself.
+// Insider works inside a container through a program of ours that runs in it, with the
+// rights of the container's user and no others. What a container can make of the answers
+// is lies about itself.
 //
 // Errors belong to the classes of errdefs that Runtime's have, and to these as well:
 // PermissionDenied (the container's user may not), ResourceExhausted (no space, or no
 // more processes), OutOfRange (output that is gone), NotImplemented (this container has
 // no such program, or one that is too old).
 type Insider interface {
-	Runner
+	// Exec runs a command in a running container, to its end.
+	//
+	// It returns when the process has exited and its output has been delivered; a
+	// descendant that keeps the output open delays it by no more than a second.
+	// A command that is missing or not executable ends with exit code 126 or 127,
+	// as a shell would have it. One that couldn't be started for another reason has
+	// no result: see ErrNoRoom.
+	//
+	// When ctx ends first, the process and all its descendants are killed, the
+	// container lives on, and the error is of ctx's class and wraps
+	// context.Cause(ctx). If they could not be killed, the error is ErrNotKilled
+	// as well. When the container is removed or dies in mid-command, the error is
+	// FailedPrecondition and ErrInterrupted; without ErrInterrupted, a
+	// FailedPrecondition or NotFound says that the command never started.
+	Exec(ctx context.Context, id string, e Exec) (ExecResult, error)
+
 	Processes
-	Files
+
+	// File does one operation on the file system as the container's user sees it. Its
+	// error is that of op.Check, one of the classes above, or an error of the caller's
+	// own readers, writers and functions. OutOfRange is a read from beyond the end of
+	// a file.
+	File(ctx context.Context, id string, op FileOp, fio FileIO) error
 
 	// Dial connects to a TCP port on the container's own loopback interface, without
 	// any network between. A port that nobody listens at is FailedPrecondition. The

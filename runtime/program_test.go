@@ -46,20 +46,12 @@ func TestPutProgram(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "bin")
-			if err := os.Mkdir(dir, 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Mkdir(dir, 0o700))
 			path := filepath.Join(dir, "berm-agent-0123")
-			if err := before(path); err != nil {
-				t.Fatal(err)
-			}
-			if err := putProgram(path, program); err != nil {
-				t.Fatal(err)
-			}
+			must(t, before(path))
+			must(t, putProgram(path, program))
 			info, err := os.Lstat(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if b, err := os.ReadFile(path); err != nil || string(b) != string(program) || info.Mode() != 0o755 || !ours(info) {
 				t.Errorf("%q, %s, %v", b, info.Mode(), err)
 			}
@@ -72,9 +64,7 @@ func TestPutProgram(t *testing.T) {
 
 func TestPutProgramWhereOthersWrite(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "bin")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(dir, 0o700))
 	if err := os.Chmod(dir, 0o777); err != nil { //nolint:gosec // that is what is tested
 		t.Fatal(err)
 	}

@@ -16,7 +16,7 @@ import (
 // Runtime is a container engine as Berm sees it.
 //
 // All methods may be called from many goroutines at once. Every call ends when
-// its context does, and, Pull and the streaming optional abilities apart,
+// its context does, and, Pull, Logs and Watch apart,
 // within the backend's own call timeout, so that a hung engine can't hang a caller.
 //
 // Errors belong to the classes of github.com/containerd/errdefs:
@@ -63,25 +63,46 @@ type Runtime interface {
 	// Remove kills a container, whatever its state, and removes it with all that
 	// Create made for it. Removing one that isn't there is no error.
 	Remove(ctx context.Context, id string) error
+
+	// Pause freezes a container's processes, and Resume lets them go on. Pausing a
+	// paused container and resuming a running one are no errors.
+	Pause(ctx context.Context, id string) error
+	Resume(ctx context.Context, id string) error
+
+	// Logs copies what the container's main process printed to the writers (nil
+	// discards), in order; with Follow until the container ends or ctx does, and
+	// then without an error.
+	Logs(ctx context.Context, id string, opts LogOptions, stdout, stderr io.Writer) error
+
+	// Stats measures a container's use of resources.
+	Stats(ctx context.Context, id string) (Stats, error)
+
+	// Watch calls f for each event of containers that carry all the given labels,
+	// one at a time, until ctx ends (nil) or the engine goes away (Unavailable).
+	// Ready, when not nil, is called once when events from then on are sure to be
+	// seen. Earlier ones are not replayed: list after ready. A pause and a resume may
+	// be told more than once, the last time as it is.
+	Watch(ctx context.Context, labels map[string]string, ready func(), f func(Event)) error
+
+	// Networks lists the networks that carry all the given labels.
+	Networks(ctx context.Context, labels map[string]string) ([]Network, error)
+
+	// RemoveNetwork removes a network; one that isn't there is no error, one that
+	// containers use is FailedPrecondition.
+	RemoveNetwork(ctx context.Context, name string) error
+
+	// Sweep removes what List doesn't return: parts of containers whose Create or
+	// Remove was cut short by the end of this process or of the engine. These parts
+	// this client or an earlier one with the same settings made, they belong to no
+	// container, and no call under way is using them. It goes on after a failure,
+	// and joins all of them.
+	Sweep(ctx context.Context) error
 }
 
-// Runner is the ability to run commands in containers, through Berm's program there.
-type Runner interface {
-	// Exec runs a command in a running container, to its end.
-	//
-	// It returns when the process has exited and its output has been delivered; a
-	// descendant that keeps the output open delays it by no more than a second.
-	// A command that is missing or not executable ends with exit code 126 or 127,
-	// as a shell would have it. One that couldn't be started for another reason has
-	// no result: see ErrNoRoom.
-	//
-	// When ctx ends first, the process and all its descendants are killed, the
-	// container lives on, and the error is of ctx's class and wraps
-	// context.Cause(ctx). If they could not be killed, the error is ErrNotKilled
-	// as well. When the container is removed or dies in mid-command, the error is
-	// FailedPrecondition and ErrInterrupted; without ErrInterrupted, a
-	// FailedPrecondition or NotFound says that the command never started.
-	Exec(ctx context.Context, id string, e Exec) (ExecResult, error)
+// AgentRuntime is a Runtime in whose containers Berm's program runs.
+type AgentRuntime interface {
+	Runtime
+	Insider
 }
 
 // ErrNotKilled marks an error of Exec after which processes of the command may
@@ -98,46 +119,8 @@ var ErrNoRoom = WithClass(errdefs.ErrResourceExhausted,
 // one of an Insider whose program in the container broke off in mid-operation.
 var ErrInterrupted = errors.New("the container ended while the command ran")
 
-// Pauser is the optional ability to freeze a container's processes. Pausing a
-// paused container and resuming a running one are no errors.
-type Pauser interface {
-	Pause(ctx context.Context, id string) error
-	Resume(ctx context.Context, id string) error
-}
-
-// Logger is the optional ability to read what the container's main process
-// printed. Logs copies it to the writers (nil discards), in order; with Follow
-// until the container ends or ctx does, and then without an error.
-type Logger interface {
-	Logs(ctx context.Context, id string, opts LogOptions, stdout, stderr io.Writer) error
-}
-
-// Statser is the optional ability to measure a container's use of resources.
-type Statser interface {
-	Stats(ctx context.Context, id string) (Stats, error)
-}
-
-// Watcher is the optional ability to report events of containers.
-type Watcher interface {
-	// Watch calls f for each event of containers that carry all the given labels,
-	// one at a time, until ctx ends (nil) or the engine goes away (Unavailable).
-	// Ready, when not nil, is called once when events from then on are sure to be
-	// seen. Earlier ones are not replayed: list after ready. A pause and a resume may
-	// be told more than once, the last time as it is.
-	Watch(ctx context.Context, labels map[string]string, ready func(), f func(Event)) error
-}
-
-// Networker is the optional ability to list networks and remove them.
-type Networker interface {
-	// Networks lists the networks that carry all the given labels.
-	Networks(ctx context.Context, labels map[string]string) ([]Network, error)
-	// RemoveNetwork removes a network; one that isn't there is no error, one that
-	// containers use is FailedPrecondition.
-	RemoveNetwork(ctx context.Context, name string) error
-}
-
-// Collector is the optional ability to list and remove what others make through the engine's
-// own API, besides containers. Such a name may come again, and several networks may have it.
+// Collector lists and removes what others make through an engine's own API, besides
+// containers. Such a name may come again, and several networks may have it.
 type Collector interface {
 	// Volumes lists the volumes that carry all the given labels.
 	Volumes(ctx context.Context, labels map[string]string) ([]Volume, error)
@@ -147,15 +130,6 @@ type Collector interface {
 	// RemoveNetworkID removes the network with this Network.ID; one that isn't there is
 	// no error, one that containers use is FailedPrecondition.
 	RemoveNetworkID(ctx context.Context, id string) error
-}
-
-// Sweeper is the optional ability to find what List doesn't return: parts of containers whose
-// Create or Remove was cut short by the end of this process or of the engine.
-type Sweeper interface {
-	// Sweep removes the parts that this client or an earlier one with the same
-	// settings made, that belong to no container, and that no call under way is
-	// using. It goes on after a failure, and joins all of them.
-	Sweep(ctx context.Context) error
 }
 
 // Info is what an engine says of itself.

@@ -33,18 +33,14 @@ func TestSeccompIoctls(t *testing.T) {
 func TestSeccompOption(t *testing.T) {
 	for arch, native := range map[string]string{"amd64": "SCMP_ARCH_X86_64", "arm64": "SCMP_ARCH_AARCH64", "s390x": "SCMP_ARCH_S390X"} {
 		opt, err := SeccompOption(arch)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var got struct {
 			DefaultAction string
 			Architectures []string
 			ArchMap       []any
 			Syscalls      []any
 		}
-		if err := json.Unmarshal([]byte(strings.TrimPrefix(opt, "seccomp=")), &got); err != nil {
-			t.Fatal(err)
-		}
+		must(t, json.Unmarshal([]byte(strings.TrimPrefix(opt, "seccomp=")), &got))
 		if got.DefaultAction != "SCMP_ACT_ERRNO" || !slices.Equal(got.Architectures, []string{native}) ||
 			got.ArchMap != nil || len(got.Syscalls) < 10 {
 			t.Errorf("%s: %+v", arch, got)

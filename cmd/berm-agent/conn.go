@@ -25,14 +25,13 @@ func newConn(stream io.ReadWriteCloser) *conn {
 	return &conn{r: wire.NewReader(stream), w: wire.NewWriter(stream), c: stream}
 }
 
-// handler does an operation. It checks the request before it calls ready, and does
-// nothing before. Its result goes into Result; nil is an empty one. An error that is a
+// handler does an operation. It does nothing before it calls ready. Its result goes into Result; nil is an empty one. An error that is a
 // *wire.Failure is sent as it is, others by failureOf. errGone ends the stream.
 type handler func(c *conn, req *wire.Request) (result any, err error)
 
 // ready tells Berm that the operation can begin, and waits for its word.
 func (c *conn) ready() error {
-	if err := c.w.Send(wire.KindReady); err != nil {
+	if err := c.w.Send(wire.KindReady, nil); err != nil {
 		return errGone
 	}
 	if _, err := c.r.Expect(wire.KindGo); err != nil {

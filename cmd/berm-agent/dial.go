@@ -90,7 +90,7 @@ func fromPort(c *conn, s *socket) error {
 			return errGone
 		}
 		if errors.Is(err, io.EOF) {
-			if c.w.Send(wire.KindEnd) != nil {
+			if c.w.Send(wire.KindEnd, nil) != nil {
 				return errGone
 			}
 			return nil

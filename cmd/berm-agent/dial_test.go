@@ -16,9 +16,7 @@ import (
 func listen(t *testing.T, network, address string, serve func(*net.TCPConn)) int {
 	t.Helper()
 	l, err := net.Listen(network, address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	done := make(chan struct{})
 	t.Cleanup(func() {
 		_ = l.Close()
@@ -62,7 +60,7 @@ func TestDial(t *testing.T) {
 					err = s.w.Send(wire.KindData, part[:n])
 					part = part[n:]
 				}
-				sent <- errors.Join(err, s.w.Send(wire.KindEnd))
+				sent <- errors.Join(err, s.w.Send(wire.KindEnd, nil))
 			}()
 			for s.next(a) {
 			}
@@ -103,12 +101,8 @@ func TestDialHalfClosed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s, a := beginDial(t, listen(t, "tcp4", "127.0.0.1:0", tt.serve))
 			say := func() {
-				if err := s.w.Send(wire.KindData, []byte("hello")); err != nil {
-					t.Fatal(err)
-				}
-				if err := s.w.Send(wire.KindEnd); err != nil {
-					t.Fatal(err)
-				}
+				must(t, s.w.Send(wire.KindData, []byte("hello")))
+				must(t, s.w.Send(wire.KindEnd, nil))
 			}
 			if tt.bermFirst {
 				say()
@@ -138,13 +132,9 @@ func TestDialFails(t *testing.T) {
 		a.fails(t, wire.ClassInvalid, strconv.Itoa(port))
 	}
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	port := l.Addr().(*net.TCPAddr).Port
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Close())
 	_, a := beginDial(t, port)
 	if a.fails(t, wire.ClassPrecondition, "nobody listens at port "+strconv.Itoa(port)); a.ready {
 		t.Error("it was said only after Ready")
@@ -206,9 +196,7 @@ func TestDialBackpressure(t *testing.T) {
 	if n := <-took; n > 64<<20 {
 		t.Errorf("%d bytes were taken that nobody wanted", n)
 	}
-	if err := s.file.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.file.SetWriteDeadline(time.Now().Add(time.Second)))
 	sent := 0
 	for ; sent < 64<<20; sent += wire.MaxData {
 		if s.w.Send(wire.KindData, make([]byte, wire.MaxData)) != nil {
@@ -218,9 +206,7 @@ func TestDialBackpressure(t *testing.T) {
 	if sent >= 64<<20 {
 		t.Errorf("%d bytes were sent to who takes nothing", sent)
 	}
-	if err := s.file.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.file.Close())
 	if err := s.wait(); !errors.Is(err, errGone) {
 		t.Errorf("%v", err)
 	}
@@ -234,14 +220,10 @@ func TestDialStalled(t *testing.T) {
 		t.Cleanup(func() { _ = c.Close() })
 	})
 	s, _ := beginDial(t, port)
-	if err := s.file.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.file.SetWriteDeadline(time.Now().Add(time.Second)))
 	for s.w.Send(wire.KindData, make([]byte, wire.MaxData)) == nil {
 	}
-	if err := s.file.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.file.Close())
 	if err := s.wait(); err == nil {
 		t.Error("it went well")
 	}

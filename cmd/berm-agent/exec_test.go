@@ -15,12 +15,8 @@ func tree(t *testing.T) string {
 	dir := t.TempDir()
 	for name, mode := range map[string]os.FileMode{"bin/run": 0o755, "bin/data": 0o644, "first/data": 0o644, "second/data": 0o755, "first/later/x": 0o644} {
 		name = filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(name, []byte("no program of any kind"), mode); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Dir(name), 0o755))
+		must(t, os.WriteFile(name, []byte("no program of any kind"), mode))
 	}
 	return dir
 }

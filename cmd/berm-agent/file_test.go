@@ -38,25 +38,15 @@ func newSession(t *testing.T) *session {
 	t.Helper()
 	here, there := net.Pipe()
 	berm, err := yamux.Client(here, wire.Mux(time.Minute, time.Second))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	agent, err := yamux.Server(there, wire.Mux(time.Minute, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _, _ = berm.Close(), agent.Close() })
 	mine, err := berm.OpenStream()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	its, err := agent.AcceptStream()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := mine.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, mine.SetDeadline(time.Now().Add(30 * time.Second)))
 	return &session{t: t, r: wire.NewReader(mine), w: wire.NewWriter(mine), file: mine, its: its, ended: make(chan error, 1)}
 }
 
@@ -100,7 +90,7 @@ func (s *session) next(a *reply) bool {
 	switch kind {
 	case wire.KindReady:
 		a.ready = true
-		if err := s.w.Send(wire.KindGo); err != nil {
+		if err := s.w.Send(wire.KindGo, nil); err != nil {
 			s.t.Fatal(err)
 		}
 	case wire.KindItem:
@@ -170,13 +160,9 @@ func TestFile(t *testing.T) {
 	s.next(a)
 	data := bytes.Repeat([]byte("data"), 50_000)
 	for _, part := range [][]byte{data[:50_000], data[50_000:100_000], data[100_000:150_000], data[150_000:]} {
-		if err := s.w.Send(wire.KindData, part); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.w.Send(wire.KindData, part))
 	}
-	if err := s.w.Send(wire.KindEnd); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.w.Send(wire.KindEnd, nil))
 	for s.next(a) {
 	}
 	a.succeeds(t)
@@ -185,9 +171,7 @@ func TestFile(t *testing.T) {
 	}
 	for _, s := range watches {
 		a := new(reply)
-		if err := s.w.Send(wire.KindEnd); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.w.Send(wire.KindEnd, nil))
 		for s.next(a) {
 		}
 		if a.succeeds(t); s.wait() != nil {
@@ -200,13 +184,9 @@ func TestFile(t *testing.T) {
 func TestHangUp(t *testing.T) {
 	dir := t.TempDir()
 	big := bytes.Repeat([]byte("x"), 20<<20)
-	if err := errors.Join(os.Mkdir(dir+"/many", 0o755), os.WriteFile(dir+"/big", big, 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.Mkdir(dir+"/many", 0o755), os.WriteFile(dir+"/big", big, 0o644)))
 	for i := range 3000 {
-		if err := os.WriteFile(fmt.Sprint(dir, "/many/", i), []byte("x"), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(fmt.Sprint(dir, "/many/", i), []byte("x"), 0o644))
 	}
 	ends := func(t *testing.T, s *session) {
 		t.Helper()
@@ -234,7 +214,7 @@ func TestHangUp(t *testing.T) {
 	} {
 		t.Run(string(req.Op), func(t *testing.T) {
 			s := newSession(t)
-			if err := errors.Join(s.w.Send(wire.KindGo), s.file.Close()); err != nil { // it waits there
+			if err := errors.Join(s.w.Send(wire.KindGo, nil), s.file.Close()); err != nil { // it waits there
 				t.Fatal(err)
 			}
 			s.start(req)
@@ -246,9 +226,7 @@ func TestHangUp(t *testing.T) {
 		if _, err := s.r.Expect(wire.KindReady); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.file.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.file.Close())
 		ends(t, s)
 	})
 	left, err := os.ReadDir(dir)

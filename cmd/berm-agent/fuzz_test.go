@@ -39,15 +39,13 @@ func FuzzServe(f *testing.F) {
 			var err error
 			switch frame := frame.(type) {
 			case wire.Kind:
-				err = w.Send(frame)
+				err = w.Send(frame, nil)
 			case string:
 				err = w.Send(wire.KindData, []byte(frame))
 			default:
 				err = w.SendJSON(wire.KindRequest, frame)
 			}
-			if err != nil {
-				f.Fatal(err)
-			}
+			must(f, err)
 		}
 		return b.Bytes()
 	}
@@ -55,7 +53,7 @@ func FuzzServe(f *testing.F) {
 	command := *start
 	command.Exec, command.Follow = true, &wire.Follow{Lossless: true}
 	there := &wire.Process{ID: "there", Follow: &wire.Follow{From: -1, TakeOver: true}, Signal: 9}
-	f.Add(say(wire.Request{Op: wire.OpPing}, wire.KindGo))
+	f.Add(say(wire.Request{Op: wire.OpEvents}, wire.KindGo))
 	f.Add(say(wire.Request{Op: wire.OpStart, Start: &command}, wire.KindGo, "input", wire.KindEnd))
 	f.Add(say(wire.Request{Op: wire.OpStart, Start: start}, wire.KindGo))
 	f.Add(say(wire.Request{Op: wire.OpStart, Start: &wire.Start{ID: "full", Command: []string{"x"}}}, wire.KindGo))

@@ -24,9 +24,7 @@ func TestInitExit(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string, mode os.FileMode) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), mode); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(text), mode))
 		return path
 	}
 	plain := write("plain", "text", 0o644)
@@ -68,9 +66,7 @@ func TestInitExit(t *testing.T) {
 func startInit(t *testing.T, cmd *exec.Cmd) *bufio.Reader {
 	t.Helper()
 	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	startCmd(t, cmd)
 	t.Cleanup(func() { // before the init is killed: outside of a process namespace its child lives on
 		for _, pid := range children(cmd.Process.Pid) {
@@ -90,9 +86,7 @@ func TestInitForwardsSignals(t *testing.T) {
 	cmd := exec.Command(agent, "init", "/", "--", "sh", "-c", script)
 	out := startInit(t, cmd)
 	for _, name := range names {
-		if err := cmd.Process.Signal(unix.SignalNum("SIG" + name)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, cmd.Process.Signal(unix.SignalNum("SIG" + name)))
 		if got, err := out.ReadString('\n'); got != name+"\n" {
 			t.Fatalf("%s: %q, %v", name, got, err)
 		}
@@ -104,9 +98,7 @@ func TestInitForwardsSignals(t *testing.T) {
 	if len(kids) != 1 {
 		t.Fatalf("children: %v", kids)
 	}
-	if err := unix.Kill(kids[0], unix.SIGSEGV); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Kill(kids[0], unix.SIGSEGV))
 	<-done
 	if code := exitOf(t, ended); code != 128+int(unix.SIGSEGV) {
 		t.Errorf("exit code %d", code)
@@ -135,9 +127,7 @@ func TestInitReaps(t *testing.T) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
 	startInit(t, cmd)
 	await(t, "all orphans to be reaped", func() bool { return len(children(cmd.Process.Pid)) == 1 })
-	if err := cmd.Process.Signal(unix.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Process.Signal(unix.SIGTERM))
 	if code := exitOf(t, cmd.Wait()); code != 128+int(unix.SIGTERM) {
 		t.Errorf("exit code %d", code)
 	}
@@ -149,24 +139,18 @@ func TestInitGivesCleanSignals(t *testing.T) {
 	defer runtime.UnlockOSThread()
 	var blocked, old unix.Sigset_t
 	blocked.Val[0] = 1 << (unix.SIGUSR1 - 1)
-	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &blocked, &old); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.PthreadSigmask(unix.SIG_BLOCK, &blocked, &old))
 	defer func() { _ = unix.PthreadSigmask(unix.SIG_SETMASK, &old, nil) }()
 	signal.Ignore(unix.SIGUSR2)
 	defer signal.Reset(unix.SIGUSR2)
 	signals := func(command ...string) string {
 		out, err := exec.Command(command[0], command[1:]...).Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		// The first 31 only: those above are a C library's own, and nobody can set them.
 		var sets []string
 		for _, m := range regexp.MustCompile(`Sig(Blk|Ign|Cgt):\t[0-9a-f]+([0-9a-f]{8})\b`).FindAllSubmatch(out, -1) {
 			set, err := strconv.ParseUint(string(m[2]), 16, 32)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			sets = append(sets, fmt.Sprintf("%s %x", m[1], set&0x7fffffff))
 		}
 		return strings.Join(sets, " ")
@@ -207,15 +191,11 @@ func TestInitIsSmall(t *testing.T) {
 	cmd := exec.Command(agent, "init", "/", "--", "sh", "-c", "echo ready; exec sleep 1000")
 	startInit(t, cmd)
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	field := func(name string) int {
 		_, after, _ := strings.Cut(string(b), "\n"+name+":")
 		n, err := strconv.Atoi(strings.Fields(after)[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return n
 	}
 	threads, anon, rss := field("Threads"), field("RssAnon"), field("VmRSS")
@@ -227,8 +207,6 @@ func TestInitIsSmall(t *testing.T) {
 
 func BenchmarkInit(b *testing.B) {
 	for b.Loop() {
-		if err := exec.Command(agent, "init", "/", "--", "/bin/true").Run(); err != nil {
-			b.Fatal(err)
-		}
+		must(b, exec.Command(agent, "init", "/", "--", "/bin/true").Run())
 	}
 }

@@ -11,10 +11,7 @@ import (
 // feeder is the connection that writes a process' input.
 type feeder struct{ gone bool }
 
-// mayWrite says why there can't be a writer.
-func (p *process) mayWrite(*wire.Process) error { return p.openInput(nil) }
-
-// openInput makes f the writer, unless it is nil.
+// openInput makes f the writer.
 func (p *process) openInput(f *feeder) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -23,9 +20,8 @@ func (p *process) openInput(f *feeder) error {
 		return precondition("the input of process %s is closed", p.id)
 	case p.writer != nil:
 		return &wire.Failure{Class: wire.ClassExists, Message: "process " + p.id + " has a writer"}
-	case f != nil:
-		p.writer = f
 	}
+	p.writer = f
 	return nil
 }
 
@@ -70,7 +66,7 @@ func (c *conn) feed(p *process, _ *wire.Process) (any, error) {
 			}
 		}
 	}()
-	for c.w.Send(wire.KindReady) == nil {
+	for c.w.Send(wire.KindReady, nil) == nil {
 		b, ok := <-data
 		switch {
 		case !ok:

@@ -212,13 +212,9 @@ func TestSupervisorIsSmall(t *testing.T) {
 	}
 	for _, pid := range kids {
 		files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if kib := anonymous(t, pid); len(files) != 1 || len(threads) != 1 || kib > 256 {
 			t.Errorf("%d files, %d threads, %d KiB", len(files), len(threads), kib)
 		} else if pid == kids[0] {

@@ -19,9 +19,7 @@ func TestLink(t *testing.T) {
 			s := newSandbox(t, uid)
 			k := s.accept()
 			raw, err := k.conn.(*net.UnixConn).SyscallConn()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			var peer *unix.Ucred
 			if ctlErr := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); ctlErr != nil || err != nil {
 				t.Fatal(ctlErr, err)
@@ -40,9 +38,7 @@ func TestRedial(t *testing.T) {
 	s := newSandbox(t, 65534)
 	k := s.accept()
 	k.start(&wire.Start{ID: "x", Command: []string{"sleep", "1000"}})
-	if err := s.l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.l.Close())
 	k.hangUp()
 	before := cpuTime(t, s.pid)
 	time.Sleep(time.Second)
@@ -78,9 +74,7 @@ func TestRedial(t *testing.T) {
 func cpuTime(t *testing.T, pid int) time.Duration {
 	t.Helper()
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var sum time.Duration
 	for _, path := range tasks {
 		b, err := os.ReadFile(path)
@@ -107,9 +101,7 @@ func leave(t *testing.T, s *sandbox, start *wire.Start) *outcome {
 	}
 	for a.seq == 0 && k.next(a) {
 	}
-	if err := k.stream.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, k.stream.Close())
 	return a
 }
 
@@ -125,9 +117,7 @@ func TestBreakInMuchOutput(t *testing.T) {
 		t.Fatal(b.failure)
 	}
 	want, err := shell(fmt.Sprintf("seq %d", lines))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got := a.stdout.String() + b.stdout.String(); got != want {
 		t.Errorf("%d bytes, want %d", len(got), len(want))
 	}
@@ -151,15 +141,11 @@ func TestGarbage(t *testing.T) {
 	s := newSandbox(t, 0)
 	for _, garbage := range []string{"GET / HTTP/1.1\r\n\r\n", "\x02\x00\x00\x00\x01{", "\x02\xff\xff\xff\xff", "\x04\x00\x00\x00\x00", "\x02\x00\x00\x00\x04null\x05\x00\x00\x00\x00"} {
 		k := s.accept()
-		if err := k.open(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, k.open())
 		if _, err := k.stream.Write([]byte(garbage)); err != nil {
 			t.Fatal(err)
 		}
-		if err := k.stream.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, k.stream.Close())
 		for err := error(nil); err == nil; _, _, err = k.r.Next() {
 		}
 		if a := s.accept().run("x", "echo well"); a.stdout.String() != "well\n" {

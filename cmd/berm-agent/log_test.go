@@ -41,9 +41,7 @@ func startWriter(t *testing.T, dir string, limit int) *writer {
 		t.Fatal(err)
 	}
 	ready, end, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ends[2] = end
 	w.cmd = exec.Command(agent, "max", strconv.Itoa(limit), "log", dir)
 	w.cmd.Env = []string{"CONTAINER_ID=x", "CONTAINER_NAMESPACE=y"}
@@ -58,9 +56,7 @@ func startWriter(t *testing.T, dir string, limit int) *writer {
 		_ = ready.Close()
 	})
 	// The byte is for the scheme binary-v2, the end for binary.
-	if err := ready.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, ready.SetReadDeadline(time.Now().Add(10 * time.Second)))
 	if b, err := io.ReadAll(ready); err != nil || len(b) != 1 {
 		t.Fatalf("ready: %q, %v", b, err)
 	}
@@ -70,22 +66,14 @@ func startWriter(t *testing.T, dir string, limit int) *writer {
 // end closes the container's side and waits for the writer.
 func (w *writer) end(t *testing.T) {
 	t.Helper()
-	if err := w.stdout.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.stderr.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.cmd.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.stdout.Close())
+	must(t, w.stderr.Close())
+	must(t, w.cmd.Wait())
 }
 
 func (w *writer) print(t *testing.T, f *os.File, text string) {
 	t.Helper()
-	if err := f.SetWriteDeadline(time.Now().Add(10 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.SetWriteDeadline(time.Now().Add(10 * time.Second)))
 	if _, err := f.WriteString(text); err != nil {
 		t.Fatalf("the container waits for its log: %v", err)
 	}
@@ -172,9 +160,7 @@ func TestLogPartsArriveInTime(t *testing.T) {
 func TestLogOutlivesSignals(t *testing.T) {
 	w := startWriter(t, t.TempDir(), 1<<20)
 	for _, sig := range []syscall.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGHUP} {
-		if err := w.cmd.Process.Signal(sig); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.cmd.Process.Signal(sig))
 		w.print(t, w.stdout, sig.String()+"\n")
 		await(t, "a record after "+sig.String(), func() bool { return strings.Contains(readLog(t, w.dir, "log"), sig.String()) })
 	}
@@ -184,9 +170,7 @@ func TestLogOutlivesSignals(t *testing.T) {
 func TestLogLock(t *testing.T) {
 	w := startWriter(t, t.TempDir(), 1<<20)
 	f, err := os.Open(filepath.Join(w.dir, "lock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = f.Close() }()
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
 		t.Errorf("the lock of a writer that lives: %v", err)
@@ -258,24 +242,18 @@ func TestLogIsBounded(t *testing.T) {
 func TestLogOnAFullDisk(t *testing.T) {
 	engine.Require(t, "containerd") // root, to mount a small file system
 	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=128k"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=128k"))
 	t.Cleanup(func() {
 		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
 			t.Error(err)
 		}
 	})
 	fill := func() error { return os.WriteFile(filepath.Join(dir, "filler"), make([]byte, 120<<10), 0o600) }
-	if err := fill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, fill())
 	w := startWriter(t, dir, 1<<20)
 	line := strings.Repeat("x", 700) + "\n"
 	w.print(t, w.stdout, strings.Repeat(line, 1000)) // far more than there is room and pipe
-	if err := os.Remove(filepath.Join(dir, "filler")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(filepath.Join(dir, "filler")))
 	await(t, "records after there is room", func() bool {
 		w.print(t, w.stdout, "room\n")
 		return strings.Contains(readLog(t, dir, "log"), "stdout F room\n")
@@ -294,14 +272,10 @@ func TestLogWithoutADirectory(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "log")
 			if !gone {
-				if err := os.Mkdir(dir, 0o700); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.Mkdir(dir, 0o700))
 			}
 			w := startWriter(t, dir, 64<<10)
-			if err := os.RemoveAll(dir); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.RemoveAll(dir))
 			w.print(t, w.stderr, strings.Repeat("into the void\n", 50_000))
 			w.end(t)
 			if _, err := os.Stat(dir); !os.IsNotExist(err) {
@@ -315,9 +289,7 @@ func TestLogWithoutADirectory(t *testing.T) {
 func TestLogThatCantBeRotated(t *testing.T) {
 	w := startWriter(t, t.TempDir(), minBytes)
 	obstacle := filepath.Join(w.dir, "log.1")
-	if err := os.MkdirAll(filepath.Join(obstacle, "x"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Join(obstacle, "x"), 0o700))
 	until := time.Now().Add(retryDelay * 5 / 4) // it tries again after a while
 	for time.Now().Before(until) {
 		w.print(t, w.stdout, "line\n")
@@ -325,9 +297,7 @@ func TestLogThatCantBeRotated(t *testing.T) {
 	if info, err := os.Stat(filepath.Join(w.dir, "log")); err != nil || info.Size() > minBytes/2 {
 		t.Fatalf("log: %v, %v", info, err)
 	}
-	if err := os.RemoveAll(obstacle); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(obstacle))
 	await(t, "the next file", func() bool {
 		w.print(t, w.stdout, "again\n")
 		return strings.Contains(readLog(t, w.dir, "log"), "again")

@@ -69,9 +69,7 @@ func startCmd(t *testing.T, cmd *exec.Cmd) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
 	cmd.SysProcAttr.Setpgid = true
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill() // it may have ended
 		_ = cmd.Wait()
@@ -100,5 +98,13 @@ func TestUsage(t *testing.T) {
 		if code := exitOf(t, err); code != exitUsage || len(out) == 0 {
 			t.Errorf("%q: exit code %d, %q", args, code, out)
 		}
+	}
+}
+
+// must ends a test if a step of its own fails.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
 	}
 }

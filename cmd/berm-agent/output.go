@@ -152,8 +152,15 @@ func (p *process) push(stderr bool, data []byte) {
 	p.change.Broadcast()
 }
 
-// place returns the follower that a request makes, or why there can't be one; with p.mu.
-func (p *process) place(how wire.Follow) (*follower, error) {
+func (p *process) outOfRange(seq int64) error {
+	first, next := p.ring.Bounds()
+	return &wire.Failure{Class: wire.ClassOutOfRange, Message: fmt.Sprintf("the output is kept from %d to %d, and %d isn't in it", first, next, seq)}
+}
+
+// join adds a follower, unless there can't be one.
+func (p *process) join(how wire.Follow) (*follower, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	first, next := p.ring.Bounds()
 	switch how.From {
 	case wire.FromFirst:
@@ -165,44 +172,19 @@ func (p *process) place(how wire.Follow) (*follower, error) {
 	if f.seq < first || f.seq > next {
 		return nil, p.outOfRange(f.seq)
 	}
-	count := len(p.followers)
-	if other := p.exclusive(); other != nil && f.exclusive {
-		if !how.TakeOver {
-			return nil, &wire.Failure{Class: wire.ClassExists, Message: "process " + p.id + " has an exclusive follower"}
-		}
-		count--
-	}
-	if count >= maxFollowers {
-		return nil, &wire.Failure{Class: wire.ClassExhausted, Message: fmt.Sprintf("process %s has %d followers, and no more may follow it", p.id, maxFollowers)}
-	}
-	return f, nil
-}
-
-func (p *process) outOfRange(seq int64) error {
-	first, next := p.ring.Bounds()
-	return &wire.Failure{Class: wire.ClassOutOfRange, Message: fmt.Sprintf("the output is kept from %d to %d, and %d isn't in it", first, next, seq)}
-}
-
-// exclusive returns the exclusive follower; with p.mu.
-func (p *process) exclusive() *follower {
-	for f := range p.followers {
-		if f.exclusive {
-			return f
+	var other *follower // the exclusive one
+	for o := range p.followers {
+		if f.exclusive && o.exclusive {
+			other = o
 		}
 	}
-	return nil
-}
-
-// join adds a follower.
-func (p *process) join(how wire.Follow) (*follower, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	f, err := p.place(how)
-	if err != nil {
-		return nil, err
-	}
-	if other := p.exclusive(); other != nil && f.exclusive {
+	switch {
+	case other != nil && how.TakeOver:
 		p.drop(other, &wire.Failure{Class: wire.ClassAborted, Message: "another follower took process " + p.id + " over"})
+	case other != nil:
+		return nil, &wire.Failure{Class: wire.ClassExists, Message: "process " + p.id + " has an exclusive follower"}
+	case len(p.followers) >= maxFollowers:
+		return nil, &wire.Failure{Class: wire.ClassExhausted, Message: fmt.Sprintf("process %s has %d followers, and no more may follow it", p.id, maxFollowers)}
 	}
 	if p.followers == nil {
 		p.followers = map[*follower]bool{}
@@ -304,19 +286,11 @@ func (p *process) delivered(sent bool) {
 	}
 }
 
-// mayFollow says why there can't be a follower.
-func (p *process) mayFollow(req *wire.Process) error {
-	if req.Follow == nil || req.Follow.From < wire.FromNow {
-		return invalid("the request doesn't say how to follow")
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	_, err := p.place(*req.Follow)
-	return err
-}
-
 // follow is OpFollow.
 func (c *conn) follow(p *process, req *wire.Process) (any, error) {
+	if req.Follow == nil || req.Follow.From < wire.FromNow {
+		return nil, invalid("the request doesn't say how to follow")
+	}
 	f, err := p.join(*req.Follow)
 	if err != nil {
 		return nil, err

@@ -44,8 +44,6 @@ func (srv *server) handler(op wire.Op) handler {
 		return srv.control
 	}
 	switch op {
-	case wire.OpPing:
-		return ping
 	case wire.OpStart:
 		return srv.start
 	case wire.OpEvents:
@@ -55,8 +53,6 @@ func (srv *server) handler(op wire.Op) handler {
 	}
 	return srv.other(op)
 }
-
-func ping(c *conn, _ *wire.Request) (any, error) { return nil, c.ready() }
 
 // runServe serves one session on its standard input and output, and kills what was
 // started there when that ends: "serve". It exits with 1 if some of that isn't gone.

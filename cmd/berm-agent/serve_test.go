@@ -16,9 +16,7 @@ func TestRun(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string, mode os.FileMode) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), mode); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(text), mode))
 		return path
 	}
 	plain := write("plain", "text", 0o644)
@@ -76,9 +74,7 @@ func TestRun(t *testing.T) {
 func TestRunDirectoryRefused(t *testing.T) {
 	k, _ := serveStdio(t)
 	plain := filepath.Join(t.TempDir(), "plain")
-	if err := os.WriteFile(plain, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(plain, nil, 0o644))
 	for _, dir := range []string{plain, plain + "/below"} {
 		a := k.do(command(wire.Start{ID: "x", Command: []string{"pwd"}, Dir: dir}))
 		if a.failure == nil || a.failure.Class != wire.ClassInvalid {
@@ -92,9 +88,7 @@ func TestRunIsClean(t *testing.T) {
 	k, cmd := serveStdio(t)
 	// The agent was started with the limit that this process was.
 	plain, err := shell("ulimit -Sn")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	a := k.run("x", `grep -E '^Sig(Blk|Ign|Cgt)' /proc/self/status; ls /proc/self/fd | wc -l; ulimit -Sn; cut -d' ' -f5,6 /proc/self/stat; umask`)
 	lines := strings.Split(strings.TrimSpace(a.stdout.String()), "\n")
 	if len(lines) != 7 {
@@ -137,9 +131,7 @@ func TestRunInput(t *testing.T) {
 	for ok && a.stdout.Len() == 0 && k.next(a) {
 	}
 	in = k.input("y")
-	if err := in.w.Send(wire.KindData, make([]byte, wire.MaxData)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, in.w.Send(wire.KindData, make([]byte, wire.MaxData)))
 	b := new(outcome)
 	if in.next(b) || b.class() != wire.ClassPrecondition {
 		t.Errorf("%+v", b)
@@ -149,7 +141,7 @@ func TestRunInput(t *testing.T) {
 	if a.failure != nil || a.info.ExitCode != 0 {
 		t.Errorf("%+v", a)
 	}
-	if a := k.do(&wire.Request{Op: wire.OpPing}); a.failure != nil { // the connection is good for the next
+	if a := k.do(&wire.Request{Op: wire.OpForget, Process: &wire.Process{ID: "none"}}); a.failure != nil { // the connection is good for the next
 		t.Error(a.failure)
 	}
 }
@@ -182,9 +174,7 @@ func TestMuchOutput(t *testing.T) {
 func anonymous(t *testing.T, pid int) int {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var kib int
 	_, after, _ := strings.Cut(string(b), "\nRssAnon:")
 	if _, err := fmt.Sscan(after, &kib); err != nil {
@@ -235,9 +225,7 @@ func TestThousandRuns(t *testing.T) {
 	k.patience(2 * time.Minute)
 	files := func() int {
 		list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", cmd.Process.Pid))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return len(list)
 	}
 	k.run("x", "true")
@@ -268,9 +256,7 @@ func TestIdleIsSmall(t *testing.T) {
 	})
 	t.Logf("%d KiB at work, %d KiB idle", busy, kib)
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var threads int
 	_, after, _ := strings.Cut(string(status), "\nThreads:")
 	if _, err := fmt.Sscan(after, &threads); err != nil || threads > spareThreads()+4 { // and Go's own
@@ -284,9 +270,7 @@ func TestRefusals(t *testing.T) {
 	k.start(&wire.Start{ID: "over", Command: []string{"true"}})
 	k.await("over")
 	plain := filepath.Join(t.TempDir(), "plain")
-	if err := os.WriteFile(plain, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(plain, nil, 0o600))
 	start := func(change func(*wire.Start)) *wire.Request {
 		s := &wire.Start{ID: "x", Command: []string{"true"}}
 		change(s)
@@ -333,7 +317,7 @@ func TestRefusals(t *testing.T) {
 		}
 	}
 	for _, req := range []*wire.Request{ // that aren't errors
-		{Op: wire.OpPing}, process(wire.OpForget, wire.Process{ID: "x"}), process(wire.OpKill, wire.Process{ID: "over"}), process(wire.OpForget, wire.Process{ID: "over"}),
+		process(wire.OpForget, wire.Process{ID: "x"}), process(wire.OpKill, wire.Process{ID: "over"}), process(wire.OpForget, wire.Process{ID: "over"}),
 	} {
 		if a := k.do(req); a.failure != nil {
 			t.Errorf("%s: %v", req.Op, a.failure)
@@ -371,9 +355,7 @@ func TestEndsUnderInput(t *testing.T) {
 			}
 			in, b := k.input(id), new(outcome)
 			for { // a terminal drops what is too much for a line
-				if err := in.w.Send(wire.KindData, make([]byte, wire.MaxData)); err != nil {
-					t.Fatal(err)
-				}
+				must(t, in.w.Send(wire.KindData, make([]byte, wire.MaxData)))
 				kind, payload, err := in.r.Next()
 				if err != nil || kind != wire.KindReady && kind != wire.KindFailure {
 					t.Fatalf("a frame of kind %d, %v", kind, err)

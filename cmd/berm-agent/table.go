@@ -105,36 +105,23 @@ func (t *table) find(id string) (*process, error) {
 	return nil, &wire.Failure{Class: wire.ClassNotFound, Message: "there is no process " + id}
 }
 
-// room says why there can't be another process of an ID.
-func (t *table) room(id string) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.roomLocked(id)
-}
-
-func (t *table) roomLocked(id string) error {
-	t.trimLocked(time.Now())
-	if _, ok := t.byID[id]; ok {
-		return &wire.Failure{Class: wire.ClassExists, Message: "process " + id + " is there already"}
-	}
-	if len(t.byID) >= maxProcesses && t.oldestEnded() < 0 {
-		return &wire.Failure{Class: wire.ClassExhausted, Message: "1,024 processes are running, and no more can be kept"}
-	}
-	if t.closed {
-		return &wire.Failure{Class: wire.ClassPrecondition, Message: "nothing is started any more"}
-	}
-	return nil
-}
-
 // reserve takes an ID for a process that is about to be started.
 func (t *table) reserve(id string) (order int, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err := t.roomLocked(id); err != nil {
-		return 0, err
+	t.trimLocked(time.Now())
+	if _, ok := t.byID[id]; ok {
+		return 0, &wire.Failure{Class: wire.ClassExists, Message: "process " + id + " is there already"}
+	}
+	if t.closed {
+		return 0, precondition("nothing is started any more")
 	}
 	if len(t.byID) >= maxProcesses {
-		t.dropEnded(t.oldestEnded())
+		oldest := t.oldestEnded()
+		if oldest < 0 {
+			return 0, &wire.Failure{Class: wire.ClassExhausted, Message: "1,024 processes are running, and no more can be kept"}
+		}
+		t.dropEnded(oldest)
 	}
 	if t.byID == nil {
 		t.byID = map[string]*process{}
@@ -292,14 +279,6 @@ func (srv *server) killAll() bool {
 	return !left.Load()
 }
 
-// check looks at a request to start a process.
-func (srv *server) check(s *wire.Start) error {
-	if err := s.Check(); err != nil {
-		return invalid("%s", err)
-	}
-	return srv.processes.room(s.ID)
-}
-
 // find gives the process that a request names.
 func (srv *server) find(req *wire.Request) (*process, error) {
 	if req.Process == nil {
@@ -313,8 +292,8 @@ func (srv *server) find(req *wire.Request) (*process, error) {
 
 // start is OpStart.
 func (srv *server) start(c *conn, req *wire.Request) (any, error) {
-	if err := srv.check(req.Start); err != nil {
-		return nil, err
+	if err := req.Start.Check(); err != nil {
+		return nil, invalid("%s", err)
 	}
 	if err := c.ready(); err != nil {
 		return nil, err
@@ -362,73 +341,50 @@ func (srv *server) events(c *conn, _ *wire.Request) (any, error) {
 		for _, p := range changed {
 			there = there && c.w.SendJSON(wire.KindItem, p.tell()) == nil
 		}
-		if !there || c.w.Send(wire.KindReady) != nil {
+		if !there || c.w.Send(wire.KindReady, nil) != nil {
 			return nil, errGone
 		}
 	}
 }
 
-// control is an operation on a process.
-type control struct {
-	check func(p *process, req *wire.Process) error // says why it can't be done
-	do    func(c *conn, p *process, req *wire.Process) (any, error)
-}
-
-var controls = map[wire.Op]control{
-	wire.OpProcess: {
-		func(*process, *wire.Process) error { return nil },
-		func(_ *conn, p *process, _ *wire.Process) (any, error) { return p.tell(), nil },
+// controls are the operations on a process, once they have begun.
+var controls = map[wire.Op]func(c *conn, p *process, req *wire.Process) (any, error){
+	wire.OpProcess: func(_ *conn, p *process, _ *wire.Process) (any, error) { return p.tell(), nil },
+	wire.OpFollow:  (*conn).follow,
+	wire.OpInput:   (*conn).feed,
+	wire.OpSignal: func(_ *conn, p *process, req *wire.Process) (any, error) {
+		if err := wire.CheckSignal(req.Signal); err != nil {
+			return nil, invalid("%s", err)
+		}
+		return nil, p.send(unix.Signal(req.Signal))
 	},
-	wire.OpFollow: {(*process).mayFollow, (*conn).follow},
-	wire.OpInput:  {(*process).mayWrite, (*conn).feed},
-	wire.OpSignal: {
-		func(p *process, req *wire.Process) error {
-			if err := wire.CheckSignal(req.Signal); err != nil {
-				return invalid("%s", err)
-			}
-			return p.mustRun()
-		},
-		func(_ *conn, p *process, req *wire.Process) (any, error) { return nil, p.send(unix.Signal(req.Signal)) },
+	wire.OpKill: func(_ *conn, p *process, _ *wire.Process) (any, error) {
+		if !p.killTree(false) {
+			return nil, &wire.Failure{Class: wire.ClassNotKilled, Message: "some of process " + p.id + " could not be killed"}
+		}
+		return nil, nil
 	},
-	wire.OpKill: {
-		func(*process, *wire.Process) error { return nil },
-		func(_ *conn, p *process, _ *wire.Process) (any, error) {
-			if !p.killTree(false) {
-				return nil, &wire.Failure{Class: wire.ClassNotKilled, Message: "some of process " + p.id + " could not be killed"}
-			}
-			return nil, nil
-		},
-	},
-	wire.OpResize: {
-		func(p *process, req *wire.Process) error {
-			if err := wire.CheckSize(req.Rows, req.Cols); err != nil {
-				return invalid("%s", err)
-			}
-			if !p.tty {
-				return precondition("process %s has no terminal", p.id)
-			}
-			return p.mustRun()
-		},
-		func(_ *conn, p *process, req *wire.Process) (any, error) {
-			return nil, p.control(func(fd int) error { return setSize(fd, req.Rows, req.Cols) })
-		},
+	wire.OpResize: func(_ *conn, p *process, req *wire.Process) (any, error) {
+		if err := wire.CheckSize(req.Rows, req.Cols); err != nil {
+			return nil, invalid("%s", err)
+		}
+		if !p.tty {
+			return nil, precondition("process %s has no terminal", p.id)
+		}
+		return nil, p.control(func(fd int) error { return setSize(fd, req.Rows, req.Cols) })
 	},
 }
 
 // control does an operation on a process.
 func (srv *server) control(c *conn, req *wire.Request) (any, error) {
-	op := controls[req.Op]
 	p, err := srv.find(req)
-	if err == nil {
-		err = op.check(p, req.Process)
-	}
 	if err == nil {
 		err = c.ready()
 	}
 	if err != nil {
 		return nil, err
 	}
-	return op.do(c, p, req.Process)
+	return controls[req.Op](c, p, req.Process)
 }
 
 // forget is OpForget.

@@ -22,9 +22,7 @@ func bounded() *server {
 func (srv *server) mustBegin(t *testing.T, id string) *process {
 	t.Helper()
 	p, _, err := srv.begin(new(conn), &wire.Start{ID: id, Command: []string{"x"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return p
 }
 
@@ -112,22 +110,14 @@ func TestNothingStartsForNobody(t *testing.T) {
 	near, far := net.Pipe()
 	client, err := yamux.Client(near, wire.Mux(time.Minute, 0))
 	server, err2 := yamux.Server(far, wire.Mux(time.Minute, 0))
-	if err := errors.Join(err, err2); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, err2))
 	t.Cleanup(func() { _, _ = client.Close(), server.Close() })
 	ours, err := client.OpenStream()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	its, err := server.AcceptStream()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	srv, c, start := bounded(), newConn(its), &wire.Start{ID: "x", Command: []string{"x"}}
-	if err := ours.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, ours.Close())
 	await(t, "the end of the stream", c.gone)
 	if _, _, err := srv.begin(c, start); !errors.Is(err, errGone) {
 		t.Errorf("it was started, or %v", err)

@@ -35,16 +35,10 @@ type talk struct {
 func newTalk(t *testing.T, c net.Conn) *talk {
 	t.Helper()
 	t.Cleanup(func() { _ = c.Close() }) // it may be closed
-	if err := c.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.SetDeadline(time.Now().Add(20 * time.Second)))
 	mux, hello, err := greet(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.SetDeadline(time.Time{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, c.SetDeadline(time.Time{}))
 	return &talk{t: t, conn: c, mux: mux, late: 20 * time.Second, hello: hello}
 }
 
@@ -132,7 +126,7 @@ func (k *talk) request(req *wire.Request) (*outcome, bool) {
 
 func (k *talk) tellToGo() {
 	k.t.Helper()
-	if err := k.w.Send(wire.KindGo); err != nil {
+	if err := k.w.Send(wire.KindGo, nil); err != nil {
 		k.t.Fatal(err)
 	}
 }
@@ -208,7 +202,7 @@ func (k *talk) write(data string) {
 // end ends the input.
 func (k *talk) end() {
 	k.t.Helper()
-	if err := k.w.Send(wire.KindEnd); err != nil {
+	if err := k.w.Send(wire.KindEnd, nil); err != nil {
 		k.t.Fatal(err)
 	}
 	if a := new(outcome); k.next(a) || a.failure != nil {
@@ -306,21 +300,15 @@ func shell(script string) (string, error) {
 func serveStdio(t *testing.T) (*talk, *exec.Cmd) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	its, mine := os.NewFile(uintptr(fds[0]), "its"), os.NewFile(uintptr(fds[1]), "mine")
 	cmd := exec.Command(agent, "serve")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = its, its, os.Stderr
 	startCmd(t, cmd)
 	c, err := net.FileConn(mine)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, f := range []*os.File{its, mine} {
-		if err := f.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.Close())
 	}
 	k := newTalk(t, c)
 	t.Cleanup(func() { // or what it runs would outlive it, killed as it is then
@@ -357,13 +345,9 @@ func newSandbox(t *testing.T, uid int) *sandbox {
 func prepareSandbox(t *testing.T) *sandbox {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "b-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) }) // a temporary one
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(dir, 0o755))
 	s := &sandbox{t: t, dir: dir}
 	s.listen()
 	return s

@@ -90,11 +90,11 @@ func (k *talk) tries(req *wire.Request) (wire.Class, error) {
 		case err != nil:
 			return "", err
 		case kind == wire.KindReady:
-			if err := k.w.Send(wire.KindGo); err != nil {
+			if err := k.w.Send(wire.KindGo, nil); err != nil {
 				return "", err
 			}
 			if req.Op == wire.OpDial {
-				_ = k.w.Send(wire.KindEnd) // what is wrong, the next read says
+				_ = k.w.Send(wire.KindEnd, nil) // what is wrong, the next read says
 			}
 		case kind == wire.KindResult:
 			return "", nil
@@ -110,20 +110,14 @@ func (k *talk) tries(req *wire.Request) (wire.Class, error) {
 func deafPort(t *testing.T) int {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = unix.Close(fd) })
 	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Listen(fd, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Listen(fd, 0))
 	name, err := unix.Getsockname(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	port := name.(*unix.SockaddrInet4).Port
 	for {
 		c, err := net.DialTimeout("tcp4", fmt.Sprintf("127.0.0.1:%d", port), 300*time.Millisecond)

@@ -158,6 +158,17 @@ func parseTask(b []byte) (t task, ok bool) {
 	return t, errors.Join(errs[:]...) == nil
 }
 
+// trees are those of roots that run, and all that runs below roots.
+func trees(all map[int]task, roots map[int]bool) map[int]task {
+	out := below(all, roots)
+	for pid := range roots {
+		if t, ok := all[pid]; ok && !t.over() {
+			out[pid] = t
+		}
+	}
+	return out
+}
+
 // below are the descendants, that run, of those that roots holds.
 func below(all map[int]task, roots map[int]bool) map[int]task {
 	in := map[int]bool{}
@@ -210,13 +221,7 @@ func (n *childReaper) orphans(all map[int]task, since uint64) map[int]task {
 			roots[pid] = true
 		}
 	}
-	out := below(all, roots)
-	for pid := range roots {
-		if !all[pid].over() {
-			out[pid] = all[pid]
-		}
-	}
-	return out
+	return trees(all, roots)
 }
 
 // killAll kills what prey picks, until it picks nothing. All stand still before any
@@ -313,12 +318,7 @@ func killServe(pid int, begun uint64) bool {
 			}
 		}
 		maps.DeleteFunc(roots, func(_ int, is bool) bool { return !is })
-		out := below(all, roots)
-		for id := range roots {
-			if !all[id].over() {
-				out[id] = all[id]
-			}
-		}
+		out := trees(all, roots)
 		for id, t := range out {
 			seen[id] = t.start
 		}

@@ -7,7 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/bermhq/berm/runtime"
+	"github.com/containerd/errdefs"
+
 	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
@@ -54,7 +55,12 @@ func TestExecCommand(t *testing.T) {
 
 // Without Berm's program in the sandbox, nothing runs in it.
 func TestWithoutAgent(t *testing.T) {
-	engine := struct{ runtime.Runtime }{runtimetest.NewFake(runtimetest.FakeOptions{})} // has no other abilities
+	engine := runtimetest.NewFake(runtimetest.FakeOptions{Fail: func(op, _ string) error {
+		if op == "exec" || strings.HasPrefix(op, "process") || strings.HasPrefix(op, "file") {
+			return errdefs.ErrNotImplemented
+		}
+		return nil
+	}})
 	t.Setenv("BERM_URL", startAPIOn(t, engine))
 	t.Setenv("BERM_TOKEN", testToken)
 	for _, s := range []step{

@@ -27,7 +27,7 @@ func startAPI(t *testing.T) string {
 	return startAPIOn(t, runtimetest.NewFake(runtimetest.FakeOptions{Files: t.TempDir()}))
 }
 
-func startAPIOn(t *testing.T, rt runtime.Runtime) string {
+func startAPIOn(t *testing.T, rt runtime.AgentRuntime) string {
 	t.Helper()
 	served, stop := openapitest.Serve(rt, t.TempDir(), "", testToken)
 	t.Cleanup(stop)

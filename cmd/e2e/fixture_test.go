@@ -277,11 +277,11 @@ func (s *server) removeAll(t testing.TB, e *testEngine) {
 		err = errors.Join(err, rt.Remove(ctx, c.ID))
 	}
 	_, lacking := exec.LookPath("iptables-save") // without it, there are no networks to sweep
-	if sweeper, ok := rt.(runtime.Sweeper); ok && e.Pid() != 0 && lacking == nil {
-		err = errors.Join(err, sweeper.Sweep(ctx))
+	if e.Pid() != 0 && lacking == nil {
+		err = errors.Join(err, rt.Sweep(ctx))
 	}
 	if s.network != "" && lacking == nil {
-		err = errors.Join(err, rt.(runtime.Networker).RemoveNetwork(ctx, s.network))
+		err = errors.Join(err, rt.RemoveNetwork(ctx, s.network))
 	}
 	if err != nil {
 		t.Errorf("remove what the server has left: %v", err)
@@ -464,7 +464,7 @@ func wantNothing(t testing.TB, e *testEngine, servers ...*server) {
 		if err != nil || len(containers) > 0 {
 			t.Errorf("containers are left: %v, %v", containers, err)
 		}
-		networks, err := rt.(runtime.Networker).Networks(t.Context(), owned)
+		networks, err := rt.Networks(t.Context(), owned)
 		if err != nil || len(networks) > 0 {
 			t.Errorf("networks are left: %v, %v", networks, err)
 		}

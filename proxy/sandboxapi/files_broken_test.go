@@ -62,7 +62,7 @@ func (o *odd) File(ctx context.Context, id string, op runtime.FileOp, fio runtim
 // TestBrokenAnswers checks that no part is taken for the whole.
 func TestBrokenAnswers(t *testing.T) {
 	o := &odd{}
-	h := newHouse(t, func(f *runtimetest.Fake) runtime.Runtime { o.Fake = f; return o })
+	h := newHouse(t, func(f *runtimetest.Fake) runtime.AgentRuntime { o.Fake = f; return o })
 	boo := errors.New("boo")
 	say := func(size int64, text string, err error) func(func(runtime.FileInfo) error, io.Writer) error {
 		return func(open func(runtime.FileInfo) error, w io.Writer) error {
@@ -208,7 +208,7 @@ func (h *house) put2(o *odd, name, content string) {
 func TestLongUpload(t *testing.T) {
 	const size = 64 << 20
 	o := &odd{}
-	h := newHouse(t, func(f *runtimetest.Fake) runtime.Runtime { o.Fake = f; return o })
+	h := newHouse(t, func(f *runtimetest.Fake) runtime.AgentRuntime { o.Fake = f; return o })
 	o.set(func() { o.write = func(r io.Reader) (int64, error) { return io.Copy(io.Discard, r) } })
 	resp, err := h.client.Do(h.request("PUT", at("", "/f"), io.LimitReader(zeros{}, size)))
 	if err != nil {

@@ -49,7 +49,7 @@ type house struct {
 const reader = "token-of-a-mere-reader"
 
 // newHouse takes what the manager is to have in the engine's stead; nil is the engine.
-func newHouse(t *testing.T, wrap func(*runtimetest.Fake) runtime.Runtime, change ...func(*sandboxapi.Options)) *house {
+func newHouse(t *testing.T, wrap func(*runtimetest.Fake) runtime.AgentRuntime, change ...func(*sandboxapi.Options)) *house {
 	t.Helper()
 	h := &house{t: t, fake: runtimetest.NewFake(runtimetest.FakeOptions{Files: t.TempDir()})}
 	root := t.TempDir()
@@ -65,7 +65,7 @@ func newHouse(t *testing.T, wrap func(*runtimetest.Fake) runtime.Runtime, change
 	if err != nil {
 		t.Fatal(err)
 	}
-	var engine runtime.Runtime = h.fake
+	var engine runtime.AgentRuntime = h.fake
 	if wrap != nil {
 		engine = wrap(h.fake)
 	}

@@ -122,7 +122,7 @@ func (c *counted) Dial(ctx context.Context, id string, port int) (net.Conn, erro
 // TestPortsLeaveNothing checks that no connection outlives its request.
 func TestPortsLeaveNothing(t *testing.T) {
 	var c counted
-	h := newHouse(t, func(f *runtimetest.Fake) runtime.Runtime { c.Fake = f; return &c })
+	h := newHouse(t, func(f *runtimetest.Fake) runtime.AgentRuntime { c.Fake = f; return &c })
 	h.serve(8000, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/wait" {
 			w.WriteHeader(200)
@@ -147,7 +147,7 @@ func TestPortsLeaveNothing(t *testing.T) {
 // gone, and that the caller who stays is told.
 func TestPortThatDoesntRead(t *testing.T) {
 	var c counted
-	h := newHouse(t, func(f *runtimetest.Fake) runtime.Runtime { c.Fake = f; return &c },
+	h := newHouse(t, func(f *runtimetest.Fake) runtime.AgentRuntime { c.Fake = f; return &c },
 		func(o *sandboxapi.Options) { o.PortTimeout = 20 * time.Millisecond })
 	over := make(chan struct{})
 	defer close(over)
@@ -184,7 +184,7 @@ func TestPatienceAfterSwitch(t *testing.T) {
 // other has gone.
 func TestSideThatStays(t *testing.T) {
 	var c counted
-	h := newHouse(t, func(f *runtimetest.Fake) runtime.Runtime { c.Fake = f; return &c },
+	h := newHouse(t, func(f *runtimetest.Fake) runtime.AgentRuntime { c.Fake = f; return &c },
 		func(o *sandboxapi.Options) { o.PortTimeout = 100 * time.Millisecond })
 	over := make(chan struct{})
 	defer close(over)

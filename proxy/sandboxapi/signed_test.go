@@ -172,7 +172,7 @@ func TestSignedURLCredentials(t *testing.T) {
 func TestSignedURLsEnd(t *testing.T) {
 	t.Parallel()
 	var c counted
-	h := newHouse(t, func(f *runtimetest.Fake) runtime.Runtime { c.Fake = f; return &c })
+	h := newHouse(t, func(f *runtimetest.Fake) runtime.AgentRuntime { c.Fake = f; return &c })
 	h.serve(8000, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/silent" {
 			<-r.Context().Done()

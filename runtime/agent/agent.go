@@ -25,7 +25,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"sync"
@@ -34,21 +33,17 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime"
-	"github.com/bermhq/berm/runtime/agent/wire"
 	"github.com/bermhq/berm/runtime/keylock"
 )
 
-// Engine is what a backend must offer to be wrapped, besides runtime.Starter.
+// Engine is what a backend must offer to be wrapped.
 type Engine interface {
 	runtime.Runtime
-	runtime.Pauser
-	runtime.Logger
-	runtime.Statser
-	runtime.Watcher
-	runtime.Networker
+	runtime.Starter
 }
 
 // Options of a Runtime.
@@ -68,8 +63,7 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Runtime is an engine whose containers are worked in through the program. It has all
-// abilities of an Engine, and besides runtime.Insider and runtime.Sweeper.
+// Runtime is an engine whose containers are worked in through the program.
 //
 // A container gets the program and a directory from Create, unless its Spec has an
 // Agent already: one without a Dir has the program alone, and is reached through the
@@ -83,7 +77,6 @@ type Runtime struct {
 	log     *slog.Logger
 	root    *os.File // Root, locked
 	pace    pace
-	starter runtime.Starter
 	serving keylock.Map[servedKey] // sessions that are started
 	naming  keylock.Map[servedKey] // processes that are started, by the container's id and theirs
 	runs    string                 // begins the ID of each command that Exec runs
@@ -100,10 +93,8 @@ type Runtime struct {
 }
 
 var (
-	_ Engine          = (*Runtime)(nil)
-	_ runtime.Insider = (*Runtime)(nil)
-	_ runtime.Sweeper = (*Runtime)(nil)
-	_ io.Closer       = (*Runtime)(nil)
+	_ runtime.AgentRuntime = (*Runtime)(nil)
+	_ io.Closer            = (*Runtime)(nil)
 )
 
 // pace is how long things may take. Tests are in more of a hurry.
@@ -142,12 +133,9 @@ var usualPace = pace{
 func New(opts Options) (*Runtime, error) { return newRuntime(opts, usualPace) }
 
 func newRuntime(opts Options, p pace) (*Runtime, error) {
-	starter, ok := opts.Engine.(runtime.Starter)
 	switch {
 	case opts.Engine == nil:
 		return nil, errors.New("agent: an Engine is needed")
-	case !ok:
-		return nil, errors.New("agent: the Engine can't start programs")
 	case opts.Program != "" && !filepath.IsAbs(opts.Program):
 		return nil, fmt.Errorf("agent: the program's path %q must be absolute", opts.Program)
 	case !filepath.IsAbs(opts.Root) || opts.HostRoot != "" && !filepath.IsAbs(opts.HostRoot):
@@ -165,7 +153,7 @@ func newRuntime(opts Options, p pace) (*Runtime, error) {
 	}
 	r := &Runtime{
 		Engine: opts.Engine, opts: opts, log: opts.Logger, root: root, pace: p, runs: runPrefix + uuid.NewString()[:13] + ":", peer: peer,
-		containers: map[string]*container{}, byID: map[string]*container{}, starter: starter,
+		containers: map[string]*container{}, byID: map[string]*container{},
 	}
 	if err := r.scan(); err != nil {
 		r.stop()
@@ -367,8 +355,11 @@ func (r *Runtime) known(id string) *container {
 	return r.byID[id]
 }
 
-// container finds a container.
+// container finds a container, unless ctx has ended.
 func (r *Runtime) container(ctx context.Context, id string) (*container, error) {
+	if ctx.Err() != nil {
+		return nil, runtime.Ended(ctx)
+	}
 	if b := r.known(id); b != nil {
 		return b, nil
 	}
@@ -396,10 +387,7 @@ func (r *Runtime) container(ctx context.Context, id string) (*container, error) 
 // Sweep removes what is left of containers that are no more, the engine's own parts
 // and Berm's directories.
 func (r *Runtime) Sweep(ctx context.Context) error {
-	var err error
-	if s, ok := r.Engine.(runtime.Sweeper); ok {
-		err = s.Sweep(ctx)
-	}
+	err := r.Engine.Sweep(ctx)
 	unmet, own := r.sweep(ctx)
 	if own != nil {
 		err = errors.Join(err, fmt.Errorf("sweep the agents' directories: %w", own))
@@ -413,37 +401,16 @@ func (r *Runtime) Sweep(ctx context.Context) error {
 func (r *Runtime) meet(ctx context.Context, ids []string) {
 	ctx, cancel := context.WithTimeout(ctx, r.pace.answer)
 	defer cancel()
-	atOnce(ctx, ids, func(id string) { _, _ = r.container(ctx, id) })
-}
-
-// guard runs f, which takes what a container says, and turns a panic into an error.
-func (r *Runtime) guard(f func() error) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			r.log.Error("panic", "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
-			err = fmt.Errorf("%w: panic: %v", wire.ErrProtocol, v)
-		}
-	}()
-	return f()
-}
-
-// atOnce does f for many containers side by side, until ctx ends.
-func atOnce[T any](ctx context.Context, all []T, f func(T)) {
-	var tasks sync.WaitGroup
-	defer tasks.Wait()
-	slots := make(chan struct{}, 16)
-	for _, one := range all {
-		select {
-		case <-ctx.Done():
-			return
-		case slots <- struct{}{}:
-		}
-		tasks.Go(func() {
-			f(one)
-			<-slots
-		})
+	var g errgroup.Group
+	g.SetLimit(16)
+	for _, id := range ids {
+		g.Go(func() error { _, _ = r.container(ctx, id); return nil })
 	}
+	_ = g.Wait()
 }
+
+// guard is runtime.Guard for what takes what a container says.
+func (r *Runtime) guard(f func() error) error { return runtime.Guard(r.log, f) }
 
 // sweep gives the ids of containers that this Runtime hasn't met.
 func (r *Runtime) sweep(ctx context.Context) (unmet []string, err error) {

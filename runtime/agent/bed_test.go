@@ -180,9 +180,7 @@ func newBed(t testing.TB) *bed { return newBedOf(t, hurry) }
 func newBedOf(t testing.TB, p pace) *bed {
 	t.Helper()
 	root, err := os.MkdirTemp("", "berm") // a short path
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	b := &bed{engine: &engine{Fake: runtimetest.NewFake(runtimetest.FakeOptions{}), pid: os.Getpid(), lose: make(chan int), stop: make(chan struct{}), kill: make(chan struct{}), code: 127}, root: root, pace: p}
 	b.open(t)
@@ -193,9 +191,7 @@ func newBedOf(t testing.TB, p pace) *bed {
 func (b *bed) open(t testing.TB) {
 	t.Helper()
 	r, err := newRuntime(Options{Engine: b.engine, Program: "/berm-agent", Root: b.root}, b.pace)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	b.Runtime = r
 	t.Cleanup(func() { _ = r.Close() })
 }
@@ -203,9 +199,7 @@ func (b *bed) open(t testing.TB) {
 func (b *bed) create(t testing.TB, name string) string {
 	t.Helper()
 	c, err := b.Create(t.Context(), runtime.Spec{Name: name, Image: runtimetest.DefaultImage, Command: []string{"sleep", "100000"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c.ID
 }
 
@@ -221,9 +215,7 @@ type dialled struct {
 func (b *bed) dial(t testing.TB, name string) *dialled {
 	t.Helper()
 	nc, err := net.Dial("unix", filepath.Join(b.root, dirName(name), wire.Socket))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = nc.Close() })
 	return &dialled{t: t, nc: nc, r: wire.NewReader(nc), w: wire.NewWriter(nc)}
 }
@@ -293,7 +285,12 @@ func (p *program) send(kind wire.Kind, payload string) { _ = p.w.Send(kind, []by
 func (p *program) json(kind wire.Kind, v any)          { _ = p.w.SendJSON(kind, v) }
 
 func (p *program) output(seq int64, data string) {
-	_ = p.w.SendOutput(wire.Output{Seq: seq, Data: []byte(data)})
+	_ = p.sendOutput(seq, data)
+}
+
+func (p *program) sendOutput(seq int64, data string) error {
+	var frame wire.OutputFrame
+	return p.w.SendFrame(&frame, wire.Output{Seq: seq, Data: frame.Data()[:copy(frame.Data(), data)]})
 }
 
 // next is the next request; nil when Berm has hung up.
@@ -341,5 +338,13 @@ func prints(out string, code int) func(*program, *wire.Request) {
 			p.output(int64(len(out)), out)
 		}
 		p.json(wire.KindResult, wire.ProcessInfo{ID: req.Start.ID, ExitCode: code, NextSeq: int64(len(out))})
+	}
+}
+
+// must ends a test if a step of its own fails.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
 	}
 }

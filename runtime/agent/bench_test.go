@@ -24,9 +24,7 @@ func BenchmarkExec(b *testing.B) {
 	ctx := context.Background()
 	r, _ := benchDocker(b)
 	c, err := r.Create(ctx, runtime.Spec{Name: "bench", Image: testImage, Command: []string{"sleep", "100000"}})
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	b.Cleanup(func() { _ = r.Remove(ctx, c.ID) })
 	echo := func(b *testing.B) {
 		res, err := r.Exec(ctx, c.ID, runtime.Exec{Command: []string{"echo", "hi"}, Stdout: io.Discard})
@@ -73,9 +71,7 @@ func benchDocker(b *testing.B) (*agent.Runtime, string) {
 	b.Cleanup(func() { _ = d.Close() })
 	program := benchProgram(b, d)
 	backend, err := docker.New(docker.Options{Host: d.Host()})
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	return wrap(b, backend, program, ""), program
 }
 
@@ -90,27 +86,19 @@ func benchContainerd(b *testing.B) (*agent.Runtime, string) {
 	b.Cleanup(func() { _ = c.Close() })
 	path := benchProgram(b, c)
 	program, err := os.ReadFile(path)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	backend, err := containerd.New(containerd.Options{
 		Address: c.Address(), Namespace: c.Namespace(), Root: c.Root(), Agent: program, CgroupParent: c.CgroupParent(), Netns: c.Netns(),
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	return wrap(b, backend, path, ""), path
 }
 
 func benchProgram(b *testing.B, e importer) string {
 	b.Helper()
-	if err := e.ImportBusybox(context.Background(), testImage); err != nil {
-		b.Fatal(err)
-	}
+	must(b, e.ImportBusybox(context.Background(), testImage))
 	program, err := engine.PutAgent(context.Background(), b.TempDir())
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	return program
 }
 
@@ -130,9 +118,7 @@ func BenchmarkReach(b *testing.B) {
 		r, program := open(b)
 		for how, a := range map[string]*runtime.Agent{"socket": nil, "stdio": {Program: program}} {
 			c, err := r.Create(b.Context(), runtime.Spec{Name: "bench-" + how, Image: testImage, Command: []string{"sleep", "100000"}, Agent: a})
-			if err != nil {
-				b.Fatal(err)
-			}
+			must(b, err)
 			b.Cleanup(func() { _ = r.Remove(context.Background(), c.ID) })
 			places = append(places, place{name + "-" + how, r, c.ID})
 		}

@@ -101,20 +101,17 @@ func (x *call) request(request []byte) error {
 		return absent(err)
 	}
 	x.within(asked.Add(x.b.r.pace.look))
-	kind, payload, err := x.r.Next()
+	kind, _, err := x.frame()
 	if errors.Is(err, os.ErrDeadlineExceeded) && x.ctx.Err() == nil && x.b.runs(x.ctx) {
 		x.within(asked.Add(x.b.r.pace.ready))
-		kind, payload, err = x.r.Next()
+		kind, _, err = x.frame()
 	}
+	var failure *wire.Failure
 	switch {
+	case errors.As(err, &failure):
+		return failure
 	case err != nil:
 		return absent(err)
-	case kind == wire.KindFailure:
-		failure, err := parseFailure(payload)
-		if err != nil {
-			return errDead
-		}
-		return failure
 	case kind != wire.KindReady:
 		return errDead
 	}
@@ -122,7 +119,7 @@ func (x *call) request(request []byte) error {
 		return runtime.Ended(x.ctx) // and it never was
 	}
 	x.within(asked.Add(x.b.r.pace.ready)) // it has answered: the wait for that is over
-	_ = x.w.Send(wire.KindGo)             // it may have come even if this fails: what begins here has begun
+	_ = x.w.Send(wire.KindGo, nil)        // it may have come even if this fails: what begins here has begun
 	x.within(time.Time{})
 	return nil
 }
@@ -187,11 +184,26 @@ func (x *call) release() bool {
 	return !x.ended
 }
 
-// parseFailure reads a Failure.
-func parseFailure(payload []byte) (*wire.Failure, error) {
+// outlive puts a call that has begun under another context than the one it began with. The
+// error says that this one has ended, and the call with it.
+func (x *call) outlive(ctx context.Context) (*call, error) {
+	if !x.release() {
+		x.drop()
+		return nil, runtime.Ended(x.ctx)
+	}
+	return newCall(ctx, x.b, x.id, x.conn), nil
+}
+
+// frame reads a frame. A Failure is a *wire.Failure; other errors are wire.ErrProtocol, or the
+// connection's.
+func (c *conn) frame() (wire.Kind, []byte, error) {
+	kind, payload, err := c.r.Next()
+	if err != nil || kind != wire.KindFailure {
+		return kind, payload, err
+	}
 	f := new(wire.Failure)
 	if err := wire.Decode(payload, f); err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	if len(f.Message) > maxReason {
 		cut := f.Message[:maxReason]
@@ -200,7 +212,7 @@ func parseFailure(payload []byte) (*wire.Failure, error) {
 		}
 		f.Message = cut
 	}
-	return f, nil
+	return 0, nil, f
 }
 
 // classes are those of errors that Failures become.
@@ -228,9 +240,6 @@ func failed(f *wire.Failure) error {
 
 // open begins an operation in a container.
 func (r *Runtime) open(ctx context.Context, id string, req *wire.Request) (*call, error) {
-	if ctx.Err() != nil {
-		return nil, runtime.Ended(ctx)
-	}
 	b, err := r.container(ctx, id)
 	if err != nil {
 		return nil, err
@@ -373,20 +382,18 @@ func (x *call) broken(err error) error {
 // next reads a frame of the operation. A Failure is an error, after which the call is
 // over, as it is after any other.
 func (x *call) next() (wire.Kind, []byte, error) {
-	kind, payload, err := x.r.Next()
-	if err == nil && kind == wire.KindFailure {
-		var f *wire.Failure
-		if f, err = parseFailure(payload); err == nil {
-			x.drop() // it may wait for the rest of an input
-			return 0, nil, failed(f)
-		}
-	}
-	if err != nil {
+	kind, payload, err := x.frame()
+	var failure *wire.Failure
+	switch {
+	case err == nil:
+		return kind, payload, nil
+	case errors.As(err, &failure):
+		err = failed(failure)
+	default:
 		err = x.broken(err)
-		x.drop()
-		return 0, nil, err
 	}
-	return kind, payload, nil
+	x.drop() // it may wait for the rest of an input
+	return 0, nil, err
 }
 
 // unexpected ends a call in which something came that has no place there.
@@ -396,27 +403,22 @@ func (x *call) unexpected(what string) error {
 	return err
 }
 
-// result waits for the end of an operation that has no other answer.
-func (x *call) result(v any) error {
-	kind, payload, err := x.next()
-	if err != nil {
-		return err
+// expect reads a frame of one kind.
+func (x *call) expect(kind wire.Kind) ([]byte, error) {
+	got, payload, err := x.next()
+	if err == nil && got != kind {
+		err = x.unexpected(fmt.Sprintf("a frame of kind %d in place of one of kind %d", got, kind))
 	}
-	if kind != wire.KindResult {
-		return x.unexpected("something else than a result")
-	}
-	return x.conclude(payload, v)
+	return payload, err
 }
 
-// conclude reads a result; the connection is free after it.
-func (x *call) conclude(payload []byte, v any) error {
-	if v != nil {
-		if err := wire.Decode(payload, v); err != nil {
-			return x.unexpected("a result that can't be read")
-		}
+// result waits for the end of an operation that has no other answer.
+func (x *call) result() error {
+	_, err := x.expect(wire.KindResult)
+	if err == nil {
+		x.done()
 	}
-	x.done()
-	return nil
+	return err
 }
 
 // items hands on the Items of an operation, at most so many, until its Result. The
@@ -428,7 +430,8 @@ func (x *call) items(most int, f func(payload []byte) error) error {
 		case err != nil:
 			return err
 		case kind == wire.KindResult:
-			return x.conclude(payload, nil)
+			x.done()
+			return nil
 		case kind != wire.KindItem:
 			return x.unexpected("something else than an item")
 		case n >= most:

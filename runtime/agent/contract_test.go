@@ -13,6 +13,7 @@ import (
 	"github.com/docker/docker/api/types/volume"
 	"github.com/docker/docker/client"
 
+	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/agent"
 	"github.com/bermhq/berm/runtime/containerd"
 	"github.com/bermhq/berm/runtime/docker"
@@ -33,28 +34,18 @@ type importer interface {
 // prepare gives a harness that lacks what is the engine's own.
 func prepare(t *testing.T, e importer, registry engine.RegistryOptions) runtimetest.Harness {
 	t.Helper()
-	if err := e.ImportBusybox(t.Context(), testImage); err != nil {
-		t.Fatal(err)
-	}
-	if err := e.ImportBusybox(t.Context(), configuredImage, runtimetest.ConfiguredChanges()...); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.ImportBusybox(t.Context(), testImage))
+	must(t, e.ImportBusybox(t.Context(), configuredImage, runtimetest.ConfiguredChanges()...))
 	shop, err := engine.StartRegistry(t.Context(), registry)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := shop.Close(); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := shop.Push(t.Context(), "contract:latest"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, shop.Push(t.Context(), "contract:latest"))
 	program, err := engine.PutAgent(t.Context(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return runtimetest.Harness{
 		Image: testImage, Configured: configuredImage, Agent: program, Real: true, ExecAlone: true,
 		Registry: shop.Host(),
@@ -68,9 +59,7 @@ func wrap(t testing.TB, backend agent.Engine, program, root string) *agent.Runti
 		root = filepath.Join(t.TempDir(), "agents")
 	}
 	r, err := agent.New(agent.Options{Engine: backend, Program: program, Root: root})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = r.Close() })
 	return r
 }
@@ -99,9 +88,7 @@ func TestDockerContract(t *testing.T) {
 	h := prepare(t, d, engine.RegistryOptions{Netns: d.Netns()})
 	newBackend := func(t testing.TB, timeout time.Duration) *docker.Runtime {
 		backend, err := docker.New(docker.Options{Host: d.Host(), CallTimeout: timeout})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return backend
 	}
 	open := func(t testing.TB, root string, timeout time.Duration) *agent.Runtime {
@@ -113,10 +100,10 @@ func TestDockerContract(t *testing.T) {
 	h.MakeVolume = func(t *testing.T, name string, labels map[string]string, used bool) {
 		makeVolume(t, d.Host(), name, labels, used)
 	}
-	h.New = func(t *testing.T) runtimetest.Subject { return open(t, "", 0) }
-	h.Reopen = func(t *testing.T, dir string) runtimetest.Subject { return open(t, filepath.Join(dir, "agents"), 0) }
+	h.New = func(t *testing.T) runtime.AgentRuntime { return open(t, "", 0) }
+	h.Reopen = func(t *testing.T, dir string) runtime.AgentRuntime { return open(t, filepath.Join(dir, "agents"), 0) }
 	h.Engine, h.Outside = d, d.Outside()
-	h.Hang = func(t *testing.T) (runtimetest.Subject, func()) { return open(t, "", time.Second), freeze(t, d.Pid()) }
+	h.Hang = func(t *testing.T) (runtime.AgentRuntime, func()) { return open(t, "", time.Second), freeze(t, d.Pid()) }
 	runtimetest.Run(t, h)
 }
 
@@ -124,9 +111,7 @@ func TestDockerContract(t *testing.T) {
 func makeVolume(t *testing.T, host, name string, labels map[string]string, used bool) {
 	t.Helper()
 	c, err := client.NewClientWithOpts(client.WithHost(host), client.WithAPIVersionNegotiation())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = c.Close() }()
 	if _, err := c.VolumeCreate(t.Context(), volume.CreateOptions{Name: name, Labels: labels}); err != nil {
 		t.Fatal(err)
@@ -136,9 +121,7 @@ func makeVolume(t *testing.T, host, name string, labels map[string]string, used 
 	}
 	_, err = c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Labels: labels, Cmd: []string{"true"}},
 		&container.HostConfig{Binds: []string{name + ":/v"}}, nil, nil, name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 func TestContainerdContract(t *testing.T) { testContainerd(t, "", false) }
@@ -163,17 +146,13 @@ func testContainerd(t *testing.T, class string, userNS bool, only ...string) {
 	closeAfter(t, c.Close)
 	h := prepare(t, c, engine.RegistryOptions{})
 	program, err := os.ReadFile(h.Agent)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	newBackend := func(t testing.TB, timeout time.Duration) *containerd.Runtime {
 		backend, err := containerd.New(containerd.Options{
 			Address: c.Address(), Namespace: c.Namespace(), Root: c.Root(), Agent: program,
 			CgroupParent: c.CgroupParent(), Netns: c.Netns(), CallTimeout: timeout,
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return backend
 	}
 	open := func(t testing.TB, root string, timeout time.Duration) *agent.Runtime {
@@ -186,10 +165,10 @@ func testContainerd(t *testing.T, class string, userNS bool, only ...string) {
 	if h.UserNS, h.DeepMounts = userNS, userNS || class == "crun"; userNS {
 		engine.RequireUserNS(t, newBackend(t, 0))
 	}
-	h.New = func(t *testing.T) runtimetest.Subject { return open(t, "", 0) }
-	h.Reopen = func(t *testing.T, dir string) runtimetest.Subject { return open(t, filepath.Join(dir, "agents"), 0) }
+	h.New = func(t *testing.T) runtime.AgentRuntime { return open(t, "", 0) }
+	h.Reopen = func(t *testing.T, dir string) runtime.AgentRuntime { return open(t, filepath.Join(dir, "agents"), 0) }
 	h.Engine, h.LocalNetworks, h.Outside, h.Terminals = c, true, c.Outside(), 64
-	h.Hang = func(t *testing.T) (runtimetest.Subject, func()) { return open(t, "", time.Second), freeze(t, c.Pid()) }
+	h.Hang = func(t *testing.T) (runtime.AgentRuntime, func()) { return open(t, "", time.Second), freeze(t, c.Pid()) }
 	runtimetest.Run(t, h)
 	left, err := c.Settled(t.Context(), c.Root(), open(t, "", 0).Sweep)
 	if err != nil || len(left) > 0 {
@@ -204,4 +183,12 @@ func closeAfter(t *testing.T, f func() error) {
 			t.Error(err)
 		}
 	})
+}
+
+// must ends a test if a step of its own fails.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
 }

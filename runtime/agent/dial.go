@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -32,76 +33,57 @@ func (r *Runtime) dial(ctx context.Context, id string, port int) (net.Conn, erro
 	if err != nil {
 		return nil, err
 	}
-	if !x.release() {
-		x.drop()
-		return nil, runtime.Ended(ctx)
+	if x, err = x.outlive(context.WithoutCancel(ctx)); err != nil {
+		return nil, err
 	}
-	near, far := net.Pipe()
-	p := &portConn{Conn: near, x: x, port: portAddr{id, port}}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		p.drop()
-		return nil, errClosed
-	}
-	over := make(chan struct{})
-	r.tasks.Go(func() {
-		defer close(over)
-		p.copy(far)
-	})
-	r.tasks.Go(func() { // what the caller doesn't read would hold copy up
-		select {
-		case <-over:
-		case <-x.b.done:
-			_ = near.Close()
-		}
-	})
-	return p, nil
+	return &portConn{x: x, port: portAddr{id, port}}, nil
 }
 
-// portConn is a connection to a port. What comes is handed on through a pipe, so that a
-// deadline can't cut a frame in two.
+// portConn is a connection to a port. A deadline may cut a frame in two: x.r goes on in the
+// middle of it.
 type portConn struct {
-	net.Conn // to read from
-	x        *call
-	port     portAddr
+	x    *call
+	port portAddr
 
-	closing sync.Once
-	broken  atomic.Bool // what came isn't all
+	closed  atomic.Bool
+	reading sync.Mutex
+	rest    []byte // of what came
+	end     error  // of reading
+
 	writing sync.Mutex
 	ended   bool // for writing
 }
 
-// copy hands on what comes, until the other side or the caller has enough.
-func (p *portConn) copy(to net.Conn) {
-	defer func() { _ = to.Close() }()
-	for {
-		kind, payload, err := p.x.r.Next()
-		if err != nil || kind != wire.KindData {
-			if err == nil && kind == wire.KindEnd {
-				return // and the caller may go on writing
-			}
-			p.broken.Store(err != nil || kind != wire.KindResult)
-			p.drop()
-			return
-		}
-		if _, err := to.Write(payload); err != nil {
-			return
-		}
-	}
-}
-
-func (p *portConn) drop() { p.closing.Do(p.x.drop) }
-
 func (p *portConn) Read(b []byte) (int, error) {
-	n, err := p.Conn.Read(b)
-	switch {
-	case errors.Is(err, io.ErrClosedPipe):
-		err = net.ErrClosed
-	case errors.Is(err, io.EOF) && p.broken.Load():
-		err = io.ErrUnexpectedEOF
+	p.reading.Lock()
+	defer p.reading.Unlock()
+	for {
+		switch {
+		case p.closed.Load():
+			return 0, net.ErrClosed
+		case len(p.rest) > 0:
+			n := copy(b, p.rest)
+			p.rest = p.rest[n:]
+			return n, nil
+		case p.end != nil:
+			return 0, p.end
+		}
+		kind, payload, err := p.x.r.Next()
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded) && !p.closed.Load():
+			return 0, err
+		case err == nil && kind == wire.KindData:
+			p.rest = payload
+		case err == nil && kind == wire.KindEnd: // and the caller may go on writing
+			p.end = io.EOF
+		case err == nil && kind == wire.KindResult:
+			p.end = io.EOF
+			p.x.drop()
+		default:
+			p.end = io.ErrUnexpectedEOF
+			p.x.drop()
+		}
 	}
-	return n, err
 }
 
 func (p *portConn) Write(b []byte) (int, error) {
@@ -121,20 +103,21 @@ func (p *portConn) CloseWrite() error {
 		return nil
 	}
 	p.ended = true
-	return p.x.w.Send(wire.KindEnd)
+	return p.x.w.Send(wire.KindEnd, nil)
 }
 
 func (p *portConn) Close() error {
-	p.drop() // also what Write waits for
-	return p.Conn.Close()
+	p.closed.Store(true)
+	_ = p.x.nc.SetDeadline(past) // ends what waits
+	p.x.drop()
+	return nil
 }
 
 func (p *portConn) LocalAddr() net.Addr  { return p.port }
 func (p *portConn) RemoteAddr() net.Addr { return p.port }
 
-func (p *portConn) SetDeadline(t time.Time) error {
-	return errors.Join(p.SetReadDeadline(t), p.SetWriteDeadline(t))
-}
+func (p *portConn) SetDeadline(t time.Time) error     { return p.x.nc.SetDeadline(t) }
+func (p *portConn) SetReadDeadline(t time.Time) error { return p.x.nc.SetReadDeadline(t) }
 
 // SetWriteDeadline is for Writes. One that it cuts short breaks the connection.
 func (p *portConn) SetWriteDeadline(t time.Time) error { return p.x.nc.SetWriteDeadline(t) }

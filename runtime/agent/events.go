@@ -25,9 +25,6 @@ func (r *Runtime) Events(ctx context.Context, id string) (runtime.Events, error)
 }
 
 func (r *Runtime) openEvents(ctx context.Context, id string) (*events, error) {
-	if ctx.Err() != nil {
-		return nil, runtime.Ended(ctx)
-	}
 	b, err := r.container(ctx, id)
 	if err != nil {
 		return nil, err
@@ -45,9 +42,8 @@ func (r *Runtime) openEvents(ctx context.Context, id string) (*events, error) {
 		if err != nil {
 			return nil, classed(err)
 		}
-		if !x.release() {
-			x.drop()
-			return nil, runtime.Ended(ctx)
+		if x, err = x.outlive(e.ctx); err != nil {
+			return nil, err
 		}
 		e.add(x)
 	}
@@ -115,7 +111,6 @@ func (e *events) watch(s *session) {
 // add reads what the program tells on a call.
 func (e *events) add(x *call) {
 	s := x.s
-	x = x.under(e.ctx)
 	if s.served != nil { // it lasts as long as it has processes
 		x.idle = true
 		s.release()
@@ -134,7 +129,7 @@ func (e *events) add(x *call) {
 		if errors.Is(err, wire.ErrProtocol) {
 			err = x.broken(err)
 		}
-		e.lose(s, err)
+		e.lose(s, classed(err))
 	})
 	if !started {
 		x.drop()
@@ -146,7 +141,7 @@ func (e *events) add(x *call) {
 func (e *events) read(x *call) error {
 	var batch []runtime.ProcessInfo
 	for {
-		kind, payload, err := x.r.Next()
+		kind, payload, err := x.frame()
 		switch {
 		case err != nil:
 			return err
@@ -158,12 +153,6 @@ func (e *events) read(x *call) error {
 			if e.b.lists(x.s, info.ID) {
 				batch = append(batch, info)
 			}
-		case kind == wire.KindFailure:
-			failure, err := parseFailure(payload)
-			if err != nil {
-				return err
-			}
-			return failed(failure)
 		case kind == wire.KindReady:
 			e.put(x.s, batch)
 			batch = nil

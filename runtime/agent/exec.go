@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
-	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
 
@@ -37,23 +34,6 @@ func (r *Runtime) Exec(ctx context.Context, id string, e runtime.Exec) (runtime.
 	return res, err
 }
 
-func validateExec(e runtime.Exec) error {
-	if err := runtime.CheckExec(e); err != nil {
-		return err
-	}
-	return validateText(slices.Concat(e.Command, e.Env, []string{e.WorkingDir}))
-}
-
-// validateText refuses what would arrive as something else.
-func validateText(all []string) error {
-	for _, s := range all {
-		if strings.IndexByte(s, 0) >= 0 || !utf8.ValidString(s) {
-			return runtime.Invalid("a command, its environment and its directory are UTF-8 without zero bytes, which %.100q is not", s)
-		}
-	}
-	return nil
-}
-
 // run is a command under way.
 type run struct {
 	*call
@@ -68,11 +48,16 @@ type run struct {
 var errBroken = errors.New("the connection to the container's agent broke")
 
 func (r *Runtime) exec(ctx context.Context, id string, e runtime.Exec) (runtime.ExecResult, error) {
-	if err := validateExec(e); err != nil {
-		return runtime.ExecResult{}, err
+	x := &run{e: e, output: output{proc: r.nextRun()}}
+	start := &wire.Start{
+		ID: x.proc, Command: e.Command, Env: e.Env, Dir: e.WorkingDir, Stdin: e.Stdin != nil,
+		Exec: true, Follow: &wire.Follow{Lossless: true},
 	}
-	if ctx.Err() != nil {
-		return runtime.ExecResult{}, runtime.Ended(ctx)
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < farAway {
+		start.TimeoutMS = (max(time.Until(deadline), 0) + overtime).Milliseconds()
+	}
+	if err := start.Check(); err != nil {
+		return runtime.ExecResult{}, runtime.Invalid("%w", err)
 	}
 	b, err := r.container(ctx, id)
 	if err != nil {
@@ -84,16 +69,9 @@ func (r *Runtime) exec(ctx context.Context, id string, e runtime.Exec) (runtime.
 			return runtime.ExecResult{}, runtime.Precondition("the container is paused")
 		}
 	}
-	feeding, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var stop context.CancelFunc
+	x.feeding, stop = context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	x := &run{e: e, output: output{proc: r.nextRun()}, feeding: feeding}
-	start := &wire.Start{
-		ID: x.proc, Command: e.Command, Env: e.Env, Dir: e.WorkingDir, Stdin: e.Stdin != nil,
-		Exec: true, Follow: &wire.Follow{Lossless: true},
-	}
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < farAway {
-		start.TimeoutMS = (max(time.Until(deadline), 0) + overtime).Milliseconds()
-	}
 	x.call, err = b.open(ctx, id, e.User, &wire.Request{Op: wire.OpStart, Start: start}, true)
 	if err == nil {
 		err = x.wait(ctx)
@@ -205,14 +183,6 @@ func (x *run) owner() *session {
 	return x.s
 }
 
-// interrupted is the error of a command whose container ended under it.
-func interrupted(how string) error {
-	return runtime.WithClass(
-		errors.Join(errdefs.ErrFailedPrecondition, runtime.ErrInterrupted),
-		fmt.Errorf("%w: it is %s", runtime.ErrInterrupted, how),
-	)
-}
-
 // notKilled adds to an error that processes may still run, without changing its class.
 func notKilled(err, why error) error {
 	return fmt.Errorf("%w; %w: %v", err, runtime.ErrNotKilled, why) //nolint:errorlint // why has a class of its own
@@ -224,11 +194,11 @@ func (x *run) abandon(ctx context.Context) error {
 	why := x.killTree(ctx)
 	switch {
 	case why == nil:
-		return interrupted("out of reach")
+		return runtime.Interrupted("out of reach")
 	case errdefs.IsUnavailable(why):
 		return notKilled(runtime.Unavailable(errBroken), why)
 	}
-	return notKilled(interrupted("out of reach"), why)
+	return notKilled(runtime.Interrupted("out of reach"), why)
 }
 
 // kill ends a command with all its descendants, and delivers the last of its output.

@@ -526,7 +526,7 @@ func TestHello(t *testing.T) {
 		"garbage":       func(p *dialled) { _, _ = io.WriteString(p.nc, "GET / HTTP/1.1\r\n\r\n") },
 		"other version": func(p *dialled) { p.json(wire.KindHello, wire.Hello{Version: 1}) },
 		"no user":       func(p *dialled) { p.json(wire.KindHello, wire.Hello{Version: wire.Version, UID: -1}) },
-		"request":       func(p *dialled) { p.json(wire.KindRequest, wire.Request{Op: wire.OpPing}) },
+		"request":       func(p *dialled) { p.json(wire.KindRequest, wire.Request{Op: wire.OpEvents}) },
 		"long":          func(p *dialled) { p.send(wire.KindHello, `{"version":3,"x":"`+strings.Repeat("x", maxHello)+`"}`) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -614,21 +614,15 @@ func TestRestart(t *testing.T) {
 	if _, err := New(Options{Engine: b.engine, Program: "/p", Root: b.root}); err == nil {
 		t.Error("two have one root")
 	}
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Close())
 	b.open(t)
 	b.serve(t, "x", prints("", 5))
 	if res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}}); err != nil || res.ExitCode != 5 {
 		t.Errorf("%+v, %v", res, err)
 	}
 	// Without its directory the engine starts the program.
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.RemoveAll(filepath.Join(b.root, dirName("x"))); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Close())
+	must(t, os.RemoveAll(filepath.Join(b.root, dirName("x"))))
 	b.open(t)
 	b.engine.serves = prints("", 6)
 	if res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}}); err != nil || res.ExitCode != 6 {
@@ -640,9 +634,7 @@ func TestPaused(t *testing.T) {
 	b := newBed(t)
 	id := b.create(t, "x")
 	b.serve(t, "x", prints("", 0))
-	if err := b.Pause(t.Context(), id); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Pause(t.Context(), id))
 	if _, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}}); !errdefs.IsFailedPrecondition(err) {
 		t.Error(err)
 	}
@@ -657,9 +649,7 @@ func TestPaused(t *testing.T) {
 func TestNothingLeaks(t *testing.T) {
 	files := func() int {
 		entries, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return len(entries)
 	}
 	goroutines, open := goruntime.NumGoroutine(), files()

@@ -61,12 +61,9 @@ func fileRequest(op runtime.FileOp) *wire.Request {
 func (x *call) file(op runtime.FileOp, fio runtime.FileIO) error {
 	switch op.Verb {
 	case runtime.FileStat:
-		kind, payload, err := x.next()
+		payload, err := x.expect(wire.KindResult)
 		if err != nil {
 			return err
-		}
-		if kind != wire.KindResult {
-			return x.unexpected("something else than a result")
 		}
 		return x.lastFile(payload, fio.Info)
 	case runtime.FileRead:
@@ -79,7 +76,8 @@ func (x *call) file(op runtime.FileOp, fio runtime.FileIO) error {
 			return err
 		}
 		if op.Verb == runtime.FileTarWrite {
-			return x.conclude(payload, nil)
+			x.done()
+			return nil
 		}
 		return x.lastFile(payload, fio.Info)
 	case runtime.FileList:
@@ -98,7 +96,7 @@ func (x *call) file(op runtime.FileOp, fio runtime.FileIO) error {
 			return fio.Event(e)
 		})
 	}
-	return x.result(nil)
+	return x.result()
 }
 
 // lastFile ends an operation whose result is a FileInfo.
@@ -116,12 +114,9 @@ func (x *call) lastFile(payload []byte, deliver func(runtime.FileInfo) error) er
 
 // readFile delivers what the file is, then at most length bytes of it; -1 is no bound.
 func (x *call) readFile(length int64, fio runtime.FileIO) error {
-	kind, payload, err := x.next()
+	payload, err := x.expect(wire.KindItem)
 	if err != nil {
 		return err
-	}
-	if kind != wire.KindItem {
-		return x.unexpected("something else than what the file is")
 	}
 	info, err := parseFile(payload)
 	if err != nil {
@@ -199,7 +194,8 @@ func (x *call) output(w io.Writer, most int64) error {
 		case err != nil:
 			return err
 		case kind == wire.KindResult:
-			return x.conclude(payload, nil)
+			x.done()
+			return nil
 		case kind == wire.KindEnd:
 			continue
 		case kind != wire.KindData:
@@ -219,22 +215,20 @@ func (x *call) output(w io.Writer, most int64) error {
 // Failure does. The reader is read by this goroutine alone.
 func (x *call) upload(from io.Reader) ([]byte, error) {
 	type answer struct {
-		kind    wire.Kind
 		payload []byte
 		err     error
 	}
 	answers := make(chan answer, 1)
 	go func() {
 		var a answer
-		a.err = x.b.r.guard(func() (err error) { a.kind, a.payload, err = x.r.Next(); return err })
-		if a.err != nil || a.kind != wire.KindResult {
-			_ = x.nc.SetWriteDeadline(past) // nobody takes the rest
+		a.err = x.b.r.guard(func() (err error) { a.payload, err = x.expect(wire.KindResult); return err })
+		if a.err != nil {
+			x.drop() // nobody takes the rest
 		}
 		answers <- a
 	}()
 	buf := buffers.Get().(*[wire.MaxData]byte)
 	defer buffers.Put(buf)
-	var failure error // of the reader
 	for len(answers) == 0 {
 		n, err := from.Read(buf[:])
 		if n > 0 {
@@ -243,35 +237,16 @@ func (x *call) upload(from io.Reader) ([]byte, error) {
 			}
 		}
 		if errors.Is(err, io.EOF) {
-			_ = x.w.Send(wire.KindEnd) // the answer tells whether that has come
+			_ = x.w.Send(wire.KindEnd, nil) // the answer tells whether that has come
 			break
 		}
 		if err != nil {
-			failure = fmt.Errorf("read what is to be written: %w", err)
-			_ = x.nc.SetDeadline(past)
-			break
+			x.drop()
+			return nil, fmt.Errorf("read what is to be written: %w", err)
 		}
 	}
 	a := <-answers
-	switch {
-	case failure != nil:
-		x.drop()
-		return nil, failure
-	case a.err != nil:
-		err := x.broken(a.err)
-		x.drop()
-		return nil, err
-	case a.kind == wire.KindFailure:
-		f, err := parseFailure(a.payload)
-		if err != nil {
-			return nil, x.unexpected(err.Error())
-		}
-		x.drop()
-		return nil, failed(f)
-	case a.kind != wire.KindResult:
-		return nil, x.unexpected("something else than a result")
-	}
-	return a.payload, nil
+	return a.payload, a.err
 }
 
 // parseMatch decodes a line that was found.

@@ -29,7 +29,7 @@ type output struct {
 // or the connection's.
 func (o *output) read(c *conn) (runtime.Chunk, error) {
 	for {
-		kind, payload, err := c.r.Next()
+		kind, payload, err := c.frame()
 		if err != nil {
 			return runtime.Chunk{}, err
 		}
@@ -55,12 +55,6 @@ func (o *output) read(c *conn) (runtime.Chunk, error) {
 			}
 			o.info = info
 			return runtime.Chunk{}, errEnd
-		case wire.KindFailure:
-			failure, err := parseFailure(payload)
-			if err != nil {
-				return runtime.Chunk{}, err
-			}
-			return runtime.Chunk{}, failure
 		default:
 			return runtime.Chunk{}, fmt.Errorf("%w: a frame of kind %d", wire.ErrProtocol, kind)
 		}
@@ -69,19 +63,14 @@ func (o *output) read(c *conn) (runtime.Chunk, error) {
 
 // begin waits until the program follows. Its error is as read's.
 func (o *output) begin(c *conn) error {
-	kind, payload, err := c.r.Next()
-	switch {
-	case err != nil:
-		return err
-	case kind == wire.KindItem:
-		_, err = c.s.process(payload, o.proc)
-		return err
-	case kind == wire.KindFailure:
-		if failure, err := parseFailure(payload); err == nil {
-			return failure
-		}
+	kind, payload, err := c.frame()
+	if err == nil && kind != wire.KindItem {
+		err = fmt.Errorf("%w: a frame of kind %d", wire.ErrProtocol, kind)
 	}
-	return fmt.Errorf("%w: a frame of kind %d", wire.ErrProtocol, kind)
+	if err == nil {
+		_, err = c.s.process(payload, o.proc)
+	}
+	return err
 }
 
 func wireFollow(f runtime.Follow) *wire.Follow {
@@ -114,13 +103,12 @@ func (r *Runtime) newFollower(ctx context.Context, x *call, id, process string, 
 	if err != nil {
 		return nil, info, err
 	}
-	if !x.release() {
-		x.drop()
-		return nil, info, runtime.Ended(ctx)
-	}
 	f := &follower{r: r, id: id, how: how, output: output{proc: process, seq: info.FirstSeq}}
 	f.ctx, f.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
-	f.x.Store(x.under(f.ctx))
+	if x, err = x.outlive(f.ctx); err != nil {
+		return nil, info, err
+	}
+	f.x.Store(x)
 	return f, info, nil
 }
 
@@ -228,27 +216,15 @@ func (r *Runtime) Input(ctx context.Context, id, process string) (runtime.Input,
 // newInput waits until the input is open, and takes the call over.
 func newInput(ctx context.Context, x *call, process string) (*input, error) {
 	x.within(time.Now().Add(x.b.r.pace.answer))
-	if err := x.expectReady(); err != nil {
+	_, err := x.expect(wire.KindReady)
+	if err != nil {
 		return nil, err
 	}
 	x.within(time.Time{})
-	if !x.release() {
-		x.drop()
-		return nil, runtime.Ended(ctx)
-	}
 	in := &input{process: process}
 	in.ctx, in.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
-	in.x = x.under(in.ctx)
-	return in, nil
-}
-
-// expectReady waits for Ready.
-func (x *call) expectReady() error {
-	kind, _, err := x.next()
-	if err == nil && kind != wire.KindReady {
-		err = x.unexpected("something else than that it goes on")
-	}
-	return err
+	in.x, err = x.outlive(in.ctx)
+	return in, err
 }
 
 // input is the open input of a process.
@@ -272,7 +248,7 @@ func (in *input) Write(p []byte) (int, error) {
 		part := p[sent:min(sent+wire.MaxData, len(p))]
 		if _, err := in.x.input(part); err != nil {
 			in.fail(in.x.broken(err))
-		} else if err := in.x.expectReady(); err != nil {
+		} else if _, err := in.x.expect(wire.KindReady); err != nil {
 			in.fail(err)
 		} else {
 			sent += len(part)
@@ -287,9 +263,9 @@ func (in *input) CloseWrite() error {
 	if in.err != nil {
 		return in.err
 	}
-	err := in.x.w.Send(wire.KindEnd)
+	err := in.x.w.Send(wire.KindEnd, nil)
 	if err == nil {
-		err = in.x.result(nil)
+		err = in.x.result()
 	} else {
 		err = in.x.broken(err)
 	}
@@ -344,21 +320,23 @@ func (b *container) rejoin(ctx context.Context, id string, out output, how runti
 		c, err := b.inspect(soon)
 		switch {
 		case errdefs.IsNotFound(err):
-			return nil, interrupted("removed")
+			return nil, runtime.Interrupted("removed")
 		case err != nil:
 			away = away || errdefs.IsUnavailable(err)
 		case c.State != runtime.StateRunning && c.State != runtime.StatePaused:
-			return nil, interrupted("dead")
+			return nil, runtime.Interrupted("dead")
 		case c.Pid != 0 && pid != 0 && c.Pid != pid:
-			return nil, interrupted("another by now") // somebody has restarted it
+			return nil, runtime.Interrupted("another by now") // somebody has restarted it
 		default:
 			away = false
 			x, err := b.start(soon, id, request, b.take)
 			if err == nil {
 				x.within(time.Now().Add(b.r.pace.answer))
-				if err = out.begin(x.conn); err == nil && x.release() {
-					_ = x.nc.SetDeadline(time.Time{})
-					return x.under(ctx), nil
+				if err = out.begin(x.conn); err == nil {
+					x.within(time.Time{})
+					if x, err := x.outlive(ctx); err == nil {
+						return x, nil
+					}
 				}
 				x.drop()
 			}
@@ -378,8 +356,5 @@ func (b *container) left() error {
 	if b.r.closed {
 		return errClosed
 	}
-	return interrupted("removed")
+	return runtime.Interrupted("removed")
 }
-
-// under puts a call that was released under another context.
-func (x *call) under(ctx context.Context) *call { return newCall(ctx, x.b, x.id, x.conn) }

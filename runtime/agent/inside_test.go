@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -34,19 +36,19 @@ func (p *program) item(v any) { p.json(wire.KindItem, v) }
 
 var aFile = wire.FileInfo{Path: []byte("/x"), Mode: 0o100644}
 
-func stat(ctx context.Context, files runtime.Files, id string) error {
+func stat(ctx context.Context, files runtime.Insider, id string) error {
 	return files.File(ctx, id, runtime.FileOp{Verb: runtime.FileStat, Path: "/x"}, runtime.FileIO{})
 }
 
-func glob(ctx context.Context, files runtime.Files, id string, limit int, f func(runtime.FileInfo) error) error {
+func glob(ctx context.Context, files runtime.Insider, id string, limit int, f func(runtime.FileInfo) error) error {
 	return files.File(ctx, id, runtime.FileOp{Verb: runtime.FileGlob, Path: "/", Pattern: "*", Limit: limit}, runtime.FileIO{Info: f})
 }
 
-func read(ctx context.Context, files runtime.Files, id string, length int64, out io.Writer) error {
+func read(ctx context.Context, files runtime.Insider, id string, length int64, out io.Writer) error {
 	return files.File(ctx, id, runtime.FileOp{Verb: runtime.FileRead, Path: "/x", Length: length}, runtime.FileIO{Out: out})
 }
 
-func watch(ctx context.Context, files runtime.Files, id string) error {
+func watch(ctx context.Context, files runtime.Insider, id string) error {
 	ignore := func(runtime.FileEvent) error { return nil }
 	return files.File(ctx, id, runtime.FileOp{Verb: runtime.FileWatch, Path: "/", Recursive: true}, runtime.FileIO{Event: ignore})
 }
@@ -245,9 +247,7 @@ func TestFollower(t *testing.T) {
 		})
 	}
 	w, err := b.Follow(t.Context(), id, "p", runtime.Follow{From: runtime.FromNow})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, want := range []string{"first", "second"} {
 		if c, err := w.Next(); err != nil || string(c.Data) != want {
 			t.Errorf("%+v, %v", c, err)
@@ -305,9 +305,7 @@ func TestFollowerRejoins(t *testing.T) {
 				})
 			}
 			w, err := b.Follow(t.Context(), id, "p", runtime.Follow{Exclusive: true})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if _, err := w.Next(); !tt.is(err) {
 				t.Error(err)
 			}
@@ -322,18 +320,14 @@ func TestClosed(t *testing.T) {
 		p.hungUp()
 	})
 	w, err := b.Follow(t.Context(), id, "p", runtime.Follow{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c, cid := answers(t, func(p *program) {
 		p.send(wire.KindReady, "")
 		p.hungUp()
 	})
 	in, err := c.Input(t.Context(), cid, "p")
 	events, err2 := c.Events(t.Context(), cid)
-	if err := errors.Join(err, err2); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, err2))
 	if all, err := events.Next(); err != nil || len(all) != 0 {
 		t.Errorf("%+v, %v", all, err)
 	}
@@ -417,13 +411,11 @@ func TestEventsAreBounded(t *testing.T) {
 	b, id := answers(t, func(p *program) {
 		p.endless(func() error {
 			p.item(wire.ProcessInfo{ID: fmt.Sprint("p", n.Add(1)), Label: strings.Repeat("x", wire.MaxLabel)})
-			return p.w.Send(wire.KindReady)
+			return p.w.Send(wire.KindReady, nil)
 		})
 	})
 	events, err := b.Events(t.Context(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for range 3 {
 		all, err := events.Next()
 		if err != nil || len(all) > maxListed {
@@ -449,13 +441,60 @@ func TestDialBrokenOff(t *testing.T) {
 		p.send(wire.KindData, "half")
 	})
 	nc, err := b.Dial(t.Context(), id, 80)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got, err := io.ReadAll(nc); string(got) != "half" || !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("%q, %v", got, err)
 	}
 	_ = nc.Close()
+}
+
+// A deadline in the middle of a frame loses nothing of it.
+func TestDialDeadline(t *testing.T) {
+	goOn := make(chan struct{})
+	b, id := answers(t, func(p *program) {
+		_, _ = p.nc.Write([]byte{byte(wire.KindData), 0, 0, 0, 4, 'h', 'a'})
+		<-goOn
+		_, _ = p.nc.Write([]byte("lf"))
+		p.send(wire.KindResult, "{}")
+	})
+	nc, err := b.Dial(t.Context(), id, 80)
+	must(t, err)
+	must(t, nc.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
+	if _, err := nc.Read(make([]byte, 8)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("at the deadline: %v", err)
+	}
+	must(t, nc.SetReadDeadline(time.Time{}))
+	close(goOn)
+	if got, err := io.ReadAll(nc); string(got) != "half" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+	must(t, nc.Close())
+	if _, err := nc.Read(make([]byte, 1)); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("after the end: %v", err)
+	}
+}
+
+// Close ends a Read and a Write that wait.
+func TestDialClosed(t *testing.T) {
+	b, id := answers(t, func(p *program) { <-p.t.Context().Done() }) // it takes and sends nothing
+	nc, err := b.Dial(t.Context(), id, 80)
+	must(t, err)
+	read, written := make(chan error, 1), make(chan error, 1)
+	go func() {
+		_, err := nc.Read(make([]byte, 1))
+		read <- err
+	}()
+	go func() {
+		_, err := nc.Write(make([]byte, 1<<20)) // more than the window
+		written <- err
+	}()
+	must(t, nc.Close())
+	if err := <-read; !errors.Is(err, net.ErrClosed) {
+		t.Errorf("read: %v", err)
+	}
+	if <-written == nil {
+		t.Error("all was written")
+	}
 }
 
 // A container without the program is told from one whose program fails.
@@ -466,9 +505,7 @@ func TestNoProgram(t *testing.T) {
 		b := newBed(t)
 		b.engine.code = code
 		c, err := b.Create(t.Context(), runtime.Spec{Name: "x", Image: "berm.local/busybox:latest", Agent: &runtime.Agent{}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if err := stat(t.Context(), b, c.ID); !is(err) {
 			t.Errorf("code %d: %v", code, err)
 		}
@@ -494,19 +531,15 @@ func TestSlowFollower(t *testing.T) {
 		default:
 			p.begun("p")
 			data := strings.Repeat("x", wire.MaxData)
-			for p.w.SendOutput(wire.Output{Seq: sent.Add(int64(len(data))), Data: []byte(data)}) == nil {
+			for p.sendOutput(sent.Add(int64(len(data))), data) == nil {
 			}
 		}
 	})
 	a, err := b.Follow(t.Context(), id, "p", runtime.Follow{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	await(t, "the stream to be full", func() bool { return sent.Load() > 3*wire.MaxData })
 	for range 100 {
-		if err := stat(t.Context(), b, id); err != nil {
-			t.Fatal(err)
-		}
+		must(t, stat(t.Context(), b, id))
 	}
 	if n := sent.Load(); n > 8*wire.MaxData {
 		t.Errorf("%d bytes were taken that nobody reads", n)

@@ -20,16 +20,6 @@ const (
 	maxCommand = 4 << 10 // bytes, and a separator for each argument
 )
 
-func validateProcess(p runtime.Process) error {
-	if strings.HasPrefix(p.ID, runPrefix) {
-		return runtime.Invalid("the process ID %.200q begins with %q", p.ID, runPrefix)
-	}
-	if err := wireStart(p).Check(); err != nil {
-		return runtime.Invalid("%w", err)
-	}
-	return validateText(slices.Concat(p.Command, p.Env, []string{p.WorkingDir, p.Label}))
-}
-
 func wireStart(p runtime.Process) *wire.Start {
 	start := &wire.Start{
 		ID: p.ID, Label: p.Label, Command: p.Command, Env: p.Env, Dir: p.WorkingDir, Stdin: p.Stdin,
@@ -116,9 +106,6 @@ func (b *container) owner(process string) *session {
 
 // reach begins an operation on a process, which only the program that started it knows.
 func (r *Runtime) reach(ctx context.Context, id string, req *wire.Request) (*call, error) {
-	if ctx.Err() != nil {
-		return nil, runtime.Ended(ctx)
-	}
 	b, err := r.container(ctx, id)
 	if err != nil {
 		return nil, err
@@ -165,13 +152,13 @@ func (b *container) lost(ctx context.Context, s *session, err error) error {
 		return errLost // it was
 	}
 	if why := s.fail(); why != nil {
-		return notKilled(interrupted("out of reach"), why)
+		return notKilled(runtime.Interrupted("out of reach"), why)
 	}
 	return errVanished
 }
 
 // errVanished is for a process whose session has ended, and nothing of which runs.
-var errVanished = interrupted("lost")
+var errVanished = runtime.Interrupted("lost")
 
 // Start starts a process. Below a program that the engine started, it ends with this Runtime.
 func (r *Runtime) Start(ctx context.Context, id string, p runtime.Process) (runtime.ProcessInfo, runtime.Follower, error) {
@@ -183,11 +170,12 @@ func (r *Runtime) Start(ctx context.Context, id string, p runtime.Process) (runt
 }
 
 func (r *Runtime) start(ctx context.Context, id string, p runtime.Process) (runtime.ProcessInfo, *follower, error) {
-	if err := validateProcess(p); err != nil {
-		return runtime.ProcessInfo{}, nil, err
+	if strings.HasPrefix(p.ID, runPrefix) {
+		return runtime.ProcessInfo{}, nil, runtime.Invalid("the process ID %.200q begins with %q", p.ID, runPrefix)
 	}
-	if ctx.Err() != nil {
-		return runtime.ProcessInfo{}, nil, runtime.Ended(ctx)
+	start := wireStart(p)
+	if err := start.Check(); err != nil {
+		return runtime.ProcessInfo{}, nil, runtime.Invalid("%w", err)
 	}
 	b, err := r.container(ctx, id)
 	if err != nil {
@@ -206,7 +194,7 @@ func (r *Runtime) start(ctx context.Context, id string, p runtime.Process) (runt
 			return runtime.ProcessInfo{}, nil, err
 		}
 	}
-	x, err := b.open(ctx, id, p.User, &wire.Request{Op: wire.OpStart, Start: wireStart(p)}, false)
+	x, err := b.open(ctx, id, p.User, &wire.Request{Op: wire.OpStart, Start: start}, false)
 	if err != nil {
 		return runtime.ProcessInfo{}, nil, err
 	}
@@ -255,12 +243,9 @@ func (b *container) disown(process string) {
 // process waits for what the program says of a process, in a frame of that kind.
 func (x *call) process(kind wire.Kind, id string) (runtime.ProcessInfo, error) {
 	x.within(time.Now().Add(x.b.r.pace.answer))
-	got, payload, err := x.next()
+	payload, err := x.expect(kind)
 	if err != nil {
 		return runtime.ProcessInfo{}, err
-	}
-	if got != kind {
-		return runtime.ProcessInfo{}, x.unexpected("something else than a process")
 	}
 	info, err := x.s.process(payload, id)
 	if err != nil {
@@ -336,11 +321,11 @@ func (b *container) hasServed() bool {
 }
 
 // control is an operation on a process that has no answer.
-func (r *Runtime) control(ctx context.Context, what, id string, req *wire.Request, within time.Duration) error {
+func (r *Runtime) control(ctx context.Context, what, id string, req *wire.Request) error {
 	x, err := r.reach(ctx, id, req)
 	if err == nil {
-		x.within(time.Now().Add(within))
-		err = x.result(nil)
+		x.within(time.Now().Add(r.pace.answer))
+		err = x.result()
 	}
 	return about(what, id, req.Process.ID, err)
 }
@@ -351,14 +336,11 @@ func (r *Runtime) Signal(ctx context.Context, id, process string, signal int) er
 		return about("signal", id, process, runtime.Invalid("%w", err))
 	}
 	req := &wire.Request{Op: wire.OpSignal, Process: &wire.Process{ID: process, Signal: signal}}
-	return r.control(ctx, "signal", id, req, r.pace.answer)
+	return r.control(ctx, "signal", id, req)
 }
 
 // Kill kills a process with all its descendants.
 func (r *Runtime) Kill(ctx context.Context, id, process string) error {
-	if ctx.Err() != nil {
-		return about("kill", id, process, runtime.Ended(ctx))
-	}
 	b, err := r.container(ctx, id)
 	if err == nil {
 		err = b.kill(ctx, id, b.owner(process), process)
@@ -371,7 +353,7 @@ func (b *container) kill(ctx context.Context, id string, s *session, process str
 	x, err := b.reach(ctx, id, s, &wire.Request{Op: wire.OpKill, Process: &wire.Process{ID: process}})
 	if err == nil {
 		x.within(time.Now().Add(b.r.pace.answer))
-		if err = x.result(nil); x.s.served != nil && errors.Is(err, runtime.ErrInterrupted) {
+		if err = x.result(); x.s.served != nil && errors.Is(err, runtime.ErrInterrupted) {
 			err = b.lost(ctx, x.s, err)
 		}
 	}
@@ -387,12 +369,12 @@ func (r *Runtime) Resize(ctx context.Context, id, process string, rows, cols int
 		return about("resize the terminal of", id, process, runtime.Invalid("%w", err))
 	}
 	req := &wire.Request{Op: wire.OpResize, Process: &wire.Process{ID: process, Rows: rows, Cols: cols}}
-	return r.control(ctx, "resize the terminal of", id, req, r.pace.answer)
+	return r.control(ctx, "resize the terminal of", id, req)
 }
 
 // Forget drops what is kept of a process that has ended.
 func (r *Runtime) Forget(ctx context.Context, id, process string) error {
-	err := r.control(ctx, "forget", id, &wire.Request{Op: wire.OpForget, Process: &wire.Process{ID: process}}, r.pace.answer)
+	err := r.control(ctx, "forget", id, &wire.Request{Op: wire.OpForget, Process: &wire.Process{ID: process}})
 	if errdefs.IsNotFound(err) && errors.Is(err, errNoProcess) {
 		return nil
 	}

@@ -87,7 +87,7 @@ func (b *container) startProgram(ctx context.Context, id string, p runtime.Progr
 	if err := b.excuse(ctx); err != nil {
 		return nil, err
 	}
-	return b.r.starter.Start(ctx, id, p)
+	return b.r.Engine.Start(ctx, id, p)
 }
 
 // join gives the session of a user, if there is one.

@@ -122,9 +122,7 @@ func TestServedEvents(t *testing.T) {
 	b.engine.code = 0
 	open := func() runtime.Events {
 		events, err := b.Events(t.Context(), id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() { _ = events.Close() })
 		return events
 	}
@@ -143,9 +141,7 @@ func TestServedEvents(t *testing.T) {
 		if all, err := open().Next(); err != nil || len(all) != 1 {
 			t.Errorf("from the beginning: %+v, %v", all, err)
 		}
-		if err := errors.Join(b.Kill(t.Context(), id, "its"), b.Forget(t.Context(), id, "its")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(b.Kill(t.Context(), id, "its"), b.Forget(t.Context(), id, "its")))
 		await(t, "the session to end", func() bool { return b.known(id).sessions() == 0 })
 	}
 	if _, _, err := b.Start(t.Context(), id, start); err != nil {
@@ -286,9 +282,7 @@ func TestServedMany(t *testing.T) {
 // Nothing is started in a paused container.
 func TestServedPause(t *testing.T) {
 	b, id, _, _ := servedBed(t)
-	if err := b.Pause(t.Context(), id); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Pause(t.Context(), id))
 	if _, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}, User: "33"}); !errdefs.IsFailedPrecondition(err) || b.engine.started("serve") != 0 {
 		t.Error(err)
 	}

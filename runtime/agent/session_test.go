@@ -26,13 +26,9 @@ func hostile(t *testing.T) (*conn, net.Conn) {
 		_ = wire.NewWriter(far).SendJSON(wire.KindHello, wire.Hello{Version: wire.Version})
 		_, _ = io.Copy(io.Discard, far)
 	}()
-	if err := s.greet(time.Minute); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.greet(time.Minute))
 	c, err := s.open(wire.MaxStreams)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c, far
 }
 
@@ -73,9 +69,7 @@ func TestLargeWindow(t *testing.T) {
 	t.Cleanup(func() { _, _ = near.Close(), far.Close() })
 	s := &session{b: (&Runtime{pace: hurry}).newContainer(""), carrier: near}
 	go func() { _ = wire.NewWriter(far).SendJSON(wire.KindHello, wire.Hello{Version: wire.Version}) }()
-	if err := s.greet(time.Minute); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.greet(time.Minute))
 	longest := make(chan uint32, 1)
 	const size = 1 << 20
 	go func() {
@@ -97,9 +91,7 @@ func TestLargeWindow(t *testing.T) {
 		}
 	}()
 	c, err := s.open(wire.MaxStreams)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := c.nc.Write(make([]byte, size)); err != nil {
 		t.Fatal(err)
 	}
@@ -149,9 +141,7 @@ func TestStreamsOfAllSessions(t *testing.T) {
 	}
 	for op, spare := range map[wire.Op]bool{wire.OpKill: true, wire.OpProcess: false} {
 		req, err := encode(&wire.Request{Op: op})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if _, err := second.s.open(req.most); (err == nil) != spare {
 			t.Errorf("one more to %s: %v", op, err)
 		}
@@ -168,9 +158,7 @@ func TestStreamCantBeOpened(t *testing.T) {
 	s := &session{b: b, carrier: near, greeted: true}
 	b.id, b.dialled = "x", []*session{s}
 	go func() { _ = wire.NewWriter(far).SendJSON(wire.KindHello, wire.Hello{Version: wire.Version}) }()
-	if err := s.greet(time.Minute); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.greet(time.Minute))
 	for range 5 {
 		if _, err := s.open(wire.MaxStreams); !errors.Is(err, errSilent) {
 			t.Fatal(err)
@@ -230,9 +218,7 @@ func TestEventsBeforeNext(t *testing.T) {
 			t.Fatalf("%d are kept", kept())
 		}
 		all, err := e.Next()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		n += len(all)
 	}
 	<-ended
@@ -255,9 +241,7 @@ func TestFollowAtAPace(t *testing.T) {
 	})
 	begun := time.Now()
 	f, err := b.Follow(t.Context(), id, "p", runtime.Follow{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ended := make(chan struct{})
 	go func() {
 		_, _ = f.Next()

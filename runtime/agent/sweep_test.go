@@ -46,13 +46,9 @@ func TestStrangers(t *testing.T) {
 func TestSweepMeets(t *testing.T) {
 	b := newBed(t)
 	id := b.create(t, "x")
-	if err := b.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Close())
 	b.open(t)
-	if err := b.Sweep(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Sweep(t.Context()))
 	if box := b.known(id); box == nil || !box.pidIs(os.Getpid()) {
 		t.Error("it isn't known")
 	}
@@ -62,9 +58,7 @@ func TestDirectories(t *testing.T) {
 	b := newBed(t)
 	dirs := func() int {
 		entries, err := os.ReadDir(b.root)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return len(entries)
 	}
 	id := b.create(t, "x")
@@ -91,12 +85,8 @@ func TestDirectories(t *testing.T) {
 	// Behind Berm's back.
 	id = b.create(t, "z")
 	kept := b.create(t, "kept")
-	if err := b.engine.Remove(t.Context(), id); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(filepath.Join(b.root, dirName("stray")), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.engine.Remove(t.Context(), id))
+	must(t, os.Mkdir(filepath.Join(b.root, dirName("stray")), 0o755))
 	if err := b.Sweep(t.Context()); err != nil || dirs() != 1 {
 		t.Errorf("swept: %v, and %d directories", err, dirs())
 	}

@@ -6,9 +6,7 @@ import "testing"
 func TestAgentPath(t *testing.T) {
 	r := newRuntimeWith(t, Options{Address: "/nonexistent", Root: t.TempDir(), Agent: []byte("x")})
 	first, err := r.agentPath()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	second, err := r.agentPath()
 	if err != nil || first != second || first != r.root.path("bin", "berm-agent-2d711642b726") {
 		t.Errorf("%s and %s, %v", first, second, err)

@@ -49,9 +49,7 @@ func newHooked(t *testing.T, c *engine.Containerd, h hookedTasks) *Runtime {
 	r := newRuntime(t, c)
 	h.TasksClient = r.client.TaskService()
 	hooked, err := client.New(r.opts.Address, client.WithDefaultNamespace(r.opts.Namespace), client.WithServices(client.WithTaskClient(h)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = hooked.Close() })
 	r.client = hooked
 	return r

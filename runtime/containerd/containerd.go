@@ -37,14 +37,8 @@ import (
 const cleanupTimeout = 10 * time.Second
 
 var (
-	_ runtime.Runtime   = (*Runtime)(nil)
-	_ runtime.Pauser    = (*Runtime)(nil)
-	_ runtime.Logger    = (*Runtime)(nil)
-	_ runtime.Statser   = (*Runtime)(nil)
-	_ runtime.Watcher   = (*Runtime)(nil)
-	_ runtime.Networker = (*Runtime)(nil)
-	_ runtime.Sweeper   = (*Runtime)(nil)
-	_ runtime.Starter   = (*Runtime)(nil)
+	_ runtime.Runtime = (*Runtime)(nil)
+	_ runtime.Starter = (*Runtime)(nil)
 )
 
 // Options of New.
@@ -84,7 +78,7 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Runtime is a runtime.Runtime, with all the optional abilities, on containerd. It
+// Runtime is a runtime.Runtime on containerd. It
 // may be used by many goroutines at once.
 type Runtime struct {
 	opts     Options

@@ -60,13 +60,9 @@ func TestVictim(t *testing.T) {
 		return
 	}
 	config, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var o victimOptions
-	if err := json.Unmarshal(config, &o); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(config, &o))
 	churn(t.Context(), newRuntimeWith(t, Options{
 		Address: o.Address, Namespace: o.Namespace, Root: o.Root, CgroupParent: o.CgroupParent, Netns: o.Netns, Agent: o.Agent,
 	}))
@@ -82,9 +78,7 @@ func crashEngine(t *testing.T) (*engine.Containerd, *Runtime) {
 	t.Helper()
 	d := engine.Own(t, "containerd", engine.StartContainerd, engine.Options{Image: testImage})
 	r := newRuntime(t, d)
-	if err := r.EnsureNetwork(t.Context(), runtime.Network{Name: crashNet}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.EnsureNetwork(t.Context(), runtime.Network{Name: crashNet}))
 	return d, r
 }
 
@@ -112,26 +106,18 @@ func TestSoakKilledClient(t *testing.T) {
 	d, r := crashEngine(t)
 	o := r.opts
 	config, err := json.Marshal(victimOptions{o.Address, o.Namespace, o.Root, o.CgroupParent, o.Netns, o.Agent})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	file := filepath.Join(t.TempDir(), "options")
-	if err := os.WriteFile(file, config, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, config, 0o600))
 	goruntime.LockOSThread() // the victim dies with the thread that starts it
 	defer goruntime.UnlockOSThread()
 	for round := range 25 {
 		victim := exec.Command(os.Args[0], "-test.run", "^TestVictim$")
 		victim.Env = append(os.Environ(), victimEnv+"="+file)
 		victim.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		if err := victim.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, victim.Start())
 		<-time.After(300*time.Millisecond + rand.N(500*time.Millisecond)) // any instant
-		if err := victim.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, victim.Process.Kill())
 		var exit *exec.ExitError
 		if err := victim.Wait(); !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 			t.Fatalf("the victim ended by itself: %v", err)
@@ -154,9 +140,7 @@ func TestSoakKilledEngine(t *testing.T) {
 		d.Kill()
 		cancel()
 		<-done
-		if err := d.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, d.Start(t.Context()))
 		awaitEngine(t.Context(), t, r)
 		t.Log("round", round)
 		recoverAll(t, d, r)

@@ -1,6 +1,7 @@
 package containerd
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 
@@ -21,9 +22,7 @@ func TestMain(m *testing.M) { shared.Main(m) }
 func testOptions(t testing.TB, c *engine.Containerd) Options {
 	t.Helper()
 	agent, err := engine.BuildAgent(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return Options{
 		Address:      c.Address(),
 		Namespace:    c.Namespace(),
@@ -42,9 +41,7 @@ func newRuntime(t testing.TB, c *engine.Containerd) *Runtime {
 func newRuntimeWith(t testing.TB, opts Options) *Runtime {
 	t.Helper()
 	r, err := New(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = r.Close() })
 	return r
 }
@@ -71,4 +68,12 @@ func wantNothingLeft(t *testing.T, c *engine.Containerd) {
 func sandbox(t *testing.T, r *Runtime) string {
 	t.Helper()
 	return runtimetest.Sandbox(t, r, runtime.Spec{Image: testImage}).ID
+}
+
+// must ends a test if a step of its own fails.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
 }

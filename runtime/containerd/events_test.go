@@ -42,9 +42,7 @@ func TestWatchSettled(t *testing.T) {
 		c, err := r.Create(ctx, runtime.Spec{
 			Name: "watched", Image: testImage, Command: []string{"sh", "-c", "exit 3"}, Labels: labels,
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		next("start 0 map[watched:settled]")
 		next("exit 3 map[watched:settled]")
 		if err := r.settle(ctx, c.ID); err != nil {

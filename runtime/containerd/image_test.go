@@ -69,9 +69,7 @@ func (img *madeImage) build(t *testing.T) *madeImage {
 	}
 	asJSON := func(v any) []byte {
 		b, err := json.Marshal(v)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return b
 	}
 	spec := ocispec.Image{Platform: img.platform, Config: img.config, RootFS: ocispec.RootFS{Type: "layers"}}
@@ -86,23 +84,17 @@ func (img *madeImage) build(t *testing.T) *madeImage {
 		for _, h := range entries {
 			content := h.PAXRecords["BERM.content"]
 			h.PAXRecords = nil
-			if err := w.WriteHeader(&h); err != nil {
-				t.Fatal(err)
-			}
+			must(t, w.WriteHeader(&h))
 			if _, err := io.WriteString(w, content); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := w.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.Close())
 		z := gzip.NewWriter(&zipped)
 		if _, err := z.Write(plain.Bytes()); err != nil {
 			t.Fatal(err)
 		}
-		if err := z.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, z.Close())
 		img.tars = append(img.tars, plain.Bytes())
 		spec.RootFS.DiffIDs = append(spec.RootFS.DiffIDs, digest.FromBytes(plain.Bytes()))
 		manifest.Layers = append(manifest.Layers, put(ocispec.MediaTypeImageLayerGzip, zipped.Bytes()))
@@ -119,16 +111,12 @@ func tarOf(t *testing.T, files map[string][]byte) []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for name, content := range files {
-		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(content))}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(content))}))
 		if _, err := w.Write(content); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Close())
 	return b.Bytes()
 }
 
@@ -138,9 +126,7 @@ func (img *madeImage) layout(t *testing.T, annotations map[string]string) []byte
 	m := img.manifest
 	m.Annotations = annotations
 	index, err := json.Marshal(map[string]any{"schemaVersion": 2, "manifests": []ocispec.Descriptor{m}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	files := map[string][]byte{"oci-layout": []byte(`{"imageLayoutVersion":"1.0.0"}`), "index.json": index}
 	for d, blob := range img.blobs {
 		files["blobs/sha256/"+d.Encoded()] = blob
@@ -154,9 +140,7 @@ func named(name string) map[string]string { return map[string]string{images.Anno
 func (r *Runtime) mustImport(t *testing.T, archive []byte) images.Image {
 	t.Helper()
 	got, err := r.client.Import(r.namespaced(t.Context()), bytes.NewReader(archive))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if len(got) != 1 {
 		t.Fatalf("imported %+v", got)
 	}
@@ -169,24 +153,16 @@ func (r *Runtime) leftOver(t *testing.T) (left []string) {
 	t.Helper()
 	ctx := r.namespaced(t.Context())
 	held, err := r.client.LeasesService().List(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, l := range held {
 		left = append(left, "lease "+l.ID)
 	}
 	// The end of a lease that is synchronous waits for the collector.
 	l, err := r.client.LeasesService().Create(ctx, leases.WithRandomID())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.client.LeasesService().Delete(ctx, l, leases.SynchronousDelete); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, r.client.LeasesService().Delete(ctx, l, leases.SynchronousDelete))
 	found, err := r.client.ImageService().List(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, img := range found {
 		left = append(left, "image "+img.Name)
 	}
@@ -194,13 +170,9 @@ func (r *Runtime) leftOver(t *testing.T) (left []string) {
 		left = append(left, "content "+info.Digest.String())
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ingests, err := r.client.ContentStore().ListStatuses(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, i := range ingests {
 		left = append(left, "ingest "+i.Ref)
 	}
@@ -213,9 +185,7 @@ func (r *Runtime) snapshots(t *testing.T) (left []string) {
 		left = append(left, "snapshot "+info.Name)
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return left
 }
 
@@ -270,9 +240,7 @@ func TestImage(t *testing.T) {
 	if _, err := r.images.Unpacked(r.namespaced(ctx), id); !errdefs.IsNotFound(err) {
 		t.Errorf("the image that lost its name: %v", err)
 	}
-	if err := r.client.ImageService().Delete(r.namespaced(ctx), "docker.io/library/tool:latest", images.SynchronousDelete()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.client.ImageService().Delete(r.namespaced(ctx), "docker.io/library/tool:latest", images.SynchronousDelete()))
 	for _, ref := range []string{"tool", second.manifest.Digest.String()} {
 		if _, err := r.images.Unpacked(r.namespaced(ctx), ref); !errdefs.IsNotFound(err) {
 			t.Errorf("%s, deleted: %v", ref, err)
@@ -322,22 +290,14 @@ func TestImageUnpack(t *testing.T) {
 
 	// Now without its last layer, and without the snapshot of it.
 	var manifest ocispec.Manifest
-	if err := json.Unmarshal(img.blobs[img.manifest.Digest], &manifest); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(img.blobs[img.manifest.Digest], &manifest))
 	found, err := r.images.Unpacked(r.namespaced(t.Context()), "packed")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.client.ContentStore().Delete(ctx, manifest.Layers[1].Digest); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, r.client.ContentStore().Delete(ctx, manifest.Layers[1].Digest))
 	if _, err := r.images.Unpacked(r.namespaced(t.Context()), "packed"); err != nil {
 		t.Errorf("without a layer that is unpacked: %v", err)
 	}
-	if err := r.client.SnapshotService(r.opts.Snapshotter).Remove(ctx, found.ChainID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.client.SnapshotService(r.opts.Snapshotter).Remove(ctx, found.ChainID))
 	if _, err := r.images.Unpacked(r.namespaced(t.Context()), "packed"); !errdefs.IsNotFound(err) || !strings.Contains(err.Error(), manifest.Layers[1].Digest.String()) {
 		t.Errorf("without a layer: %v", err)
 	}
@@ -370,15 +330,11 @@ func TestImageUnfit(t *testing.T) {
 			img := (&madeImage{layers: layer}).build(t)
 			tc.change(img)
 			ctx, done, err := r.client.WithLease(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			defer func() { _ = done(ctx) }()
 			for d, blob := range img.blobs {
 				desc := ocispec.Descriptor{Digest: d, Size: int64(len(blob))}
-				if err := content.WriteBlob(ctx, r.client.ContentStore(), "test-"+d.String(), bytes.NewReader(blob), desc); err != nil {
-					t.Fatal(err)
-				}
+				must(t, content.WriteBlob(ctx, r.client.ContentStore(), "test-"+d.String(), bytes.NewReader(blob), desc))
 			}
 			if _, err := r.client.ImageService().Create(ctx, images.Image{Name: "docker.io/library/" + strings.ReplaceAll(name, " ", "-") + ":latest", Target: img.manifest}); err != nil {
 				t.Fatal(err)
@@ -462,9 +418,7 @@ func TestImageAccount(t *testing.T) {
 			ref := "docker.io/library/" + strings.NewReplacer(" ", "-", ",", "", "'", "").Replace(tc.name) + ":1"
 			r.mustImport(t, made.layout(t, named(ref)))
 			img, err := r.images.Unpacked(r.namespaced(t.Context()), ref)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			before, snapshots := mounts(t, r.opts.Root), r.snapshots(t)
 			for range 2 { // the second time from memory
 				got, err := r.images.Account(t.Context(), img, tc.user)
@@ -474,9 +428,7 @@ func TestImageAccount(t *testing.T) {
 					}
 					continue
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				if d := cmp.Diff(*tc.want, got); d != "" {
 					t.Error(d)
 				}
@@ -493,9 +445,7 @@ func TestImageAccount(t *testing.T) {
 		})
 	}
 	img, err := r.images.Unpacked(r.namespaced(t.Context()), "many-layers:1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	again := newRuntimeWith(t, r.opts) // which remembers nothing
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -508,9 +458,7 @@ func TestImageAccount(t *testing.T) {
 func mounts(t *testing.T, dir string) (out []string) {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/mounts")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for line := range strings.Lines(string(b)) {
 		if strings.Contains(line, filepath.Dir(dir)) {
 			out = append(out, line)

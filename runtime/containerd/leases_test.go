@@ -13,13 +13,9 @@ import (
 
 func TestHolder(t *testing.T) {
 	own, err := holder()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	gone := exec.Command("true")
-	if err := gone.Run(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, gone.Run())
 	for name, want := range map[string]bool{
 		own:                                   false,
 		own + "0":                             true, // another that has the number now
@@ -43,9 +39,7 @@ func TestSweepLeases(t *testing.T) {
 	ctx := r.namespaced(t.Context())
 	service := r.client.LeasesService()
 	own, err := holder()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	stale := fmt.Sprintf("%d-1", os.Getpid())
 	for id, labels := range map[string]map[string]string{
 		"stale":   {labelRoot: r.opts.Root, labelHolder: stale},
@@ -55,20 +49,14 @@ func TestSweepLeases(t *testing.T) {
 		"foreign": {},
 	} {
 		l, err := service.Create(ctx, leases.WithID("leases-"+id), leases.WithExpiration(time.Minute), leases.WithLabels(labels))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() { _ = service.Delete(r.namespaced(context.Background()), l) })
 	}
 	underWay.Store("leases-held", true)
 	t.Cleanup(func() { underWay.Delete("leases-held") })
-	if err := r.Sweep(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Sweep(t.Context()))
 	left, err := service.List(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	there := map[string]bool{}
 	for _, l := range left {
 		there[l.ID] = true

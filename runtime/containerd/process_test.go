@@ -63,20 +63,14 @@ func TestOver(t *testing.T) {
 
 func TestReadProcess(t *testing.T) {
 	cmd := exec.Command("sleep", "1000")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	p, err := readProcess(cmd.Process.Pid)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if p.start == 0 || p.over() {
 		t.Errorf("%+v", p)
 	}
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Process.Kill())
 	for deadline := time.Now().Add(10 * time.Second); ; {
 		if p, err = readProcess(cmd.Process.Pid); err != nil || p.over() {
 			break

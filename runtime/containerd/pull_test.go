@@ -86,9 +86,7 @@ func (s *shop) push(t *testing.T, img *madeImage, repo, tag string) string {
 func (s *shop) pushIndex(t *testing.T, repo, tag string, manifests ...ocispec.Descriptor) (string, digest.Digest) {
 	t.Helper()
 	blob, err := json.Marshal(map[string]any{"schemaVersion": 2, "mediaType": ocispec.MediaTypeImageIndex, "manifests": manifests})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s.put(t, http.MethodPut, repo+"/manifests/"+tag, ocispec.MediaTypeImageIndex, blob)
 	return s.host + "/" + repo + ":" + tag, digest.FromBytes(blob)
 }
@@ -112,9 +110,7 @@ func TestPull(t *testing.T) {
 	for _, ref := range []string{ref, repo + "@" + id.String(), ref} {
 		var told []runtime.PullProgress
 		got, err := r.Pull(t.Context(), ref, func(p runtime.PullProgress) { told = append(told, p) })
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if d := cmp.Diff(want, got); d != "" {
 			t.Errorf("%s: %s", ref, d)
 		}
@@ -417,9 +413,7 @@ func TestPullCutShort(t *testing.T) {
 	if held, err := r.client.LeasesService().List(r.namespaced(t.Context())); err != nil || len(held) > 0 {
 		t.Errorf("leases %+v, %v", held, err)
 	}
-	if err := r.client.ImageService().Delete(r.namespaced(t.Context()), ref, images.SynchronousDelete()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.client.ImageService().Delete(r.namespaced(t.Context()), ref, images.SynchronousDelete()))
 	if left := r.leftOver(t); left != nil {
 		t.Errorf("left over: %q", left)
 	}

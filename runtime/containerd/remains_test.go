@@ -34,12 +34,8 @@ func pretend(t *testing.T, dir string, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := &exec.Cmd{Path: "/proc/self/exe", Args: args, Dir: dir, Env: []string{pretendEnv + "=yes"}}
 	stdin, err := cmd.StdinPipe() // its end is the process's
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, cmd.Start())
 	t.Cleanup(func() { _ = stdin.Close(); _ = cmd.Wait() })
 	return cmd
 }
@@ -78,12 +74,8 @@ func TestShims(t *testing.T) {
 		SysProcAttr: &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWPID},
 	}
 	stdin, err := inside.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := inside.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, inside.Start())
 	t.Cleanup(func() { _ = stdin.Close(); _ = inside.Wait() })
 	if got, err := r.remains.shims(); err != nil || len(got) > 0 {
 		t.Errorf("in a container: %v, %v", got, err)
@@ -124,9 +116,7 @@ func TestRemoveRemains(t *testing.T) {
 	mine, other := newID(), newID()
 	state := filepath.Join(t.TempDir(), "io.containerd.runtime.v2.task", r.opts.Namespace)
 	hierarchies, err := filepath.Glob(filepath.Join(cgroupRoot, "*", "cgroup.procs"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	procs := filepath.Join(cgroupRoot, "cgroup.procs")
 	if _, err := os.Stat(procs); err == nil { // version 2: what was found are others' cgroups
 		hierarchies = []string{procs}
@@ -147,39 +137,23 @@ func TestRemoveRemains(t *testing.T) {
 	victims := map[string]*exec.Cmd{}
 	for _, id := range []string{mine, other} {
 		rootfs := filepath.Join(state, id, "rootfs")
-		if err := os.MkdirAll(rootfs, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := unix.Mount("none", rootfs, "tmpfs", 0, ""); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.MkdirAll(filepath.Join(runcRoot, r.opts.Namespace, id), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.MkdirAll(shimSockets, 0o711); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(shimSocket(r, id), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(rootfs, 0o700))
+		must(t, unix.Mount("none", rootfs, "tmpfs", 0, ""))
+		must(t, os.MkdirAll(filepath.Join(runcRoot, r.opts.Namespace, id), 0o700))
+		must(t, os.MkdirAll(shimSockets, 0o711))
+		must(t, os.WriteFile(shimSocket(r, id), nil, 0o600))
 		victims[id] = pretend(t, "/", "victim")
 		for _, h := range hierarchies {
 			own := filepath.Join(filepath.Dir(h), r.opts.CgroupParent, id)
-			if err := os.MkdirAll(filepath.Join(own, "child"), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.MkdirAll(filepath.Join(own, "child"), 0o755))
 			if strings.Contains(h, "cpuset") {
 				continue // nobody can enter it until it has been given processors
 			}
 			// The parent's would do in version 1, but not in 2.
 			into := filepath.Join(own, "child", "cgroup.procs")
-			if err := os.WriteFile(into, fmt.Append(nil, victims[id].Process.Pid), 0); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(into, fmt.Append(nil, victims[id].Process.Pid), 0))
 			if id == mine && strings.Contains(h, "freezer") { // as that of a sandbox that is paused
-				if err := os.WriteFile(filepath.Join(own, "freezer.state"), []byte("FROZEN"), 0); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.WriteFile(filepath.Join(own, "freezer.state"), []byte("FROZEN"), 0))
 			}
 		}
 	}
@@ -226,18 +200,12 @@ func TestDeadShim(t *testing.T) {
 	c := shared.Get(t)
 	r := newRuntime(t, c)
 	made, err := r.Create(t.Context(), runtime.Spec{Name: "dead-shim", Image: testImage, Command: []string{"sleep", "100000"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	running, err := r.remains.shims()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, s := range running {
 		if s.id == made.ID {
-			if err := unix.Kill(s.pid, unix.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
+			must(t, unix.Kill(s.pid, unix.SIGKILL))
 		}
 	}
 	if err := await(t.Context(), func() (bool, error) { // the engine finds out by itself
@@ -249,8 +217,6 @@ func TestDeadShim(t *testing.T) {
 	if left, err := c.Leftovers(t.Context(), c.Root()); err != nil || !slices.Contains(left, "socket "+shimSocket(r, made.ID)) {
 		t.Errorf("the socket of a dead shim isn't told of: %q, %v", left, err)
 	}
-	if err := r.Remove(t.Context(), made.ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.Remove(t.Context(), made.ID))
 	wantNothingLeft(t, c)
 }

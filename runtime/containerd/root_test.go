@@ -13,12 +13,8 @@ func TestPlaceRemovedTogether(t *testing.T) {
 	for range 200 {
 		id := newID()
 		first, err := r.root.makePlace(t.Context(), id)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(first.file("hosts"), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, os.WriteFile(first.file("hosts"), nil, 0o600))
 		var wg sync.WaitGroup
 		for range 2 {
 			wg.Go(func() {

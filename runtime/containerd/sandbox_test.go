@@ -6,9 +6,7 @@ import "testing"
 func TestRemoveSandbox(t *testing.T) {
 	r := newRuntime(t, shared.Get(t))
 	ctx, id := r.namespaced(t.Context()), newID()
-	if err := (&creation{r: r, id: id, class: runtimeClasses[""]}).makeSandbox(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(t, (&creation{r: r, id: id, class: runtimeClasses[""]}).makeSandbox(ctx))
 	for range 2 {
 		if err := (teardown{r: r, id: id}).removeSandbox(ctx); err != nil {
 			t.Error(err)

@@ -238,23 +238,7 @@ func (c *creation) env() []string {
 		name, _, _ := strings.Cut(v, "=")
 		return slices.Contains(c.spec.Unset, name)
 	})
-	return mergeEnv(slices.Concat([]string{defaultPath, "HOSTNAME=" + c.hostname()}, image), c.spec.Env)
-}
-
-// mergeEnv lets later variables replace earlier ones of the same name.
-func mergeEnv(base, over []string) []string {
-	var out []string
-	at := map[string]int{}
-	for _, v := range slices.Concat(base, over) {
-		name, _, _ := strings.Cut(v, "=")
-		if i, ok := at[name]; ok {
-			out[i] = v
-			continue
-		}
-		at[name] = len(out)
-		out = append(out, v)
-	}
-	return out
+	return runtime.MergeEnv(slices.Concat([]string{defaultPath, "HOSTNAME=" + c.hostname()}, image), c.spec.Env)
 }
 
 // limit adds the spec's limits to what devices are allowed.

@@ -68,9 +68,7 @@ func TestOCISpec(t *testing.T) {
 	}, ocispec.ImageConfig{Env: []string{"A=image", "B=image", "PATH=/bin"}, WorkingDir: "/work", Volumes: map[string]struct{}{"/data": {}}})
 	c.account = image.Account{UID: 1, GID: 2, Groups: []uint32{3}}
 	s, err := c.ociSpec("/netns")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p := s.Process
 	if diff := cmp.Diff([]string{runtime.AgentProgram, "init", "/work", "--", "run", "it"}, p.Args); diff != "" {
 		t.Error(diff)
@@ -170,20 +168,14 @@ func TestClassOf(t *testing.T) {
 func TestClassOptions(t *testing.T) {
 	binary := func(class string) string {
 		c, err := classOf(class)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		out, err := c.options(0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if out == nil {
 			return "none"
 		}
 		v, err := typeurl.UnmarshalAny(out)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return v.(*options.Options).BinaryName
 	}
 	for class, want := range map[string]string{"": "", "runc": "", "crun": "crun", "runsc": "none", "kata": "none"} {
@@ -197,15 +189,11 @@ func TestClassHierarchies(t *testing.T) {
 	root := t.TempDir()
 	put := func(name string) string {
 		file := filepath.Join(root, name, "cgroup.procs")
-		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, nil, 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, nil, 0o600)))
 		return filepath.Dir(file)
 	}
 	want := []string{put("cpu,cpuacct"), put("memory")}
-	if err := os.Symlink("cpu,cpuacct", filepath.Join(root, "cpu")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink("cpu,cpuacct", filepath.Join(root, "cpu")))
 	crun, runc := runtimeClasses["crun"], runtimeClasses["runc"]
 	if got := crun.hierarchies(root); !slices.Equal(got, want) {
 		t.Errorf("version 1: %q, want %q", got, want)
@@ -222,9 +210,7 @@ func TestClassHierarchies(t *testing.T) {
 func TestClassMounts(t *testing.T) {
 	source := t.TempDir()
 	below := filepath.Join(source, "mounted here")
-	if err := os.Mkdir(below, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(below, 0o700))
 	mounts := []runtime.Mount{{Source: source, Target: "/mnt"}}
 	crun, runc := runtimeClasses["crun"], runtimeClasses["runc"]
 	if err := crun.mounts(mounts, false); err != nil {
@@ -257,9 +243,7 @@ func TestHostResolvConf(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name, text string) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
 	stub := file("stub", "nameserver 127.0.0.53\nsearch stub\n")

@@ -21,9 +21,7 @@ func TestSweepPrograms(t *testing.T) {
 		s.place.release()
 	}
 	half, err := newStdio(t.Context(), r, id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	half.closeSpare()
 	half.place.release()
 	waited := make(chan error, 1)

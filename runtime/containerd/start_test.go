@@ -18,9 +18,7 @@ import (
 func start(t *testing.T, r *Runtime, id string, command ...string) *stdio {
 	t.Helper()
 	s, err := r.Start(t.Context(), id, runtime.Program{Command: command})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s.(*stdio)
 }
 
@@ -46,9 +44,7 @@ func TestStartEngineKilled(t *testing.T) {
 	echo(t, s)
 	c.Kill()
 	echo(t, s)
-	if err := c.Start(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Start(ctx))
 	echo(t, s)
 	awaitEngine(ctx, t, r)
 	if err := s.Close(); err != nil {
@@ -72,9 +68,7 @@ func TestStartLeavesNothing(t *testing.T) {
 	}
 	open := func() int {
 		files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", shims[i].pid))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return len(files)
 	}
 	use := func() {

@@ -18,9 +18,7 @@ func TestTraceGoesToTheEngine(t *testing.T) {
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "containerd.sock")
 	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	got := make(chan metadata.MD, 1)
 	server := grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
 		md, _ := metadata.FromIncomingContext(s.Context())

@@ -56,9 +56,7 @@ func TestUserNSAccountRanges(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name, text string) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
 	got, err := accountRanges(filepath.Join(dir, "none"), file("passwd", "root:x:0:0::/:/bin/sh\n+::::::\n\n#\nbig:x:4294967294:5::/:\n"), file("subuid", "joe:100000:65536\n"))
@@ -85,9 +83,7 @@ func claimer(t *testing.T, dir string) *Runtime {
 func (r *Runtime) claim(t *testing.T, claims string) (*place, int) {
 	t.Helper()
 	p, err := r.root.makePlace(t.Context(), newID())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	first, err := r.root.claimRange(t.Context(), p, claims)
 	if err != nil {
 		t.Error(err)
@@ -120,9 +116,7 @@ func TestUserNSClaimRange(t *testing.T) {
 		return
 	}
 	// The host is started again: /run is empty.
-	if err := os.RemoveAll(claims); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(claims))
 	for range 3 {
 		if p, first := claimer(t, roots[0]).claim(t, claims); places[first] != nil && strings.HasPrefix(places[first].dir, roots[0]) {
 			t.Errorf("%s got %d, which is that of %s", p.dir, first, places[first].dir)
@@ -134,28 +128,20 @@ func TestUserNSClaimAgain(t *testing.T) {
 	claims, r := filepath.Join(t.TempDir(), "claims"), claimer(t, t.TempDir())
 	p, first := r.claim(t, claims)
 	// Being removed: all is gone but the directory's lock.
-	if err := os.Remove(filepath.Join(claims, strconv.Itoa(first))); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(filepath.Join(claims, strconv.Itoa(first))))
 	if _, second := r.claim(t, claims); second == first {
 		t.Error("the range of a container that is being removed was given away")
 	}
-	if err := p.remove(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.remove())
 	other := claimer(t, t.TempDir())
 	if _, third := other.claim(t, claims); third != first {
 		t.Errorf("%d, while %d is free", third, first)
 	}
 	// A container whose creator was killed before it had a range, and one whose file is broken.
 	q, _ := r.claim(t, claims)
-	if err := os.WriteFile(q.file(rangeFile), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(q.file(rangeFile), nil, 0o600))
 	r.claim(t, claims)
-	if err := os.WriteFile(q.file(rangeFile), []byte("x"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(q.file(rangeFile), []byte("x"), 0o600))
 	if got, err := r.root.claimRange(t.Context(), p, claims); err == nil {
 		t.Errorf("%d, without knowing what is taken", got)
 	}
@@ -166,14 +152,10 @@ func TestUserNSSpec(t *testing.T) {
 		Name: "n", Command: []string{"sh"}, Mounts: []runtime.Mount{{Source: "/a", Target: "/b"}}, Tmpfs: []runtime.Tmpfs{{Target: "/t", SizeBytes: 1}},
 	}, ocispec.ImageConfig{})
 	without, err := c.ociSpec("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c.ids = firstRange
 	with, err := c.ociSpec("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want := []specs.LinuxIDMapping{{HostID: firstRange, Size: rangeSize}}
 	if d := cmp.Diff([][]specs.LinuxIDMapping{want, want}, [][]specs.LinuxIDMapping{with.Linux.UIDMappings, with.Linux.GIDMappings}); d != "" {
 		t.Error(d)
@@ -197,9 +179,7 @@ func TestUserNSRefused(t *testing.T) {
 	c := shared.Get(t)
 	r := newRuntime(t, c)
 	survey, err := r.Survey(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for want, spec := range map[string]runtime.Spec{
 		"must be runc": {RuntimeClass: "crun"},
 		"group 65536":  {User: "65536:0"},
@@ -231,9 +211,7 @@ func TestUserNSSwept(t *testing.T) {
 		t.Fatal(err)
 	}
 	netns, err := made.makeUserNS(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	claim := filepath.Join(rangeClaims, strconv.Itoa(made.ids))
 	if target, err := os.Readlink(claim); err != nil || target != made.place.file(rangeFile) {
 		t.Errorf("%s leads to %s, %v", claim, target, err)
@@ -243,9 +221,7 @@ func TestUserNSSwept(t *testing.T) {
 		t.Errorf("%s is no namespace, %v", netns, err)
 	}
 	ns, err := os.Open(made.place.file(usernsFile))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var owner uint32
 	const getOwner = 0xb704                                                                                                                       // NS_GET_OWNER_UID
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, ns.Fd(), getOwner, uintptr(unsafe.Pointer(&owner))); errno != 0 || owner != uint32(made.ids) { //nolint:gosec // it has 31 bits
@@ -301,9 +277,7 @@ func TestUserNSAttack(t *testing.T) {
 	c := shared.Get(t)
 	r := newRuntime(t, c)
 	engine.RequireUserNS(t, r)
-	if err := r.EnsureNetwork(t.Context(), runtime.Network{Name: "berm-userns", Isolated: true}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.EnsureNetwork(t.Context(), runtime.Network{Name: "berm-userns", Isolated: true}))
 	t.Cleanup(func() { _ = r.RemoveNetwork(context.WithoutCancel(t.Context()), "berm-userns") })
 	dir := t.TempDir()
 	if err := os.Chmod(dir, 0o777); err != nil { //nolint:gosec // two users write to it
@@ -316,18 +290,14 @@ func TestUserNSAttack(t *testing.T) {
 		spec.Name, spec.Image, spec.UserNS = fmt.Sprintf("berm-test-userns-%d", i), testImage, true
 		spec.Command, spec.Mounts = []string{"sh", "-c", "echo main >/dev/stdout; exec sleep 100000"}, []runtime.Mount{{Source: dir, Target: "/work"}}
 		box, err := r.Create(t.Context(), spec)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() {
 			if err := r.Remove(context.WithoutCancel(t.Context()), box.ID); err != nil {
 				t.Error(err)
 			}
 		})
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/uid_map", box.Pid))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var first, host, count int
 		if _, err := fmt.Sscan(string(b), &first, &host, &count); err != nil || first != 0 || host < firstRange || count != rangeSize || slices.Contains(ranges, host) {
 			t.Fatalf("its IDs: %q, %v; others: %v", b, err, ranges)
@@ -348,9 +318,7 @@ func TestUserNSAttack(t *testing.T) {
 			t.Errorf("inside its file is %s's", got)
 		}
 		info, err := os.Stat(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if st := info.Sys().(*syscall.Stat_t); st.Uid != want || st.Gid != want {
 			t.Errorf("on the host its file is %d:%d's", st.Uid, st.Gid)
 		}
@@ -362,9 +330,7 @@ func TestUserNSAttack(t *testing.T) {
 		}
 		var log strings.Builder
 		for log.Len() == 0 {
-			if err := r.Logs(t.Context(), box.ID, runtime.LogOptions{}, &log, &log); err != nil {
-				t.Fatal(err)
-			}
+			must(t, r.Logs(t.Context(), box.ID, runtime.LogOptions{}, &log, &log))
 		}
 		if log.String() != "main\n" {
 			t.Errorf("the log: %q", log.String())
@@ -390,9 +356,7 @@ func TestUserNSAttack(t *testing.T) {
 	}
 	open() // so that a count of what root has can't stay below the limit
 	attack, err := r.Start(t.Context(), boxes[0].ID, runtime.Program{Command: []string{"/work/exhaust", "/work/full"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = attack.Close() }()
 	for !strings.HasSuffix(run(0, "cat /work/full 2>&1 || true"), " too many open files") {
 		if t.Failed() {
@@ -417,9 +381,7 @@ func TestUserNSAttack(t *testing.T) {
 	}
 	wantNothingLeft(t, c)
 	links, err := os.ReadDir(rangeClaims)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, link := range links {
 		if target, _ := os.Readlink(filepath.Join(rangeClaims, link.Name())); strings.HasPrefix(target, c.Root()) {
 			t.Errorf("left: %s", target)

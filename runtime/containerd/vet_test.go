@@ -57,9 +57,7 @@ func testHostileImages(t *testing.T, class string) {
 			dir := t.TempDir()
 			null := filepath.Join(dir, "null")
 			if tt.null != "" {
-				if err := os.Symlink(tt.null, null); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.Symlink(tt.null, null))
 			} else if err := os.WriteFile(null, nil, 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -82,9 +80,7 @@ func testHostileImages(t *testing.T, class string) {
 				t.Errorf("error %v", err)
 			}
 			list, err := r.List(t.Context(), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			for _, c := range list {
 				if c.Name == spec.Name {
 					t.Errorf("left: %+v", c)
@@ -98,12 +94,8 @@ func TestIsMasked(t *testing.T) {
 	for path, want := range map[string]bool{"/dev/null": true, "/dev/zero": false, "/proc": false, "/proc/uptime": false, "/": false, "/etc/passwd": false} {
 		var stat unix.Stat_t
 		var fs unix.Statfs_t
-		if err := unix.Stat(path, &stat); err != nil {
-			t.Fatal(err)
-		}
-		if err := unix.Statfs(path, &fs); err != nil {
-			t.Fatal(err)
-		}
+		must(t, unix.Stat(path, &stat))
+		must(t, unix.Statfs(path, &fs))
 		if got := isMasked(stat, fs); got != want {
 			t.Errorf("%s: %t", path, got)
 		}

@@ -21,13 +21,9 @@ import (
 func BenchmarkCreateToOutput(b *testing.B) {
 	r := newRuntime(b, shared.Get(b).Host())
 	s, err := r.connect(b.Context())
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	img, err := r.Image(b.Context(), testImage)
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	spec := runtime.Spec{
 		Image: img.ID, Command: []string{"sleep", "100000"}, ReadOnlyRootfs: true, MemoryBytes: 64 << 20, PidsLimit: 64, CPUs: 1,
 		Tmpfs: []runtime.Tmpfs{{Target: "/tmp", SizeBytes: 1 << 20}},
@@ -83,9 +79,7 @@ func BenchmarkCreateToOutput(b *testing.B) {
 					b.Error(err)
 				}
 			}
-			if err != nil {
-				b.Fatal(err)
-			}
+			must(b, err)
 		}
 	}
 	medians := [2]float64{}

@@ -78,7 +78,7 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Contai
 // so the call outlives ctx a little, to learn the ID.
 func (r *Runtime) make(ctx context.Context, s *session, spec runtime.Spec, img declared) (string, error) {
 	nonce := uuid.NewString()
-	callCtx, cancel := r.linger(ctx)
+	callCtx, cancel := runtime.Linger(ctx, r.timeout)
 	defer cancel()
 	res, err := s.ContainerCreate(callCtx, containerConfig(spec, img.dir, nonce), hostConfig(spec, s, img.volumes), nil, nil, spec.Name)
 	switch {

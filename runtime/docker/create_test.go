@@ -19,17 +19,11 @@ func TestAgentAndVolumes(t *testing.T) {
 	d := shared.Get(t)
 	r, s := connected(t)
 	program, err := engine.PutAgent(t.Context(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	const ref = "berm.local/in-the-way:latest"
-	if err := d.ImportBusybox(t.Context(), ref, "VOLUME /sbin /sbin/berm-init"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.ImportBusybox(t.Context(), ref, "VOLUME /sbin /sbin/berm-init"))
 	img, err := r.Image(t.Context(), ref)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for image, readOnly := range map[string]bool{ref: true, img.ID: false} {
 		c := sandbox(t, r, func(s *runtime.Spec) {
 			s.Image, s.ReadOnlyRootfs, s.Agent = image, readOnly, &runtime.Agent{Program: program}
@@ -51,19 +45,13 @@ func TestAgentAndVolumes(t *testing.T) {
 func TestNameCollision(t *testing.T) {
 	r, s := connected(t)
 	c := sandbox(t, r, nil)
-	if err := removeLost(context.Background(), s, c.Name, "another"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, removeLost(context.Background(), s, c.Name, "another"))
 	if got, err := r.Inspect(t.Context(), c.ID); err != nil || got.State != runtime.StateRunning {
 		t.Errorf("%+v, %v", got, err)
 	}
 	nonce, err := s.ContainerInspect(t.Context(), c.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := removeLost(context.Background(), s, c.Name, nonce.Config.Labels[createLabel]); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, removeLost(context.Background(), s, c.Name, nonce.Config.Labels[createLabel]))
 	if _, err := r.Inspect(t.Context(), c.ID); err == nil {
 		t.Error("its own container was not found again")
 	}

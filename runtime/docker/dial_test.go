@@ -19,17 +19,13 @@ func TestDial(t *testing.T) {
 	ask := func(t *testing.T, r *Runtime) {
 		t.Helper()
 		conn, err := r.Dial(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer func() { _ = conn.Close() }()
 		if _, err := io.WriteString(conn, "GET / HTTP/1.0\r\n\r\n"); err != nil {
 			t.Fatal(err)
 		}
 		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer func() { _ = resp.Body.Close() }()
 		if body, err := io.ReadAll(resp.Body); err != nil || string(body) != "here" {
 			t.Errorf("%q, %v", body, err)
@@ -46,16 +42,12 @@ func TestDial(t *testing.T) {
 		defer srv.Close()
 		dir := t.TempDir()
 		key, err := x509.MarshalPKCS8PrivateKey(srv.TLS.Certificates[0].PrivateKey)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		cert := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: srv.Certificate().Raw})
 		for name, data := range map[string][]byte{
 			"ca.pem": cert, "cert.pem": cert, "key.pem": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}),
 		} {
-			if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(filepath.Join(dir, name), data, 0o600))
 		}
 		t.Setenv("DOCKER_CERT_PATH", dir)
 		ask(t, newRuntime(t, strings.Replace(srv.URL, "https://", "tcp://", 1)))

@@ -56,8 +56,7 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Runtime is a runtime.Runtime, with all the optional abilities, on a Docker
-// Engine. It may be used by many goroutines at once.
+// Runtime is a runtime.Runtime on a Docker Engine. It may be used by many goroutines at once.
 type Runtime struct {
 	host      string
 	url       *url.URL // of host, as the transport takes it
@@ -76,13 +75,8 @@ type Runtime struct {
 }
 
 var (
-	_ runtime.Runtime   = (*Runtime)(nil)
-	_ runtime.Pauser    = (*Runtime)(nil)
-	_ runtime.Logger    = (*Runtime)(nil)
-	_ runtime.Statser   = (*Runtime)(nil)
-	_ runtime.Watcher   = (*Runtime)(nil)
-	_ runtime.Networker = (*Runtime)(nil)
-	_ runtime.Starter   = (*Runtime)(nil)
+	_ runtime.Runtime = (*Runtime)(nil)
+	_ runtime.Starter = (*Runtime)(nil)
 )
 
 // New makes a Runtime. It doesn't talk to the engine; it fails when the address or
@@ -242,10 +236,8 @@ func (r *Runtime) call(ctx context.Context, op string, f func(context.Context, *
 	return r.failure(ctx, s, op, err)
 }
 
-// linger is runtime.Linger with the call timeout.
-func (r *Runtime) linger(ctx context.Context) (context.Context, context.CancelFunc) {
-	return runtime.Linger(ctx, r.timeout)
-}
+// Sweep does nothing: the engine lists all parts of its containers.
+func (r *Runtime) Sweep(context.Context) error { return nil }
 
 // Info asks the engine who it is.
 func (r *Runtime) Info(ctx context.Context) (runtime.Info, error) {

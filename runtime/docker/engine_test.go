@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/bermhq/berm/runtime"
@@ -22,9 +23,7 @@ func newRuntime(t testing.TB, host string) *Runtime {
 func newRuntimeWith(t testing.TB, opts Options) *Runtime {
 	t.Helper()
 	r, err := New(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = r.Close() })
 	return r
 }
@@ -34,9 +33,7 @@ func connected(t *testing.T) (*Runtime, *session) {
 	t.Helper()
 	r := newRuntime(t, shared.Get(t).Host())
 	s, err := r.connect(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return r, s
 }
 
@@ -48,4 +45,12 @@ func sandbox(t testing.TB, r *Runtime, change func(*runtime.Spec)) runtime.Conta
 		change(&spec)
 	}
 	return runtimetest.Sandbox(t, r, spec)
+}
+
+// must ends a test if a step of its own fails.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
 }

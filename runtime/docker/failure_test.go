@@ -220,9 +220,7 @@ func TestHungConnect(t *testing.T) {
 
 func TestEngineComesLater(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_ = l.Close()
 	f := &fakeEngine{version: "1.41", routes: map[string]http.HandlerFunc{}}
 	r := newRuntime(t, "tcp://"+l.Addr().String())

@@ -17,14 +17,10 @@ import (
 func TestPull(t *testing.T) {
 	d := shared.Get(t)
 	registry, err := engine.StartRegistry(t.Context(), engine.RegistryOptions{Netns: d.Netns()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	closeRegistry := sync.OnceValue(registry.Close)
 	defer func() { _ = closeRegistry() }()
-	if err := registry.Push(t.Context(), "some/image:v1"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, registry.Push(t.Context(), "some/image:v1"))
 	repo := registry.Host() + "/some/image"
 	var asked []string
 	r := newRuntimeWith(t, Options{Host: d.Host(), RegistryAuth: func(_ context.Context, ref string) (string, error) {
@@ -35,9 +31,7 @@ func TestPull(t *testing.T) {
 	for i := 0; i < len(want); i++ {
 		var last runtime.PullProgress
 		got, err := r.Pull(t.Context(), want[i], func(p runtime.PullProgress) { last = p })
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if !strings.HasPrefix(got.ID, "sha256:") || len(got.Digests) != 1 || !strings.HasPrefix(got.Digests[0], repo+"@sha256:") {
 			t.Fatalf("%s: %+v", want[i], got)
 		}

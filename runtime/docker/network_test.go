@@ -20,17 +20,13 @@ func TestInternalNetworkLacksTheHost(t *testing.T) {
 	r, s := connected(t)
 	server, err := s.ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{"nc", "-ll", "-p", "17778", "-e", "echo", "reached"}},
 		&container.HostConfig{NetworkMode: "host"}, nil, nil, "lacks-host")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := s.ContainerRemove(context.Background(), server.ID, container.RemoveOptions{Force: true}); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := s.ContainerStart(t.Context(), server.ID, container.StartOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.ContainerStart(t.Context(), server.ID, container.StartOptions{}))
 	for _, internal := range []bool{false, true} { // so that the server is known to be there
 		t.Run(fmt.Sprint("internal ", internal), func(t *testing.T) {
 			name := fmt.Sprint("lacks-host-", internal)
@@ -39,9 +35,7 @@ func TestInternalNetworkLacksTheHost(t *testing.T) {
 					t.Error(err)
 				}
 			})
-			if err := r.EnsureNetwork(t.Context(), runtime.Network{Name: name, Internal: internal}); err != nil {
-				t.Fatal(err)
-			}
+			must(t, r.EnsureNetwork(t.Context(), runtime.Network{Name: name, Internal: internal}))
 			n, err := s.NetworkInspect(t.Context(), name, network.InspectOptions{})
 			if err != nil || len(n.IPAM.Config) == 0 {
 				t.Fatalf("%+v, %v", n, err)
@@ -88,9 +82,7 @@ func TestSquattedNetwork(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			made, err := s.NetworkCreate(t.Context(), "squatted", tt.there)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			t.Cleanup(func() {
 				if err := s.NetworkRemove(context.Background(), made.ID); err != nil {
 					t.Error(err)

@@ -27,18 +27,12 @@ import (
 func TestStoredProgram(t *testing.T) {
 	d := shared.Get(t)
 	file, err := engine.PutAgent(t.Context(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	program, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r := newRuntimeWith(t, Options{Host: d.Host(), Program: func() ([]byte, error) { return program, nil }})
 	s, err := r.connect(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	// Of other programs' volumes, the one that nothing uses goes, and no other.
 	kept := map[string]bool{programVolume + "unused": false, programVolume + "used": true, programVolume + "others": true, "others": true}
 	for name := range kept {
@@ -47,18 +41,14 @@ func TestStoredProgram(t *testing.T) {
 			labels = nil
 		}
 		v, err := s.VolumeCreate(t.Context(), volume.CreateOptions{Name: name, Labels: labels})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() { _ = s.VolumeRemove(context.WithoutCancel(t.Context()), name, true) })
 		if name == programVolume+"used" { // by a bind, as a sandbox does
 			sandbox(t, r, func(s *runtime.Spec) { s.Mounts = []runtime.Mount{{Source: v.Mountpoint, Target: "/v"}} })
 		}
 	}
 	name, err := r.programName()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	stored := func(s *runtime.Spec) { s.Agent = &runtime.Agent{Stored: true} }
 	runs := func() {
 		t.Helper()
@@ -79,36 +69,22 @@ func TestStoredProgram(t *testing.T) {
 		}
 	}
 	v, err := s.VolumeInspect(t.Context(), name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	// Somebody else writes to the volume, as the engine's owner can.
 	other, err := s.ContainerCreate(t.Context(), &container.Config{Image: testImage}, &container.HostConfig{
 		Mounts: []mount.Mount{{Type: mount.TypeVolume, Source: v.Name, Target: "/v"}},
 	}, nil, nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
-	if err := w.WriteHeader(&tar.Header{Name: programFile, Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(program))}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.WriteHeader(&tar.Header{Name: programFile, Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(program))}))
 	program[len(program)-1]++
 	_, err = w.Write(program)
 	program[len(program)-1]--
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.CopyToContainer(t.Context(), other.ID, "/v", &archive, container.CopyToContainerOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if err := remove(t.Context(), s, other.ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, w.Close())
+	must(t, s.CopyToContainer(t.Context(), other.ID, "/v", &archive, container.CopyToContainerOptions{}))
+	must(t, remove(t.Context(), s, other.ID))
 	spec := runtime.Spec{Name: "changed", Image: testImage, Command: []string{"sleep", "100000"}}
 	stored(&spec)
 	if _, err := r.Create(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "changed") {
@@ -118,14 +94,10 @@ func TestStoredProgram(t *testing.T) {
 		t.Errorf("left: %+v, %v", left, err)
 	}
 	runs() // it is put there anew
-	if err := s.VolumeRemove(t.Context(), v.Name, true); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.VolumeRemove(t.Context(), v.Name, true))
 	runs()
 	// A volume that leads elsewhere isn't used.
-	if err := s.VolumeRemove(t.Context(), v.Name, true); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.VolumeRemove(t.Context(), v.Name, true))
 	if _, err := s.VolumeCreate(t.Context(), volume.CreateOptions{Name: v.Name, Labels: programLabels(), DriverOpts: map[string]string{
 		"type": "none", "o": "bind", "device": filepath.Dir(file),
 	}}); err != nil {
@@ -153,9 +125,7 @@ func TestFillVolumeCopiesNoImage(t *testing.T) {
 	})
 	r := newRuntimeWith(t, Options{Host: f.host(), Program: func() ([]byte, error) { return []byte("x"), nil }})
 	s, err := r.connect(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := r.fillVolume(t.Context(), s, "v", "i"); err == nil {
 		t.Error("the engine refused, and nobody cared")
 	}
@@ -176,14 +146,10 @@ func TestStoredProgramRefused(t *testing.T) {
 		f.on("GET /info", answer(http.StatusOK, tt.info))
 		r := newRuntimeWith(t, Options{Host: f.host(), Program: func() ([]byte, error) { return []byte("x"), nil }})
 		program, err := r.programName()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		f.on("GET /volumes/"+program, answer(http.StatusOK, tt.volume))
 		s, err := r.connect(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if _, err := r.storedProgram(t.Context(), s, "i"); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v", name, err)
 		}

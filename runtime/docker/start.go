@@ -84,7 +84,7 @@ func (x *program) start(ctx, callCtx context.Context, p runtime.Program) error {
 	}
 	x.id = made.ID
 	// The engine may start it from here on, even if ctx ends.
-	startCtx, cancel := x.r.linger(ctx)
+	startCtx, cancel := runtime.Linger(ctx, x.r.timeout)
 	defer cancel()
 	if x.conn, err = x.attach(startCtx); err != nil {
 		// The engine answers 500 if the container ended after the exec was created.

@@ -21,9 +21,7 @@ func TestTraceGoesToTheEngine(t *testing.T) {
 	})
 	r := f.runtime(t, time.Minute)
 	for ctx, want := range map[context.Context]propagation.MapCarrier{traced: fields, context.Background(): {}} {
-		if err := r.Remove(ctx, "c"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, r.Remove(ctx, "c"))
 		for _, name := range []string{"traceparent", "tracestate"} {
 			if h := got.Load().Get(name); h != want[name] {
 				t.Errorf("%s: %q, want %q", name, h, want[name])

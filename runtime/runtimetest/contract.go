@@ -16,16 +16,10 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// Subject is an engine whose containers can be worked in.
-type Subject interface {
-	runtime.Runtime
-	runtime.Insider
-}
-
 // Harness is the engine that Run tests.
 type Harness struct {
 	// New makes a client of the engine, the same engine each time. Mandatory.
-	New func(t *testing.T) Subject
+	New func(t *testing.T) runtime.AgentRuntime
 	// Starter and Collector are the backend itself. The cases about starting programs, and
 	// about what others make, need them.
 	Starter   runtime.Starter
@@ -65,14 +59,14 @@ type Harness struct {
 	// Reopen, when not nil, makes a client that keeps what it has on the host in a
 	// directory, where one that was closed has left it; the case about processes that
 	// outlive their client needs it.
-	Reopen func(t *testing.T, dir string) Subject
+	Reopen func(t *testing.T, dir string) runtime.AgentRuntime
 	// Registry, when not empty, has an image Registry + "/contract:latest", which
 	// isn't in the store, and no other; the cases about pulls need it.
 	Registry string
 	// Hang, when not nil, makes the engine hear calls and not answer them, until
 	// resume is called. Impatient is a client of it that waits no more than a second
 	// for an answer.
-	Hang func(t *testing.T) (impatient Subject, resume func())
+	Hang func(t *testing.T) (impatient runtime.AgentRuntime, resume func())
 	// Outside, when not empty, is the address and port of a server that says
 	// "outside", which ordinary networks reach and internal ones don't. The
 	// case about internal networks needs it.
@@ -117,7 +111,7 @@ func inOne(name string, cases ...containerCase) contractCase {
 // bed is the fixture of a case.
 type bed struct {
 	Harness
-	rt     Subject
+	rt     runtime.AgentRuntime
 	ctx    context.Context // ends long before the test binary's timeout
 	name   string          // the prefix of all names
 	labels map[string]string
@@ -126,8 +120,7 @@ type bed struct {
 	unreached bool // no container's program is reached by a socket
 }
 
-// Run runs the contract suite: every promise of runtime.Runtime, and those of each
-// optional ability that the runtime has. Its sub-tests are named alike for every
+// Run runs the contract suite: every promise of runtime.AgentRuntime. Its sub-tests are named alike for every
 // backend; those that need a kernel, an engine to kill or a registry are there only
 // if the harness has one. It leaves nothing in the engine.
 func Run(t *testing.T, h Harness) {
@@ -135,22 +128,16 @@ func Run(t *testing.T, h Harness) {
 		t.Fatal("a Harness needs New, Image and Agent, and a real one Configured")
 	}
 	rt := h.New(t)
-	_, pauses := rt.(runtime.Pauser)
-	_, logs := rt.(runtime.Logger)
-	_, measures := rt.(runtime.Statser)
-	_, watches := rt.(runtime.Watcher)
-	_, networks := rt.(runtime.Networker)
-	_, sweeps := rt.(runtime.Sweeper)
 	together := h.choose([]caseGroup{
 		{true, basicCases()}, {true, createCases()}, {true, execCases()}, {true, programCases(h.Real)},
 		{h.Real, kernelCases()}, {h.Real, insideCases()}, {h.Real, syscallCases()}, {h.Real, killCases()},
 		{h.Configured != "", configuredCases()}, {h.Registry != "", pullCases()}, {h.Starter != nil, starterCases()},
-		{pauses, pauserCases()}, {logs, loggerCases(h.Real)}, {measures, statserCases(h.Real)}, {watches, watcherCases(h.Real)},
-		{networks, networkerCases(h)}, {h.Collector != nil, collectorCases()}, {true, agentCases(h)},
+		{true, pauserCases()}, {true, loggerCases(h.Real)}, {true, statserCases(h.Real)}, {true, watcherCases(h.Real)},
+		{true, networkerCases(h)}, {h.Collector != nil, collectorCases()}, {true, agentCases(h)},
 	})
 	alone := h.choose([]caseGroup{ // those that want the machine, or the engine, for themselves
-		{true, loadCases()}, {networks && h.Real, []contractCase{{"network/apart", testNetworksApart}}},
-		{sweeps, sweeperCases()}, {h.Hang != nil, hangCases()}, {h.Engine != nil, engineCases()},
+		{true, loadCases()}, {h.Real, []contractCase{{"network/apart", testNetworksApart}}},
+		{true, sweeperCases()}, {h.Hang != nil, hangCases()}, {h.Engine != nil, engineCases()},
 	})
 	t.Run("together", func(t *testing.T) {
 		for _, c := range together {
@@ -183,7 +170,7 @@ func (h Harness) choose(groups []caseGroup) (out []contractCase) {
 	return out
 }
 
-func newBed(t *testing.T, h Harness, rt Subject) *bed {
+func newBed(t *testing.T, h Harness, rt runtime.AgentRuntime) *bed {
 	name := "berm-contract-" + strings.ToLower(rand.Text()[:12])
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	b := &bed{Harness: h, rt: rt, ctx: ctx, name: name, labels: map[string]string{labelCase: name}}
@@ -207,16 +194,12 @@ func (b *bed) clean(t *testing.T) {
 		}
 	}
 	b.cleanVolumes(ctx, t)
-	n, ok := b.rt.(runtime.Networker)
-	if !ok {
-		return
-	}
-	networks, err := n.Networks(ctx, b.labels)
+	networks, err := b.rt.Networks(ctx, b.labels)
 	if err != nil {
 		t.Errorf("clean up: %v", err)
 	}
 	for _, network := range networks {
-		if err := n.RemoveNetwork(ctx, network.Name); err != nil {
+		if err := b.rt.RemoveNetwork(ctx, network.Name); err != nil {
 			t.Errorf("clean up: %v", err)
 		}
 	}
@@ -237,27 +220,21 @@ func (b *bed) spec() runtime.Spec {
 func (b *bed) create(t *testing.T, spec runtime.Spec) runtime.Container {
 	t.Helper()
 	c, err := b.rt.Create(b.ctx, spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 
 func (b *bed) inspect(t *testing.T, id string) runtime.Container {
 	t.Helper()
 	c, err := b.rt.Inspect(b.ctx, id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 
 func (b *bed) list(t *testing.T) []runtime.Container {
 	t.Helper()
 	cs, err := b.rt.List(b.ctx, b.labels)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return cs
 }
 
@@ -281,6 +258,14 @@ func (b *bed) output(t *testing.T, id string, command ...string) string {
 		t.Fatalf("exec %q: exit code %d, %s%s", command, code, stdout, stderr)
 	}
 	return strings.TrimSpace(stdout)
+}
+
+// alive checks that commands can be run.
+func (b *bed) alive(t *testing.T, id string) {
+	t.Helper()
+	if got := b.output(t, id, "echo", "alive"); got != "alive" {
+		t.Errorf("a command prints %q", got)
+	}
 }
 
 // shell is the output of a script, whatever its exit code.
@@ -324,3 +309,11 @@ func class(t *testing.T, what string, err error, is func(error) bool, name strin
 }
 
 var errCause = errors.New("the cause")
+
+// must ends a test if a step of its own fails.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}

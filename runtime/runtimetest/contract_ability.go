@@ -27,7 +27,6 @@ func pauserCases() []contractCase {
 // A container that is frozen under a command that is just being started must not
 // be lost to the engine: old ones never answer for it again.
 func testPauseStart(t *testing.T, b *bed) {
-	p := b.rt.(runtime.Pauser)
 	c := b.create(t, b.spec())
 	for i := range 15 {
 		ctx, cancel := context.WithTimeout(b.ctx, 10*time.Second)
@@ -41,10 +40,10 @@ func testPauseStart(t *testing.T, b *bed) {
 			})
 		}
 		time.Sleep(time.Duration(i) * 3 * time.Millisecond) // anywhere in the start
-		if err := p.Pause(ctx, c.ID); err != nil {
+		if err := b.rt.Pause(ctx, c.ID); err != nil {
 			t.Errorf("round %d: pause: %v", i, err)
 		}
-		if err := p.Resume(ctx, c.ID); err != nil {
+		if err := b.rt.Resume(ctx, c.ID); err != nil {
 			t.Errorf("round %d: resume: %v", i, err)
 		}
 		wg.Wait()
@@ -56,12 +55,9 @@ func testPauseStart(t *testing.T, b *bed) {
 }
 
 func testPause(t *testing.T, b *bed) {
-	p := b.rt.(runtime.Pauser)
 	c := b.create(t, b.spec())
 	for range 2 {
-		if err := p.Pause(b.ctx, c.ID); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.rt.Pause(b.ctx, c.ID))
 	}
 	if got := b.inspect(t, c.ID).State; got != runtime.StatePaused {
 		t.Errorf("paused: %s", got)
@@ -75,28 +71,21 @@ func testPause(t *testing.T, b *bed) {
 	}
 	refused("before any command")
 	for range 2 {
-		if err := p.Resume(b.ctx, c.ID); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.rt.Resume(b.ctx, c.ID))
 	}
-	if got := b.output(t, c.ID, "echo", "alive"); got != "alive" {
-		t.Errorf("resumed: %q", got)
-	}
-	if err := p.Pause(b.ctx, c.ID); err != nil {
-		t.Fatal(err)
-	}
+	b.alive(t, c.ID)
+	must(t, b.rt.Pause(b.ctx, c.ID))
 	refused("after a command")
 	if err := b.rt.Remove(b.ctx, c.ID); err != nil {
 		t.Errorf("remove a paused container: %v", err)
 	}
-	class(t, "pause", p.Pause(b.ctx, noID), errdefs.IsNotFound, "NotFound")
-	class(t, "resume", p.Resume(b.ctx, noID), errdefs.IsNotFound, "NotFound")
+	class(t, "pause", b.rt.Pause(b.ctx, noID), errdefs.IsNotFound, "NotFound")
+	class(t, "resume", b.rt.Resume(b.ctx, noID), errdefs.IsNotFound, "NotFound")
 }
 
 // testPauseRunning checks that a frozen command goes on where it was. One that is to be
 // killed while it is frozen may be beyond a backend's reach, which then says so.
 func testPauseRunning(t *testing.T, b *bed) {
-	p := b.rt.(runtime.Pauser)
 	c := b.create(t, b.spec())
 	ctx, cancel := context.WithCancel(b.ctx)
 	defer cancel()
@@ -110,36 +99,29 @@ func testPauseRunning(t *testing.T, b *bed) {
 		ended <- err
 	}()
 	<-out.seen
-	if err := p.Pause(b.ctx, c.ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.Pause(b.ctx, c.ID))
 	begun := time.Now()
 	cancel()
 	class(t, "a command canceled while it was frozen", <-failed, errdefs.IsCanceled, "Canceled")
 	if took := time.Since(begun); took > 15*time.Second {
 		t.Errorf("it took %s", took)
 	}
-	if err := p.Resume(b.ctx, c.ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.Resume(b.ctx, c.ID))
 	if err := <-ended; err != nil {
 		t.Errorf("a command that was frozen: %v", err)
 	}
-	if got := b.output(t, c.ID, "echo", "alive"); got != "alive" {
-		t.Errorf("resumed: %q", got)
-	}
+	b.alive(t, c.ID)
 }
 
 // testPauseCanceled ends the context at many stages of a pause, and of a resume.
 func testPauseCanceled(t *testing.T, b *bed) {
-	p := b.rt.(runtime.Pauser)
 	c := b.create(t, b.spec())
 	for delay := time.Millisecond; delay < 200*time.Millisecond; delay = delay*3/2 + time.Millisecond {
 		for _, tt := range []struct {
 			name string
 			call func(context.Context, string) error
 			want runtime.State
-		}{{"pause", p.Pause, runtime.StatePaused}, {"resume", p.Resume, runtime.StateRunning}} {
+		}{{"pause", b.rt.Pause, runtime.StatePaused}, {"resume", b.rt.Resume, runtime.StateRunning}} {
 			ctx, cancel := context.WithTimeout(b.ctx, delay)
 			err := tt.call(ctx, c.ID)
 			cancel()
@@ -154,9 +136,7 @@ func testPauseCanceled(t *testing.T, b *bed) {
 			}
 		}
 	}
-	if got := b.output(t, c.ID, "echo", "alive"); got != "alive" {
-		t.Errorf("afterwards: %q", got)
-	}
+	b.alive(t, c.ID)
 }
 
 func statserCases(real bool) []contractCase {
@@ -169,18 +149,13 @@ func statserCases(real bool) []contractCase {
 
 // testStatsCounts checks that what is measured is the container's own.
 func testStatsCounts(t *testing.T, b *bed) {
-	s := b.rt.(runtime.Statser)
-	if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}))
 	server, client := b.onNetwork(t, b.name), b.onNetwork(t, b.name)
 	b.serve(t, server, "wc -c")
 	measure := func() runtime.Stats {
 		t.Helper()
-		got, err := s.Stats(b.ctx, client.ID)
-		if err != nil {
-			t.Fatal(err)
-		}
+		got, err := b.rt.Stats(b.ctx, client.ID)
+		must(t, err)
 		return got
 	}
 	before := measure()
@@ -201,19 +176,16 @@ func testStatsCounts(t *testing.T, b *bed) {
 }
 
 func testStats(t *testing.T, b *bed) {
-	s := b.rt.(runtime.Statser)
 	spec := b.spec()
 	spec.MemoryBytes = 64 << 20
 	c := b.create(t, spec)
 	b.output(t, c.ID, "true")
-	got, err := s.Stats(b.ctx, c.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got, err := b.rt.Stats(b.ctx, c.ID)
+	must(t, err)
 	if time.Since(got.Time).Abs() > time.Minute || got.CPUUsage <= 0 || got.CPUUsage > time.Minute ||
 		got.MemoryBytes <= 0 || got.MemoryBytes > spec.MemoryBytes || got.MemoryLimitBytes != spec.MemoryBytes || got.Pids < 1 {
 		t.Errorf("%+v", got)
 	}
-	_, err = s.Stats(b.ctx, noID)
+	_, err = b.rt.Stats(b.ctx, noID)
 	class(t, "stats", err, errdefs.IsNotFound, "NotFound")
 }

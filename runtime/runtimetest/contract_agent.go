@@ -71,9 +71,7 @@ func (b *bed) inside() runtime.Insider { return b.rt }
 func (b *bed) start(t *testing.T, id string, p runtime.Process) runtime.ProcessInfo {
 	t.Helper()
 	info, w, err := b.inside().Start(b.ctx, id, p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if w != nil {
 		t.Error("a follower that nobody asked for")
 	}
@@ -89,9 +87,7 @@ func (b *bed) follow(t *testing.T, id, process string, from int64) runtime.Follo
 func (b *bed) followAs(t *testing.T, id, process string, how runtime.Follow) runtime.Follower {
 	t.Helper()
 	w, err := b.inside().Follow(b.ctx, id, process, how)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = w.Close() })
 	return w
 }
@@ -99,9 +95,7 @@ func (b *bed) followAs(t *testing.T, id, process string, how runtime.Follow) run
 func (b *bed) input(t *testing.T, id, process string) runtime.Input {
 	t.Helper()
 	in, err := b.inside().Input(b.ctx, id, process)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = in.Close() })
 	return in
 }
@@ -130,9 +124,7 @@ func rest(t *testing.T, a runtime.Follower) (string, runtime.ProcessInfo) {
 			}
 			return out[0].String(), a.Info()
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		n := 0
 		if chunk.Stderr {
 			n = 1
@@ -250,9 +242,7 @@ func testProcessInput(t *testing.T, b *bed) {
 	if _, err := io.WriteString(in, "second\n"); err != nil {
 		t.Fatal(err)
 	}
-	if err := in.CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, in.CloseWrite())
 	if out, info := rest(t, w); out != "second\n" || info.ExitCode != 0 || info.NextSeq != 13 {
 		t.Errorf("%q, %+v", out, info)
 	}
@@ -273,9 +263,7 @@ func testProcessFrom(t *testing.T, b *bed) {
 	b.start(t, c.ID, p)
 	b.await(t, "it to end", func() bool {
 		info, err := in.Process(b.ctx, c.ID, "p")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return !info.Running
 	})
 	for from, want := range map[int64]string{-1: "9\nabcdefghi\n", 9: "9\nabcdefghi\n", 11: "abcdefghi\n", 15: "efghi\n", 21: ""} {
@@ -295,9 +283,7 @@ func testProcessFrom(t *testing.T, b *bed) {
 	// What was given to its end once isn't kept.
 	p.ID, p.Once = "once", true
 	_, w, err := in.Start(b.ctx, c.ID, func() runtime.Process { p.Follow = &runtime.Follow{Lossless: true}; return p }())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if out, info := rest(t, w); out != "0123456789\nabcdefghi\n" || info.ExitCode != 4 {
 		t.Errorf("once: %q, %+v", out, info)
 	}
@@ -310,9 +296,7 @@ func testProcessFrom(t *testing.T, b *bed) {
 func testProcessSignaled(t *testing.T, b *bed) {
 	c := b.create(t, b.spec())
 	b.start(t, c.ID, sh("p", "sleep 1000"))
-	if err := b.inside().Signal(b.ctx, c.ID, "p", 15); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.inside().Signal(b.ctx, c.ID, "p", 15))
 	if _, info := rest(t, b.follow(t, c.ID, "p", 0)); info.ExitCode != 143 || info.Signal != 15 || info.Killed || info.TimedOut {
 		t.Errorf("%+v", info)
 	}
@@ -337,9 +321,7 @@ func testProcessSignaled(t *testing.T, b *bed) {
 	case <-time.After(300 * time.Millisecond):
 	}
 	for _, signal := range []int{1, 15} {
-		if err := b.inside().Signal(b.ctx, c.ID, "q", signal); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.inside().Signal(b.ctx, c.ID, "q", signal))
 		if signal == 1 {
 			until(t, a, "hup\n")
 		}
@@ -424,20 +406,14 @@ func testProcessOutlives(t *testing.T, b *bed) {
 	dir := t.TempDir()
 	first := b.Reopen(t, dir)
 	c, err := first.Create(b.ctx, b.spec())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p := sh("p", "echo before; read x; echo after; exit 5")
 	p.Stdin, p.Label = true, "kept"
 	p.Follow = &runtime.Follow{Lossless: true, Exclusive: true}
 	_, a, err := first.Start(b.ctx, c.ID, p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	events, err := first.Events(b.ctx, c.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got := told(t, events); len(got) != 1 {
 		t.Errorf("%+v", got)
 	}
@@ -449,9 +425,7 @@ func testProcessOutlives(t *testing.T, b *bed) {
 		left <- err
 	}()
 	<-up.seen
-	if err := first.(io.Closer).Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, first.(io.Closer).Close())
 	if chunk, err := a.Next(); err == nil {
 		t.Errorf("after the client was closed: %+v", chunk)
 	}
@@ -493,9 +467,7 @@ func testProcessOutlives(t *testing.T, b *bed) {
 	})
 	t.Cleanup(func() { _ = a.Close() })
 	input, err := in.Input(b.ctx, c.ID, "p")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := io.WriteString(input, "go on\n"); err != nil {
 		t.Error(err)
 	}
@@ -588,10 +560,6 @@ func testServeStopped(t *testing.T, b *bed) {
 
 // testServePaused: a pause at any moment of a program's start holds up neither it nor others.
 func testServePaused(t *testing.T, b *bed) {
-	p, ok := b.rt.(runtime.Pauser)
-	if !ok {
-		return
-	}
 	for delay := time.Duration(0); delay < 160*time.Millisecond; delay += 20 * time.Millisecond {
 		c := b.create(t, b.spec())
 		ended := make(chan error, 1)
@@ -600,12 +568,8 @@ func testServePaused(t *testing.T, b *bed) {
 			ended <- err
 		}()
 		time.Sleep(delay)
-		if err := p.Pause(b.ctx, c.ID); err != nil {
-			t.Fatal(err)
-		}
-		if err := p.Resume(b.ctx, c.ID); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.rt.Pause(b.ctx, c.ID))
+		must(t, b.rt.Resume(b.ctx, c.ID))
 		select {
 		case err := <-ended:
 			if err != nil && !errdefs.IsFailedPrecondition(err) {
@@ -704,9 +668,7 @@ func testAgentOff(t *testing.T, b *bed) {
 	p := sh("p", "echo out; read x; echo $x; exit 7")
 	p.Stdin, p.KeepBytes, p.Follow = true, 6, &runtime.Follow{Lossless: true}
 	_, a, err := in.Start(b.ctx, c.ID, p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	until(t, a, "out\n")
 	b.types(t, c.ID, "p", "typed\n")
 	if out, info := rest(t, a); out != "typed\n" || info.ExitCode != 7 {
@@ -741,9 +703,7 @@ func testDial(t *testing.T, b *bed) {
 	ctx, cancel := context.WithCancel(b.ctx)
 	conn, err := in.Dial(ctx, c.ID, 7777)
 	cancel() // it was for the way there
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	if err := conn.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
 		t.Error(err)

@@ -34,9 +34,7 @@ func basicCases() []contractCase {
 
 func testInfo(t *testing.T, b *bed) {
 	info, err := b.rt.Info(b.ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if info.Backend == "" || info.Version == "" || info.OS == "" || info.Architecture == "" ||
 		info.CPUs <= 0 || info.MemoryBytes <= 0 || info.CgroupVersion != "1" && info.CgroupVersion != "2" {
 		t.Errorf("incomplete: %+v", info)
@@ -48,9 +46,7 @@ func testInfo(t *testing.T, b *bed) {
 
 func testImage(t *testing.T, b *bed) {
 	img, err := b.rt.Image(b.ctx, b.Image)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	byID, err := b.rt.Image(b.ctx, img.ID)
 	if err != nil || byID.ID != img.ID || !strings.HasPrefix(img.ID, "sha256:") {
 		t.Errorf("by reference %q, by ID %q, %v", img.ID, byID.ID, err)
@@ -123,19 +119,15 @@ func testCreateMainEnds(t *testing.T, b *bed) {
 			_, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"true"}})
 			return err
 		},
+		"pause":  func() error { return b.rt.Pause(b.ctx, c.ID) },
+		"resume": func() error { return b.rt.Resume(b.ctx, c.ID) },
+		"stats":  func() error { _, err := b.rt.Stats(b.ctx, c.ID); return err },
 	}
 	if b.Starter != nil {
 		calls["start"] = func() error {
 			_, err := b.Starter.Start(b.ctx, c.ID, runtime.Program{Command: []string{"/bin/cat"}})
 			return err
 		}
-	}
-	if p, ok := b.rt.(runtime.Pauser); ok {
-		calls["pause"] = func() error { return p.Pause(b.ctx, c.ID) }
-		calls["resume"] = func() error { return p.Resume(b.ctx, c.ID) }
-	}
-	if s, ok := b.rt.(runtime.Statser); ok {
-		calls["stats"] = func() error { _, err := s.Stats(b.ctx, c.ID); return err }
 	}
 	for name, call := range calls {
 		class(t, name, call(), errdefs.IsFailedPrecondition, "FailedPrecondition")
@@ -217,11 +209,7 @@ func testEnsureNetwork(t *testing.T, b *bed) {
 		class(t, "another one of this name", b.rt.EnsureNetwork(b.ctx, other), errdefs.IsFailedPrecondition, "FailedPrecondition")
 	}
 	class(t, "an operator's that is missing", b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name + "-none", External: true}), errdefs.IsNotFound, "NotFound")
-	n, ok := b.rt.(runtime.Networker)
-	if !ok {
-		return
-	}
-	networks, err := n.Networks(b.ctx, b.labels)
+	networks, err := b.rt.Networks(b.ctx, b.labels)
 	if err != nil || len(networks) != 1 || networks[0].Internal {
 		t.Errorf("there is %+v, %v; want one, as it was first asked for", networks, err)
 	}
@@ -267,9 +255,7 @@ func testList(t *testing.T, b *bed) {
 		}
 	}
 	all, err := b.rt.List(b.ctx, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ours := func(c runtime.Container) bool { _, ok := names[c.ID]; return !ok }
 	if got := len(slices.DeleteFunc(all, ours)); got != 3 {
 		t.Errorf("the list of all has %d of 3", got)

@@ -52,14 +52,10 @@ func testVolumes(t *testing.T, b *bed) {
 	}
 	class(t, "remove one in use", c.RemoveVolume(b.ctx, got.Name), errdefs.IsFailedPrecondition, "FailedPrecondition")
 	for _, ct := range b.list(t) {
-		if err := b.rt.Remove(b.ctx, ct.ID); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.rt.Remove(b.ctx, ct.ID))
 	}
 	for range 2 {
-		if err := c.RemoveVolume(b.ctx, got.Name); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.RemoveVolume(b.ctx, got.Name))
 	}
 	if left, err := c.Volumes(b.ctx, b.labels); err != nil || len(left) != 1 || left[0].Name != b.name+"-0" {
 		t.Errorf("left %+v, %v", left, err)
@@ -68,11 +64,9 @@ func testVolumes(t *testing.T, b *bed) {
 
 // testNetworkByID checks that an ID selects the network, not a name that looks like one.
 func testNetworkByID(t *testing.T, b *bed) {
-	c, n := b.Collector, b.rt.(runtime.Networker)
-	if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}); err != nil {
-		t.Fatal(err)
-	}
-	made, err := n.Networks(b.ctx, b.labels)
+	c := b.Collector
+	must(t, b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}))
+	made, err := b.rt.Networks(b.ctx, b.labels)
 	if err != nil || len(made) != 1 {
 		t.Fatalf("%+v, %v", made, err)
 	}
@@ -83,15 +77,11 @@ func testNetworkByID(t *testing.T, b *bed) {
 	spec.Network = b.name
 	user := b.create(t, spec)
 	class(t, "remove one in use", c.RemoveNetworkID(b.ctx, made[0].ID), errdefs.IsFailedPrecondition, "FailedPrecondition")
-	if err := b.rt.Remove(b.ctx, user.ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.Remove(b.ctx, user.ID))
 	for range 2 {
-		if err := c.RemoveNetworkID(b.ctx, made[0].ID); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.RemoveNetworkID(b.ctx, made[0].ID))
 	}
-	if left, err := n.Networks(b.ctx, b.labels); err != nil || len(left) != 0 {
+	if left, err := b.rt.Networks(b.ctx, b.labels); err != nil || len(left) != 0 {
 		t.Errorf("left %+v, %v", left, err)
 	}
 }

@@ -47,12 +47,8 @@ func testCreateNameWanted(t *testing.T, b *bed) {
 	if len(made) != 1 || len(cs) != 1 || cs[0].ID != made[0] || cs[0].State != runtime.StateRunning {
 		t.Fatalf("made %v, there is %+v", made, cs)
 	}
-	if got := b.output(t, made[0], "echo", "alive"); got != "alive" {
-		t.Errorf("a command prints %q", got)
-	}
-	if err := b.rt.Remove(b.ctx, made[0]); err != nil {
-		t.Fatal(err)
-	}
+	b.alive(t, made[0])
+	must(t, b.rt.Remove(b.ctx, made[0]))
 	b.create(t, spec)
 }
 
@@ -173,9 +169,7 @@ func testOddIDs(t *testing.T, b *bed) {
 			t.Errorf("remove %q: %v", id, err)
 		}
 	}
-	if got := b.output(t, c.ID, "echo", "alive"); got != "alive" {
-		t.Errorf("afterwards a command prints %q", got)
-	}
+	b.alive(t, c.ID)
 }
 
 // configuredCases are about the configuration of an image.
@@ -185,9 +179,7 @@ func configuredCases() []contractCase {
 
 func testImageConfiguration(t *testing.T, b *bed) {
 	img, err := b.rt.Image(b.ctx, b.Configured)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if !slices.Contains(img.Env, "FROM_IMAGE=yes") || img.User != "nobody" || !slices.Equal(img.Command, []string{"sleep", "200000"}) {
 		t.Errorf("%+v", img)
 	}

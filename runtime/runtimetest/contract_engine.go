@@ -39,12 +39,10 @@ func testEngineRestart(t *testing.T, b *bed) {
 	if !b.ExecAlone {
 		underWay["exec"] = exec
 	}
-	if w, ok := b.rt.(runtime.Watcher); ok {
-		ready, done := make(chan struct{}), make(chan error, 1)
-		go func() { done <- w.Watch(b.ctx, nil, func() { close(ready) }, func(runtime.Event) {}) }()
-		<-ready
-		underWay["watch"] = done
-	}
+	ready, done := make(chan struct{}), make(chan error, 1)
+	go func() { done <- b.rt.Watch(b.ctx, nil, func() { close(ready) }, func(runtime.Event) {}) }()
+	<-ready
+	underWay["watch"] = done
 	b.Engine.Kill()
 	for name, done := range underWay {
 		select {
@@ -76,9 +74,7 @@ func testEngineRestart(t *testing.T, b *bed) {
 	}
 	end()
 
-	if err := b.Engine.Start(b.ctx); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Engine.Start(b.ctx))
 	b.await(t, "the engine to be seen again", func() bool {
 		_, err := b.rt.Info(b.ctx)
 		return err == nil
@@ -144,20 +140,16 @@ func (b *bed) ending(t *testing.T) (id string, end func()) {
 func (b *bed) afterRestart(t *testing.T, ran string, before runtime.Container, ending string) {
 	t.Helper()
 	if got := b.inspect(t, ran); got.State == runtime.StateRunning {
-		if got := b.output(t, ran, "echo", "alive"); got != "alive" {
-			t.Errorf("one that lived on: %q", got)
-		}
+		b.alive(t, ran)
 	} else if got.State != runtime.StateExited || got.ExitCode == 0 || got.FinishedAt.IsZero() {
 		t.Errorf("one that ended with the engine: %+v", got)
 	}
 	if got := b.inspect(t, before.ID); got.State != runtime.StateExited || got.ExitCode != 3 || !got.FinishedAt.Equal(before.FinishedAt) {
 		t.Errorf("one that had ended: %+v, was %+v", got, before)
 	}
-	if l, ok := b.rt.(runtime.Logger); ok {
-		var out bytes.Buffer
-		if err := l.Logs(b.ctx, before.ID, runtime.LogOptions{}, &out, nil); err != nil || out.String() != "printed\n" {
-			t.Errorf("its log: %q, %v", &out, err)
-		}
+	var out bytes.Buffer
+	if err := b.rt.Logs(b.ctx, before.ID, runtime.LogOptions{}, &out, nil); err != nil || out.String() != "printed\n" {
+		t.Errorf("its log: %q, %v", &out, err)
 	}
 	if got := b.awaitState(t, ending, runtime.StateExited); got.ExitCode != 5 || got.FinishedAt.IsZero() {
 		t.Errorf("one that ended while the engine was away: %+v", got)

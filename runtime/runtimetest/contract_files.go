@@ -25,7 +25,7 @@ type FileAnswer struct {
 }
 
 // DoFile does an operation that ends by itself, and gathers its answer.
-func DoFile(ctx context.Context, files runtime.Files, id string, op runtime.FileOp, in io.Reader) (*FileAnswer, error) {
+func DoFile(ctx context.Context, files runtime.Insider, id string, op runtime.FileOp, in io.Reader) (*FileAnswer, error) {
 	a := new(FileAnswer)
 	return a, files.File(ctx, id, op, a.IO(in))
 }
@@ -70,18 +70,14 @@ func (b *bed) write(t *testing.T, id string, op runtime.FileOp, content string) 
 	t.Helper()
 	op.Verb = runtime.FileWrite
 	a, err := b.file(id, op, strings.NewReader(content))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return a.Info()
 }
 
 func (b *bed) read(t *testing.T, id, path string, offset, length int64) string {
 	t.Helper()
 	a, err := b.file(id, runtime.FileOp{Verb: runtime.FileRead, Path: path, Offset: offset, Length: length}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return a.Out.String()
 }
 
@@ -288,18 +284,14 @@ func testTar(t *testing.T, b *bed) {
 	b.write(t, c.ID, runtime.FileOp{Path: "/tmp/t/one", Parents: true, Mode: 0o600}, "content of one")
 	b.write(t, c.ID, runtime.FileOp{Path: "/tmp/t/sub/two", Parents: true}, strings.Repeat("two", 100_000))
 	packed, err := b.file(c.ID, runtime.FileOp{Verb: runtime.FileTarRead, Path: "/tmp/t"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var names []string
 	for r := tar.NewReader(bytes.NewReader(packed.Out.Bytes())); ; {
 		h, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		names = append(names, strings.TrimSuffix(h.Name, "/"))
 	}
 	slices.Sort(names)
@@ -313,9 +305,7 @@ func testTar(t *testing.T, b *bed) {
 		_, err := b.file(c.ID, runtime.FileOp{Verb: runtime.FileTarWrite, Path: "/tmp/into"}, archive)
 		return err
 	}
-	if err := unpack(&packed.Out); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unpack(&packed.Out))
 	if got := b.read(t, c.ID, "/tmp/into/t/one", 0, -1); got != "content of one" {
 		t.Errorf("unpacked: %q", got)
 	}

@@ -51,9 +51,7 @@ func testProcessFollowed(t *testing.T, b *bed) {
 	p := sh("p", "echo 0123456789; echo abcdefghi; exit 4")
 	p.KeepBytes, p.Follow = 12, &runtime.Follow{From: 99, Lossless: true}
 	info, w, err := b.inside().Start(b.ctx, c.ID, p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = w.Close() })
 	if !b.Real && !info.Running {
 		t.Errorf("%+v", info)
@@ -255,9 +253,7 @@ func testProcessCharacters(t *testing.T, b *bed) {
 		}
 		for utf8.ValidString(sent) && len(got) < len(sent) {
 			chunk, err := w.Next()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if !utf8.Valid(chunk.Data) {
 				t.Errorf("a chunk of %d bytes that ends in %q", len(chunk.Data), chunk.Data[max(0, len(chunk.Data)-4):])
 			}
@@ -289,9 +285,7 @@ func testProcessCharacters(t *testing.T, b *bed) {
 func told(t *testing.T, events runtime.Events) []runtime.ProcessInfo {
 	t.Helper()
 	got, err := events.Next()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return got
 }
 
@@ -299,9 +293,7 @@ func testEvents(t *testing.T, b *bed) {
 	c, in := b.create(t, b.spec()), b.inside()
 	open := func() runtime.Events {
 		events, err := in.Events(b.ctx, c.ID)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() { _ = events.Close() })
 		return events
 	}

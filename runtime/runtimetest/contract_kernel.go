@@ -71,12 +71,8 @@ func (b *bed) mountOptions(t *testing.T, id, target string) (options []string, l
 
 func testMounts(t *testing.T, b *bed) {
 	writable, readonly := t.TempDir(), t.TempDir()
-	if err := os.Chmod(writable, 0o777); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(readonly, "file"), []byte("from outside"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(writable, 0o777))
+	must(t, os.WriteFile(filepath.Join(readonly, "file"), []byte("from outside"), 0o644))
 	spec := b.spec()
 	spec.ReadOnlyRootfs = true
 	spec.Mounts = []runtime.Mount{
@@ -215,9 +211,7 @@ func testCapabilityAdded(t *testing.T, b *bed) {
 		}
 	}
 	info, err := b.rt.Info(b.ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got := b.cpuLimit(t, c.ID); got != float64(info.CPUs) || info.CPUs < goruntime.NumCPU() {
 		t.Errorf("cpus: %v of the host's %d", got, info.CPUs)
 	}
@@ -228,9 +222,7 @@ func testNamespaces(t *testing.T, b *bed) {
 	seen := make(map[string]bool)
 	for _, ns := range names {
 		host, err := os.Readlink("/proc/self/ns/" + ns)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		seen[host] = true
 	}
 	for range 2 {
@@ -270,9 +262,7 @@ func (b *bed) cgroup(t *testing.T, id, v1, v2 string) string {
 func (b *bed) cgroupVersion(t *testing.T) string {
 	t.Helper()
 	info, err := b.rt.Info(b.ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return info.CgroupVersion
 }
 
@@ -342,9 +332,7 @@ func testCreateCanceled(t *testing.T, b *bed) {
 		cancel()
 		if err == nil {
 			made++
-			if err := b.rt.Remove(b.ctx, c.ID); err != nil {
-				t.Fatal(err)
-			}
+			must(t, b.rt.Remove(b.ctx, c.ID))
 		} else {
 			failed++
 			class(t, fmt.Sprintf("create ended after %s", delay), err, errdefs.IsDeadlineExceeded, "DeadlineExceeded")

@@ -154,30 +154,22 @@ func testNothingLeftOpen(t *testing.T, b *bed) {
 			t.Cleanup(cancel)
 			return ctx
 		}
-		if l, ok := b.rt.(runtime.Logger); ok {
-			err := l.Logs(soon(), c.ID, runtime.LogOptions{Follow: true}, nil, nil)
-			if err != nil && !errdefs.IsDeadlineExceeded(err) { // a slow engine doesn't come to following
-				t.Errorf("logs: %v", err)
-			}
+		err = b.rt.Logs(soon(), c.ID, runtime.LogOptions{Follow: true}, nil, nil)
+		if err != nil && !errdefs.IsDeadlineExceeded(err) { // a slow engine doesn't come to following
+			t.Errorf("logs: %v", err)
 		}
-		if w, ok := b.rt.(runtime.Watcher); ok {
-			if err := w.Watch(soon(), b.labels, nil, func(runtime.Event) {}); err != nil {
-				t.Errorf("watch: %v", err)
-			}
+		if err := b.rt.Watch(soon(), b.labels, nil, func(runtime.Event) {}); err != nil {
+			t.Errorf("watch: %v", err)
 		}
-		if s, ok := b.rt.(runtime.Statser); ok {
-			if _, err := s.Stats(b.ctx, c.ID); err != nil {
-				t.Errorf("stats: %v", err)
-			}
+		if _, err := b.rt.Stats(b.ctx, c.ID); err != nil {
+			t.Errorf("stats: %v", err)
 		}
 		failing := b.spec()
 		failing.Network = b.name + "-missing"
 		if _, err := b.rt.Create(b.ctx, failing); err == nil {
 			t.Error("a network that isn't there was taken")
 		}
-		if err := b.rt.Remove(b.ctx, c.ID); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.rt.Remove(b.ctx, c.ID))
 	}
 	use() // connections that are kept open have goroutines
 	goroutines, files := goruntime.NumGoroutine(), openFiles(t)

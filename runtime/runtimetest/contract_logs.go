@@ -28,15 +28,12 @@ func loggerCases(real bool) []contractCase {
 }
 
 func testLogs(t *testing.T, b *bed) {
-	l := b.rt.(runtime.Logger)
 	spec := b.spec()
 	spec.Command = []string{"sh", "-c", "echo one; sleep 0.1; echo two >&2; sleep 0.3; echo three"}
 	c := b.awaitState(t, b.create(t, spec).ID, runtime.StateExited)
 
 	var all, none bytes.Buffer
-	if err := l.Logs(b.ctx, c.ID, runtime.LogOptions{Timestamps: true}, &all, &none); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.Logs(b.ctx, c.ID, runtime.LogOptions{Timestamps: true}, &all, &none))
 	var times []time.Time
 	for line := range strings.Lines(all.String() + none.String()) {
 		stamp, _, _ := strings.Cut(line, " ")
@@ -63,27 +60,26 @@ func testLogs(t *testing.T, b *bed) {
 		{"follow", runtime.LogOptions{Follow: true}, "one\nthree\n", "two\n"},
 	} {
 		var stdout, stderr bytes.Buffer
-		if err := l.Logs(b.ctx, c.ID, tt.opts, &stdout, &stderr); err != nil {
+		if err := b.rt.Logs(b.ctx, c.ID, tt.opts, &stdout, &stderr); err != nil {
 			t.Errorf("%s: %v", tt.name, err)
 		}
 		if stdout.String() != tt.stdout || stderr.String() != tt.stderr {
 			t.Errorf("%s: %q and %q, want %q and %q", tt.name, &stdout, &stderr, tt.stdout, tt.stderr)
 		}
 	}
-	if err := l.Logs(b.ctx, c.ID, runtime.LogOptions{}, nil, nil); err != nil {
+	if err := b.rt.Logs(b.ctx, c.ID, runtime.LogOptions{}, nil, nil); err != nil {
 		t.Errorf("without writers: %v", err)
 	}
-	class(t, "logs", l.Logs(b.ctx, noID, runtime.LogOptions{}, nil, nil), errdefs.IsNotFound, "NotFound")
+	class(t, "logs", b.rt.Logs(b.ctx, noID, runtime.LogOptions{}, nil, nil), errdefs.IsNotFound, "NotFound")
 }
 
 func testLogsFollow(t *testing.T, b *bed) {
-	l := b.rt.(runtime.Logger)
 	spec := b.spec()
 	spec.Command = []string{"sh", "-c", "echo one; sleep 1; echo two; sleep 100000"}
 	c := b.create(t, spec)
 	follow := func(ctx context.Context, until string) (<-chan struct{}, <-chan error) {
 		out, done := newSignalWriter(until), make(chan error, 1)
-		go func() { done <- l.Logs(ctx, c.ID, runtime.LogOptions{Follow: true}, out, nil) }()
+		go func() { done <- b.rt.Logs(ctx, c.ID, runtime.LogOptions{Follow: true}, out, nil) }()
 		return out.seen, done
 	}
 	ctx, cancel := context.WithCancel(b.ctx)
@@ -100,9 +96,7 @@ func testLogsFollow(t *testing.T, b *bed) {
 	}
 	seen, done = follow(b.ctx, "one\ntwo\n")
 	<-seen
-	if err := b.rt.Remove(b.ctx, c.ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.Remove(b.ctx, c.ID))
 	select {
 	case err := <-done:
 		if err != nil {
@@ -115,7 +109,6 @@ func testLogsFollow(t *testing.T, b *bed) {
 
 // testLogsFollowToTheEnd has several followers, from before the end to after it.
 func testLogsFollowToTheEnd(t *testing.T, b *bed) {
-	l := b.rt.(runtime.Logger)
 	spec := b.spec()
 	spec.Command = []string{"sh", "-c", "echo one; sleep 1; echo two >&2; echo three; exit 3"}
 	c := b.create(t, spec)
@@ -123,7 +116,7 @@ func testLogsFollowToTheEnd(t *testing.T, b *bed) {
 	for range 3 {
 		wg.Go(func() {
 			var stdout, stderr bytes.Buffer
-			if err := l.Logs(b.ctx, c.ID, runtime.LogOptions{Follow: true}, &stdout, &stderr); err != nil {
+			if err := b.rt.Logs(b.ctx, c.ID, runtime.LogOptions{Follow: true}, &stdout, &stderr); err != nil {
 				t.Error(err)
 			}
 			if stdout.String() != "one\nthree\n" || stderr.String() != "two\n" {
@@ -142,9 +135,7 @@ func testLogsFollowToTheEnd(t *testing.T, b *bed) {
 func (b *bed) kept(t *testing.T, id string) string {
 	t.Helper()
 	var out bytes.Buffer
-	if err := b.rt.(runtime.Logger).Logs(b.ctx, id, runtime.LogOptions{}, &out, &out); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.Logs(b.ctx, id, runtime.LogOptions{}, &out, &out))
 	return out.String()
 }
 

@@ -26,19 +26,16 @@ func networkerCases(h Harness) []contractCase {
 }
 
 func testNetworks(t *testing.T, b *bed) {
-	n := b.rt.(runtime.Networker)
 	for i := range 2 {
 		network := runtime.Network{Name: fmt.Sprintf("%s-%d", b.name, i), Labels: map[string]string{labelCase: b.name, "index": fmt.Sprint(i)}}
 		network.Internal, network.Isolated = i == 1, i == 1
-		if err := b.rt.EnsureNetwork(b.ctx, network); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.rt.EnsureNetwork(b.ctx, network))
 	}
-	both, err := n.Networks(b.ctx, map[string]string{labelCase: b.name, "index": ""})
+	both, err := b.rt.Networks(b.ctx, map[string]string{labelCase: b.name, "index": ""})
 	if err != nil || len(both) != 2 {
 		t.Fatalf("both: %+v, %v", both, err)
 	}
-	one, err := n.Networks(b.ctx, map[string]string{labelCase: b.name, "index": "1"})
+	one, err := b.rt.Networks(b.ctx, map[string]string{labelCase: b.name, "index": "1"})
 	if err != nil || len(one) != 1 {
 		t.Fatalf("one: %+v, %v", one, err)
 	}
@@ -49,16 +46,14 @@ func testNetworks(t *testing.T, b *bed) {
 	spec := b.spec()
 	spec.Network = got.Name
 	c := b.create(t, spec)
-	class(t, "remove one in use", n.RemoveNetwork(b.ctx, got.Name), errdefs.IsFailedPrecondition, "FailedPrecondition")
-	if err := b.rt.Remove(b.ctx, c.ID); err != nil {
-		t.Fatal(err)
-	}
+	class(t, "remove one in use", b.rt.RemoveNetwork(b.ctx, got.Name), errdefs.IsFailedPrecondition, "FailedPrecondition")
+	must(t, b.rt.Remove(b.ctx, c.ID))
 	for range 2 {
-		if err := n.RemoveNetwork(b.ctx, got.Name); err != nil {
+		if err := b.rt.RemoveNetwork(b.ctx, got.Name); err != nil {
 			t.Errorf("remove: %v", err)
 		}
 	}
-	if left, err := n.Networks(b.ctx, b.labels); err != nil || len(left) != 1 {
+	if left, err := b.rt.Networks(b.ctx, b.labels); err != nil || len(left) != 1 {
 		t.Errorf("afterwards: %+v, %v", left, err)
 	}
 }
@@ -81,9 +76,7 @@ func (b *bed) onNetwork(t *testing.T, network string) runtime.Container {
 func testNetworkReach(t *testing.T, b *bed) {
 	for _, isolated := range []bool{true, false} {
 		name := fmt.Sprintf("%s-%t", b.name, isolated)
-		if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: name, Labels: b.labels, Isolated: isolated, Internal: !isolated}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: name, Labels: b.labels, Isolated: isolated, Internal: !isolated}))
 		server, client := b.onNetwork(t, name), b.onNetwork(t, name)
 		b.serve(t, server, "echo hello")
 		// Where no answer should come, a second is enough.
@@ -118,9 +111,7 @@ func testNetworksApart(t *testing.T, b *bed) {
 	var on []runtime.Container
 	for i := range 2 {
 		name := fmt.Sprintf("%s-%d", b.name, i)
-		if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: name, Labels: b.labels}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: name, Labels: b.labels}))
 		on = append(on, b.onNetwork(t, name))
 	}
 	near := b.onNetwork(t, b.name+"-0")
@@ -135,18 +126,15 @@ func testNetworksApart(t *testing.T, b *bed) {
 }
 
 func testNetworkRefused(t *testing.T, b *bed) {
-	n := b.rt.(runtime.Networker)
 	class(t, "no name", b.rt.EnsureNetwork(b.ctx, runtime.Network{Labels: b.labels}), errdefs.IsInvalidArgument, "InvalidArgument")
-	if err := n.RemoveNetwork(b.ctx, b.name+"-never"); err != nil {
+	if err := b.rt.RemoveNetwork(b.ctx, b.name+"-never"); err != nil {
 		t.Errorf("remove one that never was: %v", err)
 	}
-	if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name + "-longer", Labels: b.labels}); err != nil {
-		t.Fatal(err)
-	}
-	if err := n.RemoveNetwork(b.ctx, b.name); err != nil { // the start of one's name isn't one
+	must(t, b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name + "-longer", Labels: b.labels}))
+	if err := b.rt.RemoveNetwork(b.ctx, b.name); err != nil { // the start of one's name isn't one
 		t.Error(err)
 	}
-	if left, err := n.Networks(b.ctx, b.labels); err != nil || len(left) != 1 {
+	if left, err := b.rt.Networks(b.ctx, b.labels); err != nil || len(left) != 1 {
 		t.Errorf("left %+v, %v", left, err)
 	}
 }
@@ -154,9 +142,7 @@ func testNetworkRefused(t *testing.T, b *bed) {
 // testNetworkMany checks that no address is given twice, and that all come back.
 func testNetworkMany(t *testing.T, b *bed) {
 	const n = 4
-	if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}))
 	for range 2 {
 		cs := make([]runtime.Container, n)
 		var wg sync.WaitGroup
@@ -190,7 +176,7 @@ func testNetworkMany(t *testing.T, b *bed) {
 		}
 		wg.Wait()
 	}
-	if err := b.rt.(runtime.Networker).RemoveNetwork(b.ctx, b.name); err != nil {
+	if err := b.rt.RemoveNetwork(b.ctx, b.name); err != nil {
 		t.Errorf("afterwards it is in use: %v", err)
 	}
 }

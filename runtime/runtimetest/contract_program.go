@@ -35,9 +35,7 @@ func testPid(t *testing.T, b *bed) {
 	}
 	if b.Real {
 		inside, err := os.Readlink("/proc/" + strconv.Itoa(pid) + "/ns/pid")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if got := b.output(t, c.ID, "readlink", "/proc/self/ns/pid"); got != inside {
 			t.Errorf("process %d is in %s, the container in %s", pid, inside, got)
 		}
@@ -60,12 +58,8 @@ func testPid(t *testing.T, b *bed) {
 func (b *bed) agent(t *testing.T) *runtime.Agent {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "s"), []byte("hello\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, "s"), []byte("hello\n"), 0o644))
+	must(t, os.Chmod(dir, 0o755))
 	return &runtime.Agent{Program: b.Agent, Dir: dir}
 }
 
@@ -88,9 +82,7 @@ func testAgent(t *testing.T, b *bed) {
 		}
 		// The container sees a file that Berm adds later.
 		path := filepath.Join(spec.Agent.Dir, "later")
-		if err := os.WriteFile(path, nil, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, nil, 0o644))
 		if got := b.shell(t, c.ID, "ls "+runtime.AgentDir); got != "later\ns" {
 			t.Errorf("with a file more: %q", got)
 		}

@@ -42,9 +42,7 @@ func testPull(t *testing.T, b *bed) {
 		told.Add(1)
 		telling.Add(-1)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if last == (runtime.PullProgress{}) {
 		t.Error("no progress was told")
 	}

@@ -16,12 +16,8 @@ func testClientRestart(t *testing.T, b *bed) {
 	running.Env, running.Labels["kind"] = []string{"A=1"}, "running"
 	exited.Command = []string{"sh", "-c", "echo to stdout; echo to stderr >&2; exit 3"}
 	specs := []runtime.Spec{running, exited, paused}
-	if _, ok := b.rt.(runtime.Networker); ok {
-		if err := b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}); err != nil {
-			t.Fatal(err)
-		}
-		specs[0].Network = b.name
-	}
+	must(t, b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}))
+	specs[0].Network = b.name
 	if b.Real {
 		killed := b.spec()
 		killed.MemoryBytes, killed.Command = 48<<20, eatMemoryLater
@@ -39,11 +35,7 @@ func testClientRestart(t *testing.T, b *bed) {
 			b.await(t, "the want of memory to be told", func() bool { return b.inspect(t, id).OOMKilled })
 			b.awaitState(t, id, runtime.StateExited)
 		case 2:
-			if p, ok := b.rt.(runtime.Pauser); ok {
-				if err := p.Pause(b.ctx, id); err != nil {
-					t.Fatal(err)
-				}
-			}
+			must(t, b.rt.Pause(b.ctx, id))
 		}
 		first[id] = b.inspect(t, id)
 	}
@@ -73,10 +65,8 @@ func testClientRestart(t *testing.T, b *bed) {
 	if _, err := other.Create(b.ctx, running); !errdefs.IsAlreadyExists(err) {
 		t.Errorf("a name that is taken: %v", err)
 	}
-	if p, ok := other.(runtime.Pauser); ok {
-		if err := p.Resume(b.ctx, ids[2]); err != nil {
-			t.Error(err)
-		}
+	if err := other.Resume(b.ctx, ids[2]); err != nil {
+		t.Error(err)
 	}
 	for _, id := range []string{ids[0], ids[2]} {
 		var out bytes.Buffer
@@ -85,11 +75,9 @@ func testClientRestart(t *testing.T, b *bed) {
 			t.Errorf("exec: %+v, %v, %s", result, err, &out)
 		}
 	}
-	if l, ok := other.(runtime.Logger); ok {
-		var stdout, stderr bytes.Buffer
-		if err := l.Logs(b.ctx, ids[1], runtime.LogOptions{}, &stdout, &stderr); err != nil || stdout.String() != "to stdout\n" || stderr.String() != "to stderr\n" {
-			t.Errorf("logs: %q and %q, %v", &stdout, &stderr, err)
-		}
+	var stdout, stderr bytes.Buffer
+	if err := other.Logs(b.ctx, ids[1], runtime.LogOptions{}, &stdout, &stderr); err != nil || stdout.String() != "to stdout\n" || stderr.String() != "to stderr\n" {
+		t.Errorf("logs: %q and %q, %v", &stdout, &stderr, err)
 	}
 	for _, id := range ids {
 		if err := other.Remove(b.ctx, id); err != nil {

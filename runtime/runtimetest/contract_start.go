@@ -150,23 +150,15 @@ func testStartRefused(t *testing.T, b *bed, id string) {
 }
 
 func testStartPaused(t *testing.T, b *bed, id string) {
-	p, ok := b.rt.(runtime.Pauser)
-	if !ok {
-		return
-	}
 	s := b.program(t, id, "", "/bin/cat")
-	if err := p.Pause(b.ctx, id); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.Pause(b.ctx, id))
 	begun := time.Now()
 	_, err := b.Starter.Start(b.ctx, id, runtime.Program{Command: []string{"/bin/cat"}})
 	class(t, "start in a paused container", err, errdefs.IsFailedPrecondition, "FailedPrecondition")
 	if took := time.Since(begun); took > 5*time.Second {
 		t.Errorf("it took %s", took)
 	}
-	if err := p.Resume(b.ctx, id); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.Resume(b.ctx, id))
 	b.echo(t, s)
 }
 
@@ -184,9 +176,7 @@ func (b *bed) echo(t *testing.T, s runtime.Stdio) {
 func testStartRemoved(t *testing.T, b *bed, id string) {
 	s := b.program(t, id, "", "/bin/cat")
 	b.echo(t, s)
-	if err := b.rt.Remove(b.ctx, id); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.Remove(b.ctx, id))
 	if n, err := s.Read(make([]byte, 1)); n > 0 || err == nil {
 		t.Errorf("read: %d bytes, %v", n, err)
 	}

@@ -35,9 +35,7 @@ func tinyELF(t *testing.T, bits int, code []byte) []byte {
 	var b bytes.Buffer
 	put := func(values ...any) {
 		for _, v := range values {
-			if err := binary.Write(&b, binary.LittleEndian, v); err != nil {
-				t.Fatal(err)
-			}
+			must(t, binary.Write(&b, binary.LittleEndian, v))
 		}
 	}
 	const base = 0x400000
@@ -81,9 +79,7 @@ func (b *bed) programs(t *testing.T, programs map[string][]byte) runtime.Contain
 	t.Helper()
 	dir := t.TempDir()
 	for name, program := range programs {
-		if err := os.WriteFile(filepath.Join(dir, name), program, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, name), program, 0o755))
 	}
 	spec := b.spec()
 	spec.Mounts = []runtime.Mount{{Source: dir, Target: "/t", ReadOnly: true}}
@@ -116,9 +112,7 @@ func testForeignSyscalls(t *testing.T, b *bed) {
 func lacks32(t *testing.T, program []byte) bool {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "i386")
-	if err := os.WriteFile(file, program, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, program, 0o755))
 	return errors.Is(exec.CommandContext(t.Context(), file).Run(), unix.ENOEXEC)
 }
 

@@ -28,16 +28,14 @@ func TestFakeContract(t *testing.T) {
 		Registry: map[string]runtime.Image{"registry.test/contract:latest": {}},
 	})
 	Run(t, Harness{
-		New: func(*testing.T) Subject { return f }, Collector: f,
+		New: func(*testing.T) runtime.AgentRuntime { return f }, Collector: f,
 		Image: DefaultImage, Configured: "berm.local/configured", Agent: "/berm-agent",
 		Engine: fakeEngine{f}, Registry: "registry.test",
 		MakeVolume: func(t *testing.T, name string, labels map[string]string, used bool) {
 			user := ""
 			if used {
 				c, err := f.Create(t.Context(), runtime.Spec{Name: name, Image: DefaultImage, Labels: labels})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				user = c.ID
 			}
 			f.AddVolume(runtime.Volume{Name: name, Labels: labels, CreatedAt: time.Now()}, user)

@@ -28,10 +28,10 @@ func watcherCases(real bool) []contractCase {
 // watch starts a watcher that ends with the test, and returns what it has seen so far.
 func (b *bed) watch(t *testing.T, labels map[string]string) (seen func() []runtime.Event) {
 	t.Helper()
-	return b.watchWith(t, b.rt.(runtime.Watcher), labels)
+	return b.watchWith(t, b.rt, labels)
 }
 
-func (b *bed) watchWith(t *testing.T, w runtime.Watcher, labels map[string]string) (seen func() []runtime.Event) {
+func (b *bed) watchWith(t *testing.T, w runtime.Runtime, labels map[string]string) (seen func() []runtime.Event) {
 	t.Helper()
 	var mu sync.Mutex
 	var events []runtime.Event
@@ -95,21 +95,13 @@ func testWatch(t *testing.T, b *bed) {
 	spec.Labels["watched"] = "yes"
 	c := b.create(t, spec)
 	b.create(t, b.spec()) // isn't watched
-	if p, ok := b.rt.(runtime.Pauser); ok {
-		if err := p.Pause(b.ctx, c.ID); err != nil {
-			t.Fatal(err)
-		}
-		if err := p.Resume(b.ctx, c.ID); err != nil {
-			t.Fatal(err)
-		}
-		b.await(t, "pause and resume", func() bool {
-			return slices.ContainsFunc(seen(), func(e runtime.Event) bool { return e.Type == runtime.EventPaused }) &&
-				slices.ContainsFunc(seen(), func(e runtime.Event) bool { return e.Type == runtime.EventResumed })
-		})
-	}
-	if err := b.rt.Remove(b.ctx, c.ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.Pause(b.ctx, c.ID))
+	must(t, b.rt.Resume(b.ctx, c.ID))
+	b.await(t, "pause and resume", func() bool {
+		return slices.ContainsFunc(seen(), func(e runtime.Event) bool { return e.Type == runtime.EventPaused }) &&
+			slices.ContainsFunc(seen(), func(e runtime.Event) bool { return e.Type == runtime.EventResumed })
+	})
+	must(t, b.rt.Remove(b.ctx, c.ID))
 	// The engine may be late with the news of one container, and the next one's come first.
 	wantFirst, wantSecond := "start exit removed", "start exit"
 	spec.Name, spec.Command = b.spec().Name, []string{"sh", "-c", "sleep 0.1; exit 3"}
@@ -137,26 +129,20 @@ func testWatch(t *testing.T, b *bed) {
 // testWatchReady checks that no event after ready is lost, time and again.
 func testWatchReady(t *testing.T, b *bed) {
 	c := b.create(t, b.spec())
-	p, ok := b.rt.(runtime.Pauser)
-	if !ok {
-		return
-	}
 	for i := range 10 {
 		ctx, cancel := context.WithCancel(b.ctx)
 		got := make(chan runtime.EventType, 10)
 		done := make(chan error, 1)
 		ready := make(chan struct{})
 		go func() {
-			done <- b.rt.(runtime.Watcher).Watch(ctx, b.labels, func() { close(ready) }, func(e runtime.Event) { got <- e.Type })
+			done <- b.rt.Watch(ctx, b.labels, func() { close(ready) }, func(e runtime.Event) { got <- e.Type })
 		}()
 		<-ready
-		call, want := p.Pause, runtime.EventPaused
+		call, want := b.rt.Pause, runtime.EventPaused
 		if i%2 == 1 {
-			call, want = p.Resume, runtime.EventResumed
+			call, want = b.rt.Resume, runtime.EventResumed
 		}
-		if err := call(b.ctx, c.ID); err != nil {
-			t.Fatal(err)
-		}
+		must(t, call(b.ctx, c.ID))
 		// An engine that is late with its own news may tell of an earlier round once more.
 		lost := time.After(20 * time.Second)
 		for e := runtime.EventType(""); e != want; {
@@ -209,9 +195,7 @@ func testWatchNoReplay(t *testing.T, b *bed) {
 	spec := b.spec()
 	spec.Command = []string{"true"}
 	before := b.awaitState(t, b.create(t, spec).ID, runtime.StateExited)
-	if err := b.rt.Remove(b.ctx, before.ID); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.rt.Remove(b.ctx, before.ID))
 	// An engine may be late with its own news: these don't come after the next ones.
 	b.create(t, b.spec())
 	seen := b.watch(t, b.labels)
@@ -233,11 +217,9 @@ func testWatchLaterClient(t *testing.T, b *bed) {
 	spec.Labels["watched"] = "with, commas = \"and\" more"
 	c := b.create(t, spec)
 	other := b.create(t, b.spec())
-	seen := b.watchWith(t, b.New(t).(runtime.Watcher), map[string]string{labelCase: b.name, "watched": spec.Labels["watched"]})
+	seen := b.watchWith(t, b.New(t), map[string]string{labelCase: b.name, "watched": spec.Labels["watched"]})
 	for _, id := range []string{other.ID, c.ID} {
-		if err := b.rt.Remove(b.ctx, id); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.rt.Remove(b.ctx, id))
 	}
 	b.await(t, "the removal", func() bool { return len(seen()) >= 2 })
 	if got := types(seen()); got != "exit removed" {

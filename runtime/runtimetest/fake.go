@@ -61,7 +61,7 @@ type FakeOptions struct {
 }
 
 // Fake is an engine in memory, but for files. It keeps all promises of runtime.Runtime that need
-// no kernel, and has every optional ability. It may be used from many goroutines
+// no kernel, and is a runtime.Collector. It may be used from many goroutines
 // at once, keeps none of its own but one for each process that Start started and that hasn't
 // ended, and needs no closing.
 //
@@ -86,15 +86,8 @@ type Fake struct {
 }
 
 var (
-	_ runtime.Runtime   = (*Fake)(nil)
-	_ runtime.Pauser    = (*Fake)(nil)
-	_ runtime.Logger    = (*Fake)(nil)
-	_ runtime.Statser   = (*Fake)(nil)
-	_ runtime.Watcher   = (*Fake)(nil)
-	_ runtime.Networker = (*Fake)(nil)
-	_ runtime.Collector = (*Fake)(nil)
-	_ runtime.Sweeper   = (*Fake)(nil)
-	_ runtime.Insider   = (*Fake)(nil)
+	_ runtime.AgentRuntime = (*Fake)(nil)
+	_ runtime.Collector    = (*Fake)(nil)
 )
 
 // NewFake makes an engine without containers and networks.
@@ -204,7 +197,7 @@ func (f *Fake) Info(ctx context.Context) (runtime.Info, error) {
 	}, f.after("info", "")
 }
 
-// Sweep implements runtime.Sweeper. There is never anything to find.
+// Sweep implements runtime.Runtime. There is never anything to find.
 func (f *Fake) Sweep(ctx context.Context) error {
 	if _, err := f.begin(ctx, "sweep", ""); err != nil {
 		return err

@@ -113,7 +113,7 @@ func (f *Fake) create(spec runtime.Spec) (*fakeContainer, error) {
 	now := time.Now()
 	c.info = runtime.Container{
 		ID: newID(), Name: spec.Name, Image: img.ID, State: runtime.StateRunning,
-		Labels: maps.Clone(img.Labels), Env: mergeEnv(image, spec.Env),
+		Labels: maps.Clone(img.Labels), Env: runtime.MergeEnv(image, spec.Env),
 		CreatedAt: now, StartedAt: now,
 	}
 	if c.info.Labels == nil {
@@ -234,7 +234,7 @@ func (f *Fake) List(ctx context.Context, labels map[string]string) ([]runtime.Co
 	var cs []runtime.Container
 	f.mu.Lock()
 	for _, c := range f.containers {
-		if hasLabels(c.info.Labels, labels) {
+		if runtime.HasLabels(c.info.Labels, labels) {
 			cs = append(cs, runtime.Container{
 				ID: c.info.ID, Name: c.info.Name, Image: c.info.Image, State: c.info.State,
 				Labels: c.info.Labels, CreatedAt: c.info.CreatedAt,
@@ -265,12 +265,12 @@ func (f *Fake) Remove(ctx context.Context, id string) error {
 	return f.after("remove", id)
 }
 
-// Pause implements runtime.Pauser.
+// Pause implements runtime.Runtime.
 func (f *Fake) Pause(ctx context.Context, id string) error {
 	return f.setState(ctx, "pause", id, runtime.StateRunning, runtime.StatePaused, runtime.EventPaused)
 }
 
-// Resume implements runtime.Pauser.
+// Resume implements runtime.Runtime.
 func (f *Fake) Resume(ctx context.Context, id string) error {
 	return f.setState(ctx, "resume", id, runtime.StatePaused, runtime.StateRunning, runtime.EventResumed)
 }
@@ -316,21 +316,4 @@ func newID() string {
 	var b [32]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])
-}
-
-var hasLabels = runtime.HasLabels
-
-// mergeEnv puts over's variables over base's.
-func mergeEnv(base, over []string) []string {
-	env := slices.Clone(base)
-	for _, v := range over {
-		name, _, _ := strings.Cut(v, "=")
-		i := slices.IndexFunc(env, func(have string) bool { return strings.HasPrefix(have, name+"=") })
-		if i < 0 {
-			env = append(env, v)
-		} else {
-			env[i] = v
-		}
-	}
-	return env
 }

@@ -23,7 +23,7 @@ type fakeExec struct {
 
 var errDied = fmt.Errorf("%w: %w", runtime.ErrInterrupted, errdefs.ErrFailedPrecondition)
 
-// Exec implements runtime.Runner. The built-in commands are cat, echo, env, exit,
+// Exec implements runtime.Insider. The built-in commands are cat, echo, env, exit,
 // false, id -u and -g, printf (its first argument, with \n), pwd, sleep, true, and
 // sh -c with some of these between semicolons, each with >&2 at its end if wanted;
 // there is no quoting. Any other exits with 127.
@@ -208,7 +208,7 @@ func (c command) simple(in *fakeContainer, env []string, e runtime.Exec) (code i
 	case "printf":
 		_, _ = io.WriteString(out, strings.ReplaceAll(arg, `\n`, "\n"))
 	case "env":
-		for _, v := range mergeEnv(env, e.Env) {
+		for _, v := range runtime.MergeEnv(env, e.Env) {
 			_, _ = io.WriteString(out, v+"\n")
 		}
 	case "pwd":

@@ -52,7 +52,7 @@ func (f *Fake) makeRoot(c *fakeContainer) error {
 	return nil
 }
 
-// File implements runtime.Files. Mounts are empty directories of the container's own, and
+// File implements runtime.Insider. Mounts are empty directories of the container's own, and
 // what this process may do isn't forbidden.
 func (f *Fake) File(ctx context.Context, id string, op runtime.FileOp, fio runtime.FileIO) error {
 	if err := op.Check(); err != nil {

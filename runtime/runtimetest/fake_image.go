@@ -147,7 +147,7 @@ func (n *fakeNetwork) take() string {
 	return ip.String()
 }
 
-// Networks implements runtime.Networker.
+// Networks implements runtime.Runtime.
 func (f *Fake) Networks(ctx context.Context, labels map[string]string) ([]runtime.Network, error) {
 	if _, err := f.begin(ctx, "networks", ""); err != nil {
 		return nil, err
@@ -155,7 +155,7 @@ func (f *Fake) Networks(ctx context.Context, labels map[string]string) ([]runtim
 	f.mu.Lock()
 	var ns []runtime.Network
 	for _, n := range f.networks {
-		if hasLabels(n.info.Labels, labels) {
+		if runtime.HasLabels(n.info.Labels, labels) {
 			ns = append(ns, n.info)
 		}
 	}
@@ -179,7 +179,7 @@ func (f *Fake) Volumes(ctx context.Context, labels map[string]string) ([]runtime
 	f.mu.Lock()
 	var vs []runtime.Volume
 	for _, v := range f.volumes {
-		if hasLabels(v.info.Labels, labels) {
+		if runtime.HasLabels(v.info.Labels, labels) {
 			vs = append(vs, v.info)
 		}
 	}
@@ -216,7 +216,7 @@ func (f *Fake) RemoveNetworkID(ctx context.Context, id string) error {
 	return f.RemoveNetwork(ctx, name)
 }
 
-// RemoveNetwork implements runtime.Networker.
+// RemoveNetwork implements runtime.Runtime.
 func (f *Fake) RemoveNetwork(ctx context.Context, name string) error {
 	if _, err := f.begin(ctx, "remove_network", name); err != nil {
 		return err

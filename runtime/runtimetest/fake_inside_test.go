@@ -30,9 +30,7 @@ func follow(t *testing.T, a runtime.Follower) string {
 		if errors.Is(err, io.EOF) {
 			return out.String()
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if chunk.Stderr {
 			out.WriteString("!")
 		}
@@ -71,9 +69,7 @@ func TestFakeProcesses(t *testing.T) {
 				}
 				synctest.Wait()
 				if tt.end != nil {
-					if err := tt.end(t.Context(), f, c.ID); err != nil {
-						t.Fatal(err)
-					}
+					must(t, tt.end(t.Context(), f, c.ID))
 				}
 				if got := follow(t, a); got != tt.output {
 					t.Errorf("output %q, want %q", got, tt.output)
@@ -114,9 +110,7 @@ func TestFakeInsideEnds(t *testing.T) {
 			w, err := f.Follow(t.Context(), c.ID, "p", runtime.Follow{Exclusive: true})
 			in, err2 := f.Input(t.Context(), c.ID, "p")
 			events, err3 := f.Events(t.Context(), c.ID)
-			if err := errors.Join(err, err2, err3); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errors.Join(err, err2, err3))
 			if _, err := events.Next(); err != nil {
 				t.Error(err)
 			}
@@ -147,9 +141,7 @@ func TestFakeInsideEnds(t *testing.T) {
 		f.SetDown(false)
 		ended = wait()
 		conn, err := f.Dial(t.Context(), c.ID, 80)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		f.Die(c.ID)
 		for what, end := range ended {
 			if err := <-end; !errors.Is(err, runtime.ErrInterrupted) {
@@ -180,15 +172,11 @@ func TestFakeDial(t *testing.T) {
 		_ = c.Close()
 	})
 	conn, err := f.Dial(t.Context(), c.ID, 80)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := io.WriteString(conn, "this"); err != nil {
 		t.Fatal(err)
 	}
-	if err := conn.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, conn.(interface{ CloseWrite() error }).CloseWrite())
 	if got, err := io.ReadAll(conn); err != nil || string(got) != "got this" {
 		t.Errorf("%q, %v", got, err)
 	}
@@ -208,13 +196,9 @@ func TestFakeFiles(t *testing.T) {
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
 	for name, target := range map[string]string{"absolute": dir, "above": "../../../../.." + dir, "file": secret} {
-		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target}))
 	}
-	if err := errors.Join(os.WriteFile(secret, []byte("precious"), 0o600), w.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.WriteFile(secret, []byte("precious"), 0o600), w.Close()))
 	if _, err := do(runtime.FileTarWrite, "/work", archive.String()); err != nil {
 		t.Fatal(err)
 	}

@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -39,7 +37,6 @@ type fakeProcess struct {
 }
 
 var (
-	processID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}$`)
 	errKilled = errors.New("killed")
 	errTimed  = errors.New("timed out")
 )
@@ -50,8 +47,7 @@ type signalled int
 func (s signalled) Error() string { return fmt.Sprintf("signal %d", int(s)) }
 
 const (
-	fakeKeep     = 64 << 10
-	fakeKeepMost = 4 << 20
+	fakeKeep = 64 << 10
 	// Input that a process doesn't take, before its writer has to wait.
 	fakeInputSize = 64 << 10
 	fakeChunk     = 32 << 10
@@ -140,14 +136,14 @@ func (f *Fake) Start(ctx context.Context, id string, spec runtime.Process) (runt
 
 // start starts a process; f.mu is held.
 func (f *Fake) start(c *fakeContainer, spec runtime.Process) (*fakeProcess, error) {
-	switch {
-	case !processID.MatchString(spec.ID) || len(spec.Label) > 1<<10:
-		return nil, runtime.Invalid("process ID %q, label of %d bytes", spec.ID, len(spec.Label))
-	case len(spec.Command) == 0 || spec.WorkingDir != "" && !path.IsAbs(spec.WorkingDir):
-		return nil, runtime.Invalid("command or directory")
-	case spec.Timeout < 0 || spec.KeepBytes < 0 || spec.KeepBytes > fakeKeepMost || spec.Rows < 0 || spec.Cols < 0:
-		return nil, runtime.Invalid("a number is out of range")
-	case c.process(spec.ID) != nil:
+	asked := &wire.Start{
+		ID: spec.ID, Label: spec.Label, Command: spec.Command, Env: spec.Env, Dir: spec.WorkingDir,
+		Rows: spec.Rows, Cols: spec.Cols, KeepBytes: spec.KeepBytes, TimeoutMS: spec.Timeout.Milliseconds(),
+	}
+	if err := asked.Check(); err != nil {
+		return nil, runtime.Invalid("%w", err)
+	}
+	if c.process(spec.ID) != nil {
 		return nil, fmt.Errorf("process %q is there: %w", spec.ID, errdefs.ErrAlreadyExists)
 	}
 	spec.Command, spec.Env = slices.Clone(spec.Command), slices.Clone(spec.Env)
@@ -282,8 +278,8 @@ var harmless = []int{17, 18, 19, 20, 21, 22, 23, 28}
 
 // Signal implements runtime.Processes.
 func (f *Fake) Signal(ctx context.Context, id, process string, signal int) error {
-	if signal < 1 || signal > 64 {
-		return runtime.Invalid("signal %d", signal)
+	if err := wire.CheckSignal(signal); err != nil {
+		return runtime.Invalid("%w", err)
 	}
 	_, p, err := f.process(ctx, "process_signal", id, process)
 	if err != nil {
@@ -331,8 +327,8 @@ func (f *Fake) Kill(ctx context.Context, id, process string) error {
 
 // Resize implements runtime.Processes.
 func (f *Fake) Resize(ctx context.Context, id, process string, rows, cols int) error {
-	if rows < 1 || cols < 1 || rows > 0xffff || cols > 0xffff {
-		return runtime.Invalid("a terminal of %d by %d", rows, cols)
+	if err := wire.CheckSize(rows, cols); err != nil {
+		return runtime.Invalid("%w", err)
 	}
 	_, p, err := f.process(ctx, "process_resize", id, process)
 	if err != nil {

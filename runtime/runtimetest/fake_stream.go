@@ -22,7 +22,7 @@ type fakeWatcher struct {
 // emit queues an event for those that watch; f.mu is held.
 func (f *Fake) emit(e runtime.Event) {
 	for w := range f.watchers {
-		if !hasLabels(e.Labels, w.labels) {
+		if !runtime.HasLabels(e.Labels, w.labels) {
 			continue
 		}
 		w.queue = append(w.queue, e)
@@ -33,7 +33,7 @@ func (f *Fake) emit(e runtime.Event) {
 	}
 }
 
-// Watch implements runtime.Watcher.
+// Watch implements runtime.Runtime.
 func (f *Fake) Watch(ctx context.Context, labels map[string]string, ready func(), handle func(runtime.Event)) error {
 	down, err := f.begin(ctx, "watch", "")
 	if err != nil {
@@ -101,7 +101,7 @@ func (c *fakeContainer) notify() {
 	}
 }
 
-// Logs implements runtime.Logger.
+// Logs implements runtime.Runtime.
 func (f *Fake) Logs(ctx context.Context, id string, opts runtime.LogOptions, stdout, stderr io.Writer) error {
 	down, err := f.begin(ctx, "logs", id)
 	if err != nil {
@@ -165,7 +165,7 @@ func (l logLine) copy(opts runtime.LogOptions, stdout, stderr io.Writer) error {
 	return err
 }
 
-// Stats implements runtime.Statser. A container uses a MiB, and a process more per
+// Stats implements runtime.Runtime. A container uses a MiB, and a process more per
 // command that runs in it.
 func (f *Fake) Stats(ctx context.Context, id string) (runtime.Stats, error) {
 	if _, err := f.begin(ctx, "stats", id); err != nil {

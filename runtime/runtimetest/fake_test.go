@@ -22,9 +22,7 @@ func mustCreate(t testing.TB, f *Fake, spec runtime.Spec) runtime.Container {
 		spec.Image = DefaultImage
 	}
 	c, err := f.Create(context.Background(), spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 
@@ -167,9 +165,7 @@ func TestFakeMainProcess(t *testing.T) {
 		c := mustCreate(t, f, runtime.Spec{Name: "a", Command: []string{"sh", "-c", "echo one; sleep 60; echo two >&2; exit 3"}})
 		start := time.Now()
 		var stdout, stderr strings.Builder
-		if err := f.Logs(t.Context(), c.ID, runtime.LogOptions{Follow: true}, &stdout, &stderr); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.Logs(t.Context(), c.ID, runtime.LogOptions{Follow: true}, &stdout, &stderr))
 		if stdout.String() != "one\n" || stderr.String() != "two\n" || time.Since(start) != time.Minute {
 			t.Errorf("followed %q and %q for %s", &stdout, &stderr, time.Since(start))
 		}

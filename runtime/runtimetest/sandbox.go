@@ -21,9 +21,7 @@ func Sandbox(t testing.TB, r runtime.Runtime, spec runtime.Spec) runtime.Contain
 		spec.Command = []string{"sleep", "100000"}
 	}
 	c, err := r.Create(t.Context(), spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := r.Remove(context.WithoutCancel(t.Context()), c.ID); err != nil {
 			t.Error(err)

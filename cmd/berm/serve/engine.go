@@ -33,7 +33,7 @@ import (
 // OpenRuntime makes the client of an engine, which needn't be up yet; what it keeps
 // of its own lies below stateDir. It knows nothing of the agent, and so any number may
 // be open beside a server. A nil logger discards.
-func OpenRuntime(cfg config.Engine, stateDir string, log *slog.Logger) (runtime.Runtime, error) {
+func OpenRuntime(cfg config.Engine, stateDir string, log *slog.Logger) (agent.Engine, error) {
 	if cfg.Kind == "docker" {
 		opts, err := dockerOptions(cfg)
 		if err != nil {
@@ -55,11 +55,7 @@ func OpenRuntime(cfg config.Engine, stateDir string, log *slog.Logger) (runtime.
 
 // WithAgent has an engine's sandboxes worked in through the agent. Where the engine can't
 // see this host's files, the engine keeps a copy of the program, and the log says why.
-func WithAgent(rt runtime.Runtime, cfg config.Engine, stateDir string, v View, log *slog.Logger) (runtime.Runtime, error) {
-	engine, ok := rt.(agent.Engine)
-	if !ok {
-		return rt, fmt.Errorf("the client of %s lacks what the agent needs", cfg.Kind) // a defect of ours
-	}
+func WithAgent(engine agent.Engine, cfg config.Engine, stateDir string, v View, log *slog.Logger) (*agent.Runtime, error) {
 	root := agentRoot(stateDir)
 	opts := agent.Options{Engine: engine, Root: root, Logger: log}
 	program, err := CheckAgent(cfg, stateDir, v)
@@ -71,18 +67,14 @@ func WithAgent(rt runtime.Runtime, cfg config.Engine, stateDir string, v View, l
 	default:
 		path, err := runtime.PutProgram(filepath.Join(root, "bin"), program)
 		if err != nil {
-			return rt, err
+			return nil, err
 		}
 		if path, err = filepath.Rel(root, path); err != nil {
-			return rt, err
+			return nil, err
 		}
 		opts.HostRoot, opts.Program = cfg.AgentDir, filepath.Join(cmp.Or(cfg.AgentDir, root), path)
 	}
-	inside, err := agent.New(opts)
-	if err != nil {
-		return rt, err
-	}
-	return inside, nil
+	return agent.New(opts)
 }
 
 func agentRoot(stateDir string) string { return filepath.Join(stateDir, "agents") }

@@ -28,6 +28,7 @@ import (
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi"
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/agent"
 )
 
 // flushTimeout bounds the sending of the last telemetry.
@@ -112,7 +113,7 @@ type server struct {
 	holder     lifecycle.Holder
 	policies   *policyKeeper
 	db         *store.Store
-	engine     runtime.Runtime    // without the agent
+	engine     agent.Engine       // without the agent
 	workspaces *workspace.Service // nil without a root for chats
 	chats      *chat.Service      // likewise
 	sealer     *lifecycle.Sealer

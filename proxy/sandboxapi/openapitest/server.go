@@ -25,7 +25,7 @@ const QuotaBytes = 1 << 20
 // Serve runs the whole server on an engine, and returns its URL. Dir holds what it writes;
 // its chats are in the directory chats. Pol and tokens are files of YAML. It panics if
 // anything fails.
-func Serve(rt runtime.Runtime, dir, pol, tokens string) (url string, stop func()) {
+func Serve(rt runtime.AgentRuntime, dir, pol, tokens string) (url string, stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	p, err := policy.Parse([]byte(pol), policy.Options{DefaultImage: runtimetest.DefaultImage})
 	must(err)

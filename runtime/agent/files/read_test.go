@@ -264,7 +264,7 @@ func TestPaths(t *testing.T) {
 		}
 		operate(t, op, nil, "").fails(t, wire.ClassInvalid)
 	}
-	if Does(wire.OpPing) || Does("what") {
+	if Does(wire.OpStart) || Does("what") {
 		t.Error("an operation of others is known")
 	}
 	equal(t, in(t, dir), nil)

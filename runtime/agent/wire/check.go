@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"unicode/utf8"
 )
 
 // Bounds of processes.
@@ -56,10 +57,10 @@ func (s *Start) Check() error {
 			return fmt.Errorf("the environment has %.200q, which isn't NAME=value", e)
 		}
 	}
-	for _, list := range [][]string{s.Command, s.Env, {s.Dir}} {
+	for _, list := range [][]string{s.Command, s.Env, {s.Dir, s.Label}} {
 		for _, text := range list {
-			if strings.IndexByte(text, 0) >= 0 {
-				return fmt.Errorf("%.200q has a zero byte", text)
+			if strings.IndexByte(text, 0) >= 0 || !utf8.ValidString(text) { // JSON would have something else arrive
+				return fmt.Errorf("a command, its environment, directory and label are UTF-8 without zero bytes, which %.100q is not", text)
 			}
 		}
 	}

@@ -26,8 +26,6 @@ type Op string
 // The operations. Those of processes but OpStart and OpEvents have a Process, those of files
 // a File.
 const (
-	OpPing Op = "ping" // Result is empty
-
 	// OpStart starts a process; Result is a ProcessInfo. With a Follow it goes on as OpFollow.
 	OpStart Op = "start"
 	// OpFollow has an Item once it follows, a ProcessInfo in which FirstSeq is where it

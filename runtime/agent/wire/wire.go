@@ -188,13 +188,9 @@ type Writer struct {
 // NewWriter writes to w.
 func NewWriter(w io.Writer) *Writer { return &Writer{w: w} }
 
-// Send writes a frame of the parts' bytes.
-func (w *Writer) Send(kind Kind, parts ...[]byte) error {
-	size := 0
-	for _, p := range parts {
-		size += len(p)
-	}
-	if err := check(kind, uint64(size)); err != nil {
+// Send writes a frame.
+func (w *Writer) Send(kind Kind, payload []byte) error {
+	if err := check(kind, uint64(len(payload))); err != nil {
 		return err
 	}
 	w.mu.Lock()
@@ -203,10 +199,8 @@ func (w *Writer) Send(kind Kind, parts ...[]byte) error {
 		return w.err
 	}
 	w.buf = append(w.buf[:0], byte(kind), 0, 0, 0, 0)
-	binary.BigEndian.PutUint32(w.buf[1:], uint32(size))
-	for _, p := range parts {
-		w.buf = append(w.buf, p...)
-	}
+	binary.BigEndian.PutUint32(w.buf[1:], uint32(len(payload)))
+	w.buf = append(w.buf, payload...)
 	_, w.err = w.w.Write(w.buf)
 	if cap(w.buf) > 2*keepBuffer {
 		w.buf = nil
@@ -221,13 +215,6 @@ func (w *Writer) SendJSON(kind Kind, v any) error {
 		return err
 	}
 	return w.Send(kind, b)
-}
-
-// SendOutput writes an Output.
-func (w *Writer) SendOutput(o Output) error {
-	var head [outputHead]byte
-	o.head(head[:])
-	return w.Send(KindOutput, head[:], o.Data)
 }
 
 // OutputFrame is room for an Output, whose data is put where it is to be sent from.

@@ -72,9 +72,7 @@ func TestResolveUser(t *testing.T) {
 func TestReadRoot(t *testing.T) {
 	engine.Require(t, "containerd") // for the rights to mount
 	outside := t.TempDir()
-	if err := os.WriteFile(filepath.Join(outside, "passwd"), []byte(testPasswd), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(outside, "passwd"), []byte(testPasswd), 0o600))
 	leads := func(target string) func(*testing.T, string) error {
 		return func(_ *testing.T, passwd string) error { return os.Symlink(target, passwd) }
 	}
@@ -137,12 +135,8 @@ func TestReadRoot(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			root := t.TempDir()
 			etc := filepath.Join(root, "etc")
-			if err := os.Mkdir(etc, 0o700); err != nil {
-				t.Fatal(err)
-			}
-			if err := tc.make(t, filepath.Join(etc, "passwd")); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Mkdir(etc, 0o700))
+			must(t, tc.make(t, filepath.Join(etc, "passwd")))
 			var files *accountFiles
 			done := make(chan error, 1)
 			go func() {
@@ -152,9 +146,7 @@ func TestReadRoot(t *testing.T) {
 			}()
 			select {
 			case err := <-done:
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 			case <-time.After(10 * time.Second):
 				t.Fatal("it hangs")
 			}
@@ -170,9 +162,7 @@ func TestWithMounts(t *testing.T) {
 	engine.Require(t, "containerd") // for the rights to mount
 	over, upper, lower := t.TempDir(), t.TempDir(), t.TempDir()
 	for dir, content := range map[string]string{upper: "upper", lower: "lower"} {
-		if err := os.WriteFile(filepath.Join(dir, "file"), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, "file"), []byte(content), 0o600))
 	}
 	overlay := []mount.Mount{{Type: "overlay", Source: "overlay", Options: []string{"ro", "lowerdir=" + upper + ":" + lower}}}
 	failed := errors.New("failed")
@@ -200,9 +190,7 @@ func TestWithMounts(t *testing.T) {
 func mounts(t *testing.T, process, dir string) (out []string) {
 	t.Helper()
 	b, err := os.ReadFile("/proc/" + process + "/mounts")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for line := range strings.Lines(string(b)) {
 		if strings.Contains(line, dir) {
 			out = append(out, line)
@@ -214,13 +202,9 @@ func mounts(t *testing.T, process, dir string) (out []string) {
 func TestProcessAccount(t *testing.T) {
 	engine.Require(t, "containerd") // for busybox, and the rights to change the root
 	busybox, err := exec.LookPath("busybox")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	program, err := os.ReadFile(busybox)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	root := t.TempDir()
 	for _, err := range []error{
 		os.Mkdir(filepath.Join(root, "etc"), 0o700),
@@ -228,16 +212,12 @@ func TestProcessAccount(t *testing.T) {
 		os.WriteFile(filepath.Join(root, "etc/group"), []byte(testGroup), 0o600),
 		os.WriteFile(filepath.Join(root, "busybox"), program, 0o700), //nolint:gosec // a program
 	} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	cmd := exec.CommandContext(t.Context(), "/busybox", "sleep", "60")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root, Pdeathsig: syscall.SIGKILL}
 	cmd.Dir = "/"
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	pid := uint32(cmd.Process.Pid) //nolint:gosec // no pid is negative
 	for user, want := range map[string]*Account{
 		"dev": {1000, 100, []uint32{100, 10, 29}}, "": {0, 0, []uint32{0, 10}}, "7:8": {7, 8, []uint32{8}}, "nobody": nil,
@@ -256,9 +236,7 @@ func TestProcessAccount(t *testing.T) {
 			t.Errorf("%q: %s", user, d)
 		}
 	}
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Process.Kill())
 	_ = cmd.Wait() // it was killed
 	if _, err := ProcessAccount(pid, "dev"); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("of a process that is gone: %v", err)
@@ -279,4 +257,12 @@ func FuzzResolveUser(f *testing.F) {
 			t.Errorf("%s: %+v", b, got)
 		}
 	})
+}
+
+// must ends a test if a step of its own fails.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -23,25 +23,15 @@ import (
 func logWriter(t *testing.T, dir string, limit int) (stdout *os.File, end func()) {
 	t.Helper()
 	program, err := engine.BuildAgent(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	path, err := runtime.PutProgram(filepath.Join(t.TempDir(), "bin"), program)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	out, stdout, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ready, done, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var cmd *exec.Cmd
 	for { // a process that another test is just starting may have the program open
 		cmd = exec.Command(path, "log", dir, "max", strconv.Itoa(limit))
@@ -50,9 +40,7 @@ func logWriter(t *testing.T, dir string, limit int) (stdout *os.File, end func()
 			break
 		}
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, f := range cmd.ExtraFiles {
 		_ = f.Close()
 	}
@@ -110,9 +98,7 @@ func followFor(t *testing.T, dir string, to io.Writer) (stop func()) {
 		t.Fatal("the directory can't be watched")
 	}
 	f, err := followLog(dir, p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	over, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
@@ -198,9 +184,7 @@ func TestOpenLogBetweenRotations(t *testing.T) {
 		}
 		var got numbers
 		p := newPrinter(runtime.LogOptions{}, &got, nil)
-		if err := printLog(t.Context(), dir, p); err != nil {
-			t.Fatal(err)
-		}
+		must(t, printLog(t.Context(), dir, p))
 		if got.wrong != "" || got.missed > 1 { // before the first
 			t.Fatalf("%d gaps; %s", got.missed, got.wrong)
 		}
@@ -210,23 +194,17 @@ func TestOpenLogBetweenRotations(t *testing.T) {
 
 func TestFollowEndsWithTheDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "log")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(dir, 0o700))
 	writeLog(t, dir, "log", logLines(0, "stdout F one"))
 	var out bytes.Buffer
 	p := newPrinter(runtime.LogOptions{}, &out, nil)
 	f, err := followLog(dir, p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.close()
 	if f.gone() {
 		t.Error("gone before it is")
 	}
-	if err := os.RemoveAll(dir); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(dir))
 	if err := f.copy(t.Context()); err != nil || out.String() != "one\n" || !f.gone() {
 		t.Errorf("%q, gone %t, %v", &out, f.gone(), err)
 	}
@@ -239,17 +217,13 @@ func TestFollowReadsToTheEndOfAFile(t *testing.T) {
 	var out bytes.Buffer
 	p := newPrinter(runtime.LogOptions{}, &out, nil)
 	f, err := followLog(dir, p)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer f.close()
 	if err := f.copy(t.Context()); err != nil || out.String() != "one\n" {
 		t.Fatalf("%q, %v", &out, err)
 	}
 	writeLog(t, dir, "log", logLines(0, "stdout F one", "stdout F two")) // the same file
-	if err := os.Rename(filepath.Join(dir, "log"), filepath.Join(dir, "log.1")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Rename(filepath.Join(dir, "log"), filepath.Join(dir, "log.1")))
 	writeLog(t, dir, "log", logLines(2, "stdout F three"))
 	complete := false
 	if more, err := f.rotated(&complete); !more || !complete || len(f.files) != 1 || err != nil {

@@ -28,9 +28,7 @@ func logLines(from int, records ...string) string {
 
 func writeLog(t *testing.T, dir, name, text string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 }
 
 func TestPrintLog(t *testing.T) {
@@ -59,9 +57,7 @@ func TestPrintLog(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var stdout, stderr bytes.Buffer
 			p := newPrinter(tt.opts, &stdout, &stderr)
-			if err := printLog(t.Context(), dir, p); err != nil {
-				t.Fatal(err)
-			}
+			must(t, printLog(t.Context(), dir, p))
 			if diff := cmp.Diff([]string{tt.stdout, tt.stderr}, []string{stdout.String(), stderr.String()}); diff != "" {
 				t.Errorf("want -, got +\n%s", diff)
 			}
@@ -70,9 +66,7 @@ func TestPrintLog(t *testing.T) {
 	t.Run("in order", func(t *testing.T) {
 		var both bytes.Buffer
 		p := newPrinter(runtime.LogOptions{}, &both, &both)
-		if err := printLog(t.Context(), dir, p); err != nil {
-			t.Fatal(err)
-		}
+		must(t, printLog(t.Context(), dir, p))
 		if want := "one\ntwo, \nin parts, three, of many\nover files\nunended"; both.String() != want {
 			t.Errorf("%q, want %q", &both, want)
 		}
@@ -114,9 +108,7 @@ func TestScannerPassesOverWhatIsNoRecord(t *testing.T) {
 			got = append(got, fmt.Sprintf("%d %t %s", r.stream, r.partial, r.text))
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	if diff := cmp.Diff([]string{"0 false one", "1 true two"}, got); diff != "" {
 		t.Errorf("want -, got +\n%s", diff)
@@ -139,9 +131,7 @@ func FuzzScanner(f *testing.F) {
 					out = append(out, fmt.Sprintf("%s %d %t %q", r.stamp, r.stream, r.partial, r.text))
 					return nil
 				})
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				text = text[n:]
 			}
 			return out
@@ -171,5 +161,13 @@ func TestAwaitWriter(t *testing.T) {
 	end()
 	if err := <-done; err != nil {
 		t.Errorf("one that ends: %v", err)
+	}
+}
+
+// must ends a test if a step of its own fails.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
 	}
 }

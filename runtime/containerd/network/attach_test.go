@@ -76,15 +76,11 @@ func TestAttachMany(t *testing.T) {
 	b := newNetBed(t, nil)
 	n := b.ensure(t, runtime.Network{Name: "n"})
 	// All but 13 of the network's are others'.
-	if err := b.Detach(t.Context(), b.container(t, "n").id); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Detach(t.Context(), b.container(t, "n").id))
 	others := n.gateway()
 	for range 240 {
 		others = others.Next()
-		if err := os.WriteFile(filepath.Join(n.ipam(), n.Bridge, others.String()), []byte(newID()+"\r\n"+ifName), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(n.ipam(), n.Bridge, others.String()), []byte(newID()+"\r\n"+ifName), 0o600))
 	}
 	const workers, each = 4, 10
 	var wg sync.WaitGroup
@@ -159,9 +155,7 @@ func TestDetachRecovery(t *testing.T) {
 	n := b.ensure(t, runtime.Network{Name: "n"})
 	must := func(t *testing.T, errs ...error) {
 		t.Helper()
-		if err := errors.Join(errs...); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(errs...))
 	}
 	remove := func(t *testing.T, c testContainer, path string) {
 		t.Helper()
@@ -251,9 +245,7 @@ func TestAttachFails(t *testing.T) {
 			n := b.ensure(t, runtime.Network{Name: "n"})
 			real := b.opts
 			dir := t.TempDir()
-			if err := os.WriteFile(filepath.Join(dir, "portmap"), []byte("#!/bin/sh\n"+tt.script+"\n"), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(filepath.Join(dir, "portmap"), []byte("#!/bin/sh\n"+tt.script+"\n"), 0o700))
 			b.opts.PluginDirs = append([]string{dir}, b.opts.PluginDirs...)
 			b.opts.CallTimeout = time.Second
 			id := newID()
@@ -306,9 +298,7 @@ func BenchmarkAttach(bm *testing.B) {
 	b.ensure(bm, runtime.Network{Name: "n"})
 	for bm.Loop() {
 		c := b.container(bm, "n")
-		if err := b.Detach(bm.Context(), c.id); err != nil {
-			bm.Fatal(err)
-		}
+		must(bm, b.Detach(bm.Context(), c.id))
 	}
 }
 
@@ -316,9 +306,7 @@ func BenchmarkNetwork(bm *testing.B) {
 	b := newNetBed(bm, nil)
 	for bm.Loop() {
 		b.ensure(bm, runtime.Network{Name: "n"})
-		if err := b.RemoveNetwork(bm.Context(), "n"); err != nil {
-			bm.Fatal(err)
-		}
+		must(bm, b.RemoveNetwork(bm.Context(), "n"))
 	}
 }
 

@@ -119,9 +119,7 @@ func newID() string { return strings.ToLower(rand.Text()) }
 // shortTempDir fits a Root, whatever the test's name.
 func shortTempDir(t testing.TB) string {
 	dir, err := os.MkdirTemp("", "berm-net-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
@@ -134,9 +132,7 @@ func testNetns(t testing.TB) string {
 	t.Helper()
 	r := &Manager{opts: Options{Root: shortTempDir(t)}}
 	path, err := r.MakeNetns("ns", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := RemoveNetns(path); err != nil {
 			t.Error(err)
@@ -166,16 +162,12 @@ func up(name string, addrs ...string) error {
 func (b *netBed) in(t testing.TB, netns string, f func() error) {
 	t.Helper()
 	r := &Manager{opts: Options{Netns: netns}}
-	if err := r.onHost(context.Background(), func(context.Context) error { return f() }); err != nil {
-		t.Fatal(err)
-	}
+	must(t, r.onHost(context.Background(), func(context.Context) error { return f() }))
 }
 
 func (b *netBed) ensure(t testing.TB, n runtime.Network) *network {
 	t.Helper()
-	if err := b.EnsureNetwork(t.Context(), n); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.EnsureNetwork(t.Context(), n))
 	rec, err := readNetwork(b.networkDir(n.Name))
 	if err != nil || rec == nil {
 		t.Fatalf("record: %+v, %v", rec, err)
@@ -193,9 +185,7 @@ func (b *netBed) container(t testing.TB, network string) testContainer {
 		t.Fatal(err)
 	}
 	e, err := b.Attach(t.Context(), c.id, network)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c.ip = e.IP
 	return c
 }
@@ -291,9 +281,7 @@ func (b *netBed) rules(t testing.TB) []string {
 func (n *network) addresses(t testing.TB) []string {
 	t.Helper()
 	files, err := names(filepath.Join(n.ipam(), n.Bridge))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return slices.DeleteFunc(files, func(f string) bool {
 		_, err := netip.ParseAddr(f)
 		return err != nil
@@ -304,4 +292,12 @@ func (n *network) addresses(t testing.TB) []string {
 func replaceDefault(gateway, source string) error {
 	_, all, _ := net.ParseCIDR("0.0.0.0/0")
 	return netlink.RouteReplace(&netlink.Route{Dst: all, Gw: net.ParseIP(gateway), Src: net.ParseIP(source)})
+}
+
+// must ends a test if a step of its own fails.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -32,9 +32,7 @@ func TestEnsureNetwork(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(errs...))
 	before, rules := b.ensure(t, runtime.Network{Name: "n", Labels: map[string]string{"b": "2"}, Isolated: true}), b.rules(t)
 	again := New(b.opts) // which knows nothing of it
 	if err := again.EnsureNetwork(t.Context(), runtime.Network{Name: "n"}); !errdefs.IsFailedPrecondition(err) {
@@ -94,9 +92,7 @@ func TestRemoveNetwork(t *testing.T) {
 	if err := b.RemoveNetwork(t.Context(), "n"); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("in use: %v", err)
 	}
-	if err := b.Detach(t.Context(), c.id); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Detach(t.Context(), c.id))
 	for range 2 {
 		if err := b.RemoveNetwork(t.Context(), "n"); err != nil {
 			t.Error(err)
@@ -124,16 +120,12 @@ func TestNetworkRecovery(t *testing.T) {
 		removed bool // the sweep removes it
 	}{
 		"directory": {func(t *testing.T, _ *netBed, n *network) {
-			if err := os.Remove(filepath.Join(n.dir, networkRecord)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Remove(filepath.Join(n.dir, networkRecord)))
 		}, true},
 		"record": {func(*testing.T, *netBed, *network) {}, false},
 		"marked": {func(t *testing.T, _ *netBed, n *network) {
 			n.Removing = true
-			if err := n.write(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, n.write())
 		}, true},
 		"temporary": {func(t *testing.T, _ *netBed, n *network) {
 			if err := os.WriteFile(filepath.Join(n.dir, atomicfile.TempPrefix+"x"), []byte("{"), 0o600); err != nil {
@@ -157,9 +149,7 @@ func TestNetworkRecovery(t *testing.T) {
 					}
 					s.cut(t, b, n)
 					b.standing.Clear() // as in a process that has just started
-					if err := f(b, t.Context()); err != nil {
-						t.Fatal(err)
-					}
+					must(t, f(b, t.Context()))
 					list, err := b.Networks(t.Context(), nil)
 					if want := call == "ensure" || call == "sweep" && !s.removed; err != nil || (len(list) == 1) != want {
 						t.Fatalf("networks: %v, %v", list, err)
@@ -218,16 +208,12 @@ func TestSweepNetworks(t *testing.T) {
 				})
 			case "address":
 				file := filepath.Join(n.ipam(), n.Bridge, n.Subnet.Addr().Next().Next().Next().Next().Next().String())
-				if err := os.WriteFile(file, []byte(newID()+"\r\n"+ifName), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.WriteFile(file, []byte(newID()+"\r\n"+ifName), 0o600))
 			case "":
 			default:
 				b.ipt(t, harm[len("iptables "):])
 			}
-			if err := b.Sweep(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, b.Sweep(t.Context()))
 			if harm == "iptables -I FORWARD -j DROP" {
 				b.ipt(t, "-D FORWARD -j DROP")
 			}
@@ -343,9 +329,7 @@ func TestNetworkLocked(t *testing.T) {
 	b := newNetBed(t, nil)
 	n := b.ensure(t, runtime.Network{Name: "n"})
 	unlock, err := LockDir(t.Context(), n.dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cause := errors.New("enough")
 	b.standing.Clear()
 	for name, call := range map[string]func(context.Context) error{

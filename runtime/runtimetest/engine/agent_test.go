@@ -7,9 +7,7 @@ import (
 
 func TestBuildAgent(t *testing.T) {
 	program, err := BuildAgent(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	const most = 4_000_000 // it is in the memory of every host, and starts in a moment
 	if !bytes.HasPrefix(program, []byte("\x7fELF")) || len(program) > most {
 		t.Errorf("%d bytes, which begin with %q", len(program), program[:min(4, len(program))])

@@ -20,9 +20,7 @@ func runTask(t *testing.T, c *Containerd, name string) {
 	t.Helper()
 	_, err := c.Store().ctr(context.Background(), nil, "run", "--detach", "--null-io",
 		"--cgroup", c.CgroupParent()+"/"+name, image, name, "sleep", "1000")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 // litter leaves what users of an engine may leave: a process that writes logs, a
@@ -30,58 +28,38 @@ func runTask(t *testing.T, c *Containerd, name string) {
 func litter(t *testing.T, c *Containerd) {
 	t.Helper()
 	busybox, err := findBusybox()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	b, err := os.ReadFile(busybox)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	program := filepath.Join(c.Root(), "writer")
-	if err := os.WriteFile(program, b, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(program, b, 0o755))
 	writer := exec.Command(program)
 	writer.Args = []string{"sleep", "1000"} // they don't tell where it is
-	if err := writer.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, writer.Start())
 	go func() { _ = writer.Wait() }() // else it stays as a zombie
 	netns := filepath.Join(c.Root(), "container")
-	if err := makeNetns(netns); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.MkdirAll(cniResultDir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, makeNetns(netns))
+	must(t, os.MkdirAll(cniResultDir, 0o700))
 	for name, note := range map[string]map[string]any{
 		"netns":  {"result": map[string]any{"interfaces": []map[string]string{{"sandbox": netns}}}},
 		"config": {"config": []byte(`{"ipam":{"dataDir":"` + c.Root() + `/ipam"}}`)},
 	} {
 		b, err := json.Marshal(note)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(cniResultDir, c.place.name+"-"+name), b, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, os.WriteFile(filepath.Join(cniResultDir, c.place.name+"-"+name), b, 0o600))
 	}
 }
 
 func tasks(t *testing.T, c *Containerd) string {
 	t.Helper()
 	out, err := c.Store().ctr(t.Context(), nil, "tasks", "list")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(out)
 }
 
 func TestContainerd(t *testing.T) {
 	c := startOwn(t, "containerd", StartContainerd, Options{})
-	if err := c.ImportBusybox(t.Context(), image, "USER 1000:1000"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.ImportBusybox(t.Context(), image, "USER 1000:1000"))
 	if ok, err := c.Store().HasImage(t.Context(), image); err != nil || !ok {
 		t.Fatalf("HasImage after the import: %t, %v", ok, err)
 	}
@@ -100,9 +78,7 @@ func TestContainerd(t *testing.T) {
 	if err := c.Store().Ping(t.Context()); err == nil || c.Pid() != 0 {
 		t.Errorf("the engine answers after Kill, pid %d", c.Pid())
 	}
-	if err := c.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Start(t.Context()))
 	if got := tasks(t, c); !strings.Contains(got, "RUNNING") {
 		t.Errorf("the container after a restart: %s", got)
 	}
@@ -120,9 +96,7 @@ func TestContainerd(t *testing.T) {
 		t.Error(err)
 	}
 	elsewhere := elsewhere(c.place)
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Close())
 	for _, path := range elsewhere {
 		if _, err := os.Lstat(path); err == nil {
 			t.Errorf("left behind: %s", path)
@@ -140,9 +114,7 @@ func TestContainerdOwnerKilled(t *testing.T) {
 	Require(t, "containerd")
 	testOwnerKilled(t, unix.SIGKILL, func(dir string) {
 		c, err := StartContainerd(context.Background(), Options{Dir: dir, Image: image})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		runTask(t, c, "probe")
 		litter(t, c)
 	}, func(dir string) { startOwn(t, "containerd", StartContainerd, Options{Dir: dir}) })

@@ -48,16 +48,10 @@ func startOwn[E private](t *testing.T, kind string, start func(context.Context, 
 func run(t *testing.T, d *Docker) string {
 	t.Helper()
 	c, err := newClient(d.Host())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx := context.Background()
-	if err := c.postJSON(ctx, "/containers/create?name=probe", `{"Image":"`+image+`","Cmd":["sleep","1000"]}`); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.postJSON(ctx, "/containers/probe/start", ""); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.postJSON(ctx, "/containers/create?name=probe", `{"Image":"`+image+`","Cmd":["sleep","1000"]}`))
+	must(t, c.postJSON(ctx, "/containers/probe/start", ""))
 	return "probe"
 }
 
@@ -72,24 +66,18 @@ func leftovers(t *testing.T, p *place) []string {
 	var found []string
 	for _, pattern := range []string{p.dir, "/sys/fs/cgroup/" + p.name, "/sys/fs/cgroup/*/" + p.name, cniResultDir + "/" + p.name + "*"} {
 		paths, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		found = append(found, paths...)
 	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for line := range strings.Lines(string(mounts)) {
 		if strings.Contains(line, p.name) {
 			found = append(found, line)
 		}
 	}
 	cmdlines, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, f := range cmdlines {
 		program, _ := os.Readlink(filepath.Join(filepath.Dir(f), "exe"))
 		if b, err := os.ReadFile(f); err == nil && strings.Contains(string(b)+program, p.dir) {
@@ -97,18 +85,14 @@ func leftovers(t *testing.T, p *place) []string {
 		}
 	}
 	notes, err := cniResults(p.dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	found = append(found, notes...)
 	return found
 }
 
 func TestDocker(t *testing.T) {
 	d := startOwn(t, "docker", StartDocker, Options{})
-	if err := d.ImportBusybox(t.Context(), image, "USER 1000:1000"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.ImportBusybox(t.Context(), image, "USER 1000:1000"))
 	if ok, err := HasImage(t.Context(), d.Host(), image); err != nil || !ok {
 		t.Fatalf("HasImage after the import: %t, %v", ok, err)
 	}
@@ -118,9 +102,7 @@ func TestDocker(t *testing.T) {
 		t.Errorf("links in the engine's namespace: %s %v", links, err)
 	}
 	c, err := newClient(d.Host())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := c.postJSON(t.Context(), "/containers/probe/pause", ""); err != nil {
 		t.Error(err) // left frozen on purpose: Close has to cope
 	}
@@ -129,21 +111,15 @@ func TestDocker(t *testing.T) {
 	if err := Ping(t.Context(), d.Host()); err == nil || d.Pid() != 0 {
 		t.Errorf("the engine answers after Kill, pid %d", d.Pid())
 	}
-	if err := d.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.Start(t.Context()))
 	if _, err := c.call(t.Context(), "GET", "/containers/probe/json", "", nil); err != nil {
 		t.Errorf("the container after a restart: %v", err)
 	}
 	if err := RemoveImage(t.Context(), d.Host(), "no.such/image:latest"); err == nil {
 		t.Error("removing an image that isn't there succeeded")
 	}
-	if err := c.postJSON(t.Context(), "/containers/probe/start", ""); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.postJSON(t.Context(), "/containers/probe/start", ""))
+	must(t, d.Close())
 	if err := d.Start(t.Context()); err == nil {
 		t.Error("a closed engine was started")
 	}
@@ -153,9 +129,7 @@ func TestDockerOwnerKilled(t *testing.T) {
 	Require(t, "docker")
 	testOwnerKilled(t, unix.SIGTERM, func(dir string) {
 		d, err := StartDocker(context.Background(), Options{Dir: dir, Image: image})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		run(t, d)
 	}, func(dir string) { startOwn(t, "docker", StartDocker, Options{Dir: dir}) })
 }
@@ -165,9 +139,7 @@ func TestBusyboxRootfs(t *testing.T) {
 		Lacking(t, "docker", err)
 	}
 	a, err := busyboxRootfs(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	b, err := busyboxRootfs(t.Context())
 	if err != nil || string(a) != string(b) {
 		t.Errorf("two builds differ: %v", err)

@@ -23,21 +23,15 @@ func TestDenyServices(t *testing.T) {
 				if text == "" {
 					continue
 				}
-				if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.WriteFile(path, []byte(text), 0o755))
 			}
 			allow, err := denyServices(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			cmd := exec.Command(file)
 			if _ = cmd.Run(); cmd.ProcessState.ExitCode() != 101 {
 				t.Errorf("while denied: exit code %d", cmd.ProcessState.ExitCode())
 			}
-			if err := allow(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, allow())
 			after, err := os.ReadFile(file)
 			if string(after) != tt.after || tt.after == "" && !os.IsNotExist(err) {
 				t.Errorf("afterwards %q, %v; want %q", after, err, tt.after)

@@ -12,12 +12,8 @@ func TestRegistry(t *testing.T) {
 		Lacking(t, "containerd", err)
 	}
 	r, err := StartRegistry(t.Context(), RegistryOptions{User: "somebody", Password: "secret"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := r.Push(t.Context(), "team/tool:1"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, r.Push(t.Context(), "team/tool:1"))
 	if err := r.Push(t.Context(), "team/tool"); err == nil {
 		t.Error("a push without a tag succeeded")
 	}
@@ -33,16 +29,12 @@ func TestRegistry(t *testing.T) {
 		{"tags", "team/tool/tags/list", "somebody", "secret", http.StatusOK},
 	} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+r.Host()+"/v2/"+tt.path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if tt.user != "" {
 			req.SetBasicAuth(tt.user, tt.password)
 		}
 		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_ = resp.Body.Close()
 		if resp.StatusCode != tt.want {
 			t.Errorf("%s: status %d, want %d", tt.name, resp.StatusCode, tt.want)

@@ -57,11 +57,17 @@ func TestCheckPlugins(t *testing.T) {
 		t.Errorf("missing packages for Docker: %v", missing)
 	}
 	for _, name := range []string{"bridge", "host-local", "loopback", "portmap"} {
-		if err := os.WriteFile(filepath.Join(pluginDirs[0], name), nil, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(pluginDirs[0], name), nil, 0o755))
 	}
 	if err := findPlugins(); err != nil {
 		t.Errorf("with all plug-ins: %v", err)
+	}
+}
+
+// must ends a test if a step of its own fails.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -29,21 +29,15 @@ func testOwnerKilled(t *testing.T, signal unix.Signal, first, again func(dir str
 	}{{"alone", true}, {"with its watchdog", false}} {
 		t.Run(tt.name, func(t *testing.T) {
 			base, err := os.MkdirTemp("", "berm") // t.TempDir's paths are too long
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			t.Cleanup(func() { _ = os.RemoveAll(base) })
 			parent, _, _ := strings.Cut(t.Name(), "/")
 			cmd := exec.Command(os.Args[0], "-test.run=^"+parent+"$")
 			cmd.Env = append(os.Environ(), "BERM_ENGINE_TEST_DIR="+base, "TMPDIR="+base)
 			cmd.Stderr = t.Output()
 			out, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
+			must(t, cmd.Start())
 			var pid int
 			var temporary string
 			if _, err := fmt.Fscanln(bufio.NewReader(out), &pid, &temporary); err != nil {
