@@ -46,7 +46,7 @@ func newSession(t *testing.T) *session {
 	must(t, err)
 	its, err := agent.AcceptStream()
 	must(t, err)
-	must(t, mine.SetDeadline(time.Now().Add(30 * time.Second)))
+	must(t, mine.SetDeadline(time.Now().Add(30*time.Second)))
 	return &session{t: t, r: wire.NewReader(mine), w: wire.NewWriter(mine), file: mine, its: its, ended: make(chan error, 1)}
 }
 

@@ -86,7 +86,7 @@ func TestInitForwardsSignals(t *testing.T) {
 	cmd := exec.Command(agent, "init", "/", "--", "sh", "-c", script)
 	out := startInit(t, cmd)
 	for _, name := range names {
-		must(t, cmd.Process.Signal(unix.SignalNum("SIG" + name)))
+		must(t, cmd.Process.Signal(unix.SignalNum("SIG"+name)))
 		if got, err := out.ReadString('\n'); got != name+"\n" {
 			t.Fatalf("%s: %q, %v", name, got, err)
 		}

@@ -56,7 +56,7 @@ func startWriter(t *testing.T, dir string, limit int) *writer {
 		_ = ready.Close()
 	})
 	// The byte is for the scheme binary-v2, the end for binary.
-	must(t, ready.SetReadDeadline(time.Now().Add(10 * time.Second)))
+	must(t, ready.SetReadDeadline(time.Now().Add(10*time.Second)))
 	if b, err := io.ReadAll(ready); err != nil || len(b) != 1 {
 		t.Fatalf("ready: %q, %v", b, err)
 	}
@@ -73,7 +73,7 @@ func (w *writer) end(t *testing.T) {
 
 func (w *writer) print(t *testing.T, f *os.File, text string) {
 	t.Helper()
-	must(t, f.SetWriteDeadline(time.Now().Add(10 * time.Second)))
+	must(t, f.SetWriteDeadline(time.Now().Add(10*time.Second)))
 	if _, err := f.WriteString(text); err != nil {
 		t.Fatalf("the container waits for its log: %v", err)
 	}

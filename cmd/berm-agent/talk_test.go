@@ -35,7 +35,7 @@ type talk struct {
 func newTalk(t *testing.T, c net.Conn) *talk {
 	t.Helper()
 	t.Cleanup(func() { _ = c.Close() }) // it may be closed
-	must(t, c.SetDeadline(time.Now().Add(20 * time.Second)))
+	must(t, c.SetDeadline(time.Now().Add(20*time.Second)))
 	mux, hello, err := greet(c)
 	must(t, err)
 	must(t, c.SetDeadline(time.Time{}))
