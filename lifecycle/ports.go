@@ -4,10 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"time"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/runtime"
 )
 
 // dialTimeout is how long a port may take to accept a connection.
@@ -41,11 +42,11 @@ func (r *Registry) Ports(ctx context.Context, tenant, key string) (*PortAccess, 
 func (p *PortAccess) SessionID() string { return p.sb.SessionID }
 
 // Dial connects to a port, within five seconds. Each transfer over the connection counts as a
-// use of the sandbox; the connection alone doesn't. It has a CloseWrite method.
+// use of the sandbox; the connection alone doesn't.
 //
 // Errors: *InvalidError, *PortError when nobody listens, *StateError, *NotFoundError,
 // *CapacityError, *UnsupportedError, *UnavailableError.
-func (p *PortAccess) Dial(ctx context.Context, port int) (net.Conn, error) {
+func (p *PortAccess) Dial(ctx context.Context, port int) (runtime.Conn, error) {
 	if port < 1 || port > 65535 {
 		return nil, &InvalidError{Field: "port", Message: "must be from 1 to 65535"}
 	}
@@ -55,7 +56,7 @@ func (p *PortAccess) Dial(ctx context.Context, port int) (net.Conn, error) {
 	}
 	dialCtx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	c, err := ask(dialCtx, p.registry.engine, "dial", func(ctx context.Context) (net.Conn, error) {
+	c, err := ask(dialCtx, p.registry.engine, "dial", func(ctx context.Context) (runtime.Conn, error) {
 		return p.registry.opts.Runtime.Dial(ctx, p.sb.ContainerID, port)
 	})
 	if err != nil {
@@ -99,7 +100,7 @@ func (*PortError) FailedPrecondition() {}
 
 // portConn counts each transfer as a use of the sandbox.
 type portConn struct {
-	net.Conn
+	runtime.Conn
 	access *Access
 }
 
@@ -117,14 +118,6 @@ func (c *portConn) Write(b []byte) (int, error) {
 		c.access.registry.touch(c.access.rec)
 	}
 	return n, err
-}
-
-// CloseWrite ends what is sent, and leaves what comes.
-func (c *portConn) CloseWrite() error {
-	if h, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		return h.CloseWrite()
-	}
-	return errors.ErrUnsupported
 }
 
 func (c *portConn) Close() error {

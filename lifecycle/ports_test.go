@@ -52,7 +52,7 @@ func TestDialPorts(t *testing.T) {
 	if _, err := io.ReadFull(c, buf); err != nil || string(buf) != "hello" {
 		t.Errorf("got %q, %v", buf, err)
 	}
-	must(t, c.(interface{ CloseWrite() error }).CloseWrite())
+	must(t, c.CloseWrite())
 	if rest, err := io.ReadAll(c); err != nil || len(rest) != 0 {
 		t.Errorf("after its end came %q, %v", rest, err)
 	}

@@ -55,9 +55,14 @@ type Insider interface {
 	File(ctx context.Context, id string, op FileOp, fio FileIO) error
 
 	// Dial connects to a TCP port on the container's own loopback interface, without
-	// any network between. A port that nobody listens at is FailedPrecondition. The
-	// connection can be closed for writing alone: it has a CloseWrite method.
-	Dial(ctx context.Context, id string, port int) (net.Conn, error)
+	// any network between. A port that nobody listens at is FailedPrecondition.
+	Dial(ctx context.Context, id string, port int) (Conn, error)
+}
+
+// Conn is a connection that can be closed for writing alone.
+type Conn interface {
+	net.Conn
+	CloseWrite() error
 }
 
 // Processes are commands that have a name in their container, and outlive the call and

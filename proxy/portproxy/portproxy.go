@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/runtime"
 )
 
 const (
@@ -31,7 +32,7 @@ const (
 // Options say how one request is passed on. All fields but Signed and Tokenless are
 // mandatory.
 type Options struct {
-	Dial         func(ctx context.Context, port int) (net.Conn, error)
+	Dial         func(ctx context.Context, port int) (runtime.Conn, error)
 	Port         int
 	Prefix, Tail string        // of the request's escaped path; the tail is the port's
 	Timeout      time.Duration // for the port to take each part of a request, and then to begin its answer
@@ -395,7 +396,7 @@ func (w *portWriter) endBody(drain bool) {
 // to read, failed writes count as done. It reads nothing before the first write, since the
 // transport would log an unsolicited answer.
 type patientConn struct {
-	net.Conn
+	runtime.Conn
 	over    atomic.Bool  // it was read to its end
 	moves   atomic.Int64 // reads, and writes from their beginning to their end
 	writing atomic.Bool
@@ -407,7 +408,7 @@ type patientConn struct {
 	limit time.Duration // of one write; 0 is none
 }
 
-func newPatientConn(c net.Conn, limit time.Duration) *patientConn {
+func newPatientConn(c runtime.Conn, limit time.Duration) *patientConn {
 	asked := make(chan struct{})
 	return &patientConn{Conn: c, asked: asked, ask: sync.OnceFunc(func() { close(asked) }), limit: limit}
 }
@@ -462,12 +463,4 @@ func (c *patientConn) write(b []byte) (int, error) {
 func (c *patientConn) Close() error {
 	c.ask()
 	return c.Conn.Close()
-}
-
-// CloseWrite closes the direction to the port.
-func (c *patientConn) CloseWrite() error {
-	if h, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		return h.CloseWrite()
-	}
-	return errors.ErrUnsupported
 }

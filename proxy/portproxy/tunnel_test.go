@@ -9,12 +9,16 @@ import (
 	"time"
 )
 
+type pipeConn struct{ net.Conn }
+
+func (pipeConn) CloseWrite() error { return errors.ErrUnsupported }
+
 // A connection whose sides are just silent stays for as long as they like.
 func TestTunnelSilent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ours, caller := net.Pipe()
 		theirs, port := net.Pipe()
-		tun := newTunnel(ours, newPatientConn(theirs, time.Minute), time.Minute)
+		tun := newTunnel(ours, newPatientConn(pipeConn{theirs}, time.Minute), time.Minute)
 		time.Sleep(24 * time.Hour)
 		for _, c := range []net.Conn{caller, port} {
 			_ = c.SetReadDeadline(time.Now())

@@ -109,14 +109,24 @@ type counted struct {
 	open, all atomic.Int64
 }
 
-func (c *counted) Dial(ctx context.Context, id string, port int) (net.Conn, error) {
+func (c *counted) Dial(ctx context.Context, id string, port int) (runtime.Conn, error) {
 	conn, err := c.Fake.Dial(ctx, id, port)
 	if err != nil {
 		return nil, err
 	}
 	c.open.Add(1)
 	c.all.Add(1)
-	return &notedConn{conn, sync.OnceFunc(func() { c.open.Add(-1) })}, nil
+	return &countedConn{conn, sync.OnceFunc(func() { c.open.Add(-1) })}, nil
+}
+
+type countedConn struct {
+	runtime.Conn
+	ended func()
+}
+
+func (c *countedConn) Close() error {
+	c.ended()
+	return c.Conn.Close()
 }
 
 // TestPortsLeaveNothing checks that no connection outlives its request.

@@ -17,7 +17,7 @@ import (
 )
 
 // Dial connects to a TCP port on the container's own loopback interface.
-func (r *Runtime) Dial(ctx context.Context, id string, port int) (net.Conn, error) {
+func (r *Runtime) Dial(ctx context.Context, id string, port int) (runtime.Conn, error) {
 	nc, err := r.dial(ctx, id, port)
 	if err != nil {
 		return nil, fmt.Errorf("dial port %d of container %s: %w", port, id, err)
@@ -25,7 +25,7 @@ func (r *Runtime) Dial(ctx context.Context, id string, port int) (net.Conn, erro
 	return nc, nil
 }
 
-func (r *Runtime) dial(ctx context.Context, id string, port int) (net.Conn, error) {
+func (r *Runtime) dial(ctx context.Context, id string, port int) (*portConn, error) {
 	if port < 1 || port > 1<<16-1 {
 		return nil, runtime.Invalid("there is no such port: 1 to 65535 are")
 	}

@@ -716,7 +716,7 @@ func testDial(t *testing.T, b *bed) {
 	sent := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
 	go func() {
 		_, _ = conn.Write(sent)
-		_ = conn.(interface{ CloseWrite() error }).CloseWrite()
+		_ = conn.CloseWrite()
 	}()
 	if got, err := io.ReadAll(conn); err != nil || !bytes.Equal(got, sent) {
 		t.Errorf("%d bytes of %d came back, %v", len(got), len(sent), err)

@@ -34,7 +34,7 @@ func (f *Fake) Listen(port int, serve func(net.Conn)) {
 }
 
 // Dial implements runtime.Insider. Nobody listens but for Listen.
-func (f *Fake) Dial(ctx context.Context, id string, port int) (net.Conn, error) {
+func (f *Fake) Dial(ctx context.Context, id string, port int) (runtime.Conn, error) {
 	if port < 1 || port > 65535 {
 		return nil, runtime.Invalid("port %d", port)
 	}

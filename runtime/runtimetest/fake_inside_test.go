@@ -176,7 +176,7 @@ func TestFakeDial(t *testing.T) {
 	if _, err := io.WriteString(conn, "this"); err != nil {
 		t.Fatal(err)
 	}
-	must(t, conn.(interface{ CloseWrite() error }).CloseWrite())
+	must(t, conn.CloseWrite())
 	if got, err := io.ReadAll(conn); err != nil || string(got) != "got this" {
 		t.Errorf("%q, %v", got, err)
 	}
