@@ -124,16 +124,12 @@ func (f *clientFlags) exec(cmd *cobra.Command, c *client.Client, key string, com
 	}
 	switch {
 	case e.detach:
-		return 0, f.execDetached(cmd, c, key, req)
+		x, err := c.StartExec(cmd.Context(), key, req)
+		return 0, answer(f, cmd, x, err, func(x *apitype.Execution) string { return x.ExecID + "\n" })
 	case f.output != formatTable:
 		return f.execWhole(cmd, c, key, req, e)
 	}
 	return execStreamed(cmd, c, key, req, e)
-}
-
-func (f *clientFlags) execDetached(cmd *cobra.Command, c *client.Client, key string, req apitype.ExecRequest) error {
-	x, err := c.StartExec(cmd.Context(), key, req)
-	return answer(f, cmd, x, err, func(x *apitype.Execution) string { return x.ExecID + "\n" })
 }
 
 // execWhole runs the command to its end, and prints the result as JSON or by a template.

@@ -154,8 +154,9 @@ func loadInputs(cfg *config.Config) (*Inputs, error) {
 // caller, or requires holding where held says that it isn't possible.
 func CheckPolicy(cfg *config.Config, held error) func(*policy.Policy) error {
 	return func(p *policy.Policy) error {
-		if err := holdable(held)(p); err != nil {
-			return err
+		if p.HoldRequired() && held != nil {
+			return fmt.Errorf("policy: mounts.hold is required, as it is by default, but mounts can't be held here: %w; %s; "+
+				"or set mounts.hold: auto, which refuses mounts elsewhere", held, HoldRemedy)
 		}
 		for _, l := range cfg.EngineAPI.Listeners {
 			for _, c := range l.Callers {

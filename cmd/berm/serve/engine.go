@@ -298,18 +298,6 @@ func NewTrusted(stateDir string, pol func() *policy.Policy, inUse func(context.C
 	return mountpin.NewTrusted(filepath.Join(stateDir, "trusted"), judge, inUse)
 }
 
-// holdable returns a check that refuses a policy which requires holding if that isn't
-// possible. Why is nil if it is.
-func holdable(why error) func(*policy.Policy) error {
-	return func(p *policy.Policy) error {
-		if p.HoldRequired() && why != nil {
-			return fmt.Errorf("policy: mounts.hold is required, as it is by default, but mounts can't be held here: %w; %s; "+
-				"or set mounts.hold: auto, which refuses mounts elsewhere", why, HoldRemedy)
-		}
-		return nil
-	}
-}
-
 // HoldRemedy tells the operator how to make holding possible.
 const HoldRemedy = "give berm CAP_SYS_ADMIN and the engine's mount and PID namespaces, or list directories where nothing sandboxed writes in mounts.trusted_roots"
 

@@ -138,18 +138,18 @@ func TestHoldRequired(t *testing.T) {
 		if why == nil || holder.Mode() != mountpin.ModeTrusted {
 			t.Fatalf("%+v: %s, %v", v, holder.Mode(), why)
 		}
-		if err := holdable(why)(p); err == nil || !strings.Contains(err.Error(), why.Error()) || !strings.Contains(err.Error(), HoldRemedy) {
+		if err := CheckPolicy(config.Default(), why)(p); err == nil || !strings.Contains(err.Error(), why.Error()) || !strings.Contains(err.Error(), HoldRemedy) {
 			t.Errorf("a policy that demands holding: %v", err)
 		}
 	}
-	if err := holdable(nil)(p); err != nil {
+	if err := CheckPolicy(config.Default(), nil)(p); err != nil {
 		t.Errorf("where mounts can be held: %v", err)
 	}
 	auto, err := policy.Parse(nil, policy.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := holdable(errors.New("why"))(auto); err != nil {
+	if err := CheckPolicy(config.Default(), errors.New("why"))(auto); err != nil {
 		t.Errorf("a policy that doesn't: %v", err)
 	}
 }
