@@ -208,7 +208,7 @@ func (c *Client) once(ctx context.Context, call call, body []byte) (reply, error
 	case len(data) > maxAnswer:
 		return reply{}, fmt.Errorf("read answer: it is larger than %d bytes", maxAnswer)
 	case resp.StatusCode/100 != 2:
-		return reply{}, errorOf(resp, data)
+		return reply{}, ErrorOf(resp, data)
 	case call.out == nil:
 		return rep, nil
 	}
@@ -293,7 +293,8 @@ func pages[Page, T any](ctx context.Context, c *Client, path string, q url.Value
 	}
 }
 
-func errorOf(resp *http.Response, data []byte) *Error {
+// ErrorOf is the error of an answer that says no, such as to a Handshake. Data is its body.
+func ErrorOf(resp *http.Response, data []byte) *Error {
 	e := &Error{Status: resp.StatusCode}
 	if resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode == http.StatusServiceUnavailable {
 		e.RetryAfter = retryAfter(resp)

@@ -243,20 +243,11 @@ func attach(ctx context.Context, to client.Handshake, fail func(text string)) (c
 	case resp == nil || resp.StatusCode == http.StatusSwitchingProtocols || resp.StatusCode == http.StatusServiceUnavailable:
 		return nil, fmt.Errorf("%w: %w", errCutOff, err)
 	default:
-		return nil, refused(resp)
+		data, _ := io.ReadAll(resp.Body) // what the library keeps of it
+		return nil, client.ErrorOf(resp, data)
 	}
 	ws.SetReadLimit(maxMessage)
 	return &socketConnection{ws: ws, at: -1, fail: fail}, nil
-}
-
-// refused is the error of a handshake that was answered otherwise.
-func refused(resp *http.Response) error {
-	e := &client.Error{Status: resp.StatusCode}
-	// What the library keeps of the body may be cut off.
-	if json.NewDecoder(resp.Body).Decode(&e.Problem) == nil {
-		e.Code = e.Problem.Code
-	}
-	return e
 }
 
 func (a *socketConnection) seq() int64 { return a.at }

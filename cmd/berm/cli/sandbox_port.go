@@ -1,12 +1,10 @@
 package cli
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"log"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -22,6 +20,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
 )
@@ -81,23 +80,10 @@ func (f *clientFlags) forwardPort(cmd *cobra.Command, c *client.Client, key stri
 	if err != nil {
 		return err
 	}
-	server := &http.Server{Handler: fw.handler(), ReadHeaderTimeout: time.Minute, ErrorLog: log.New(cmd.ErrOrStderr(), "berm: ", 0)}
 	if _, err := fmt.Fprintf(cmd.OutOrStdout(), "http://%s/\n", l.Addr()); err != nil {
 		return errors.Join(err, l.Close())
 	}
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(l) }()
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-	}
-	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-	defer cancel()
-	if server.Shutdown(closing) != nil {
-		_ = server.Close() // what goes on by then is broken off
-	}
-	return nil
+	return proxy.Serve(ctx, l, fw.handler(), proxy.ServeOptions{DrainTimeout: time.Second})
 }
 
 // originOf is a server's, by its URL.
