@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/lifecycle/hostdir"
@@ -90,42 +91,35 @@ func verify(pid int, mounts []Pinned) error {
 		return &fs.PathError{Op: "open", Path: proc + "/root", Err: err}
 	}
 	defer unix.Close(root)
-	points, err := mountPoints(proc + "/mountinfo")
+	points, err := mountinfo.PidMountInfo(pid)
 	if err != nil {
 		return err
 	}
 	for _, m := range mounts {
 		if m.Ino == 0 {
-			if !slices.ContainsFunc(points, func(p point) bool { return p.path == m.Target }) {
+			if !slices.ContainsFunc(points, func(p *mountinfo.Info) bool { return p.Mountpoint == m.Target }) {
 				return fmt.Errorf("mount at %s: %w", m.Target, ErrExchanged)
 			}
 			continue
 		}
-		i := slices.IndexFunc(points, func(p point) bool { return p.path == m.Target && p.has(root, m) })
-		if i < 0 && !slices.ContainsFunc(points, func(p point) bool { return p.path == m.Target }) {
-			i = slices.IndexFunc(points, func(p point) bool { return p.has(root, m) })
+		i := slices.IndexFunc(points, func(p *mountinfo.Info) bool { return p.Mountpoint == m.Target && has(root, p, m) })
+		if i < 0 && !slices.ContainsFunc(points, func(p *mountinfo.Info) bool { return p.Mountpoint == m.Target }) {
+			i = slices.IndexFunc(points, func(p *mountinfo.Info) bool { return has(root, p, m) })
 		}
 		if i < 0 {
 			return fmt.Errorf("mount at %s: %w", m.Target, ErrExchanged)
 		}
-		points[i].id = 0 // one mount serves one target
+		points[i].ID = 0 // one mount serves one target
 	}
 	return nil
 }
 
-// point is a mount point of another process.
-type point struct {
-	id       uint64
-	path     string
-	readOnly bool
-}
-
 // has reports whether the mount is the topmost at its path and as m must be.
-func (p point) has(root int, m Pinned) bool {
-	if m.ReadOnly && !p.readOnly || p.id == 0 {
+func has(root int, p *mountinfo.Info, m Pinned) bool {
+	if m.ReadOnly && !slices.Contains(strings.Split(p.Options, ","), "ro") || p.ID == 0 {
 		return false
 	}
-	fd, err := unix.Openat2(root, p.path, &unix.OpenHow{
+	fd, err := unix.Openat2(root, p.Mountpoint, &unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
 	})
@@ -133,32 +127,8 @@ func (p point) has(root int, m Pinned) bool {
 		return false
 	}
 	defer unix.Close(fd)
-	st, err := statx(fd, p.path)
-	return err == nil && st.Mnt_id == p.id && device(st) == m.Dev && st.Ino == m.Ino
-}
-
-// octal undoes the escapes of mountinfo.
-var octal = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\043`, "#", `\134`, `\`)
-
-// mountPoints reads a mountinfo file.
-func mountPoints(name string) ([]point, error) {
-	data, err := os.ReadFile(name)
-	if err != nil {
-		return nil, err
-	}
-	var out []point
-	for line := range strings.Lines(string(data)) {
-		fields := strings.Fields(line)
-		if len(fields) < 6 {
-			return nil, fmt.Errorf("%s: malformed line", name)
-		}
-		id, err := strconv.ParseUint(fields[0], 10, 64)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
-		out = append(out, point{id, octal.Replace(fields[4]), slices.Contains(strings.Split(fields[5], ","), "ro")})
-	}
-	return out, nil
+	st, err := statx(fd, p.Mountpoint)
+	return err == nil && st.Mnt_id == uint64(p.ID) && device(st) == m.Dev && st.Ino == m.Ino
 }
 
 // statx needs Linux 5.8, which tells the mount.

@@ -1,12 +1,10 @@
 package engineapi
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"os"
 	"path"
 	"regexp"
 	"slices"
@@ -19,6 +17,7 @@ import (
 
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/mount"
+	"github.com/moby/sys/mountinfo"
 
 	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/policy"
@@ -183,16 +182,13 @@ func rootHolds(ct *container.InspectResponse) bool {
 	if !ct.HostConfig.ReadonlyRootfs || ct.State.Pid <= 0 {
 		return false
 	}
-	f, err := os.Open(fmt.Sprintf("/proc/%d/mountinfo", ct.State.Pid))
+	mounts, err := mountinfo.PidMountInfo(ct.State.Pid)
 	if err != nil {
 		return false // as where Berm doesn't see the engine's processes
 	}
-	defer func() { _ = f.Close() }()
 	roots := map[string]string{}
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		if fields := strings.Fields(lines.Text()); len(fields) > 4 {
-			roots[fields[4]] = fields[3]
-		}
+	for _, m := range mounts {
+		roots[m.Mountpoint] = m.Root
 	}
 	// The process is the container's if it has the container's own file there.
 	if own := roots["/etc/hostname"]; !strings.HasSuffix(own, "/hostname") || !strings.HasSuffix(ct.HostnamePath, own) || len(own) < len(ct.ID) {

@@ -9,6 +9,7 @@ import (
 	"github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/typeurl/v2"
+	"github.com/moby/sys/mountinfo"
 
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/containerd/network"
@@ -80,7 +81,7 @@ func (c runtimeClass) mounts(mounts []runtime.Mount, userNS bool) error {
 	if !c.deep && !userNS || len(mounts) == 0 {
 		return nil
 	}
-	points, err := mountPoints()
+	points, err := mountinfo.GetMounts(nil)
 	if err != nil {
 		return err
 	}
@@ -90,25 +91,12 @@ func (c runtimeClass) mounts(mounts []runtime.Mount, userNS bool) error {
 			return runtime.Invalid("mount of %s: %w", m.Source, err)
 		}
 		for _, point := range points {
-			if strings.HasPrefix(point, source+"/") {
-				return runtime.Invalid("mount of %s: what is mounted below it, at %s, would be shown; use runc, without userns: auto", m.Source, point)
+			if strings.HasPrefix(point.Mountpoint, source+"/") {
+				return runtime.Invalid("mount of %s: what is mounted below it, at %s, would be shown; use runc, without userns: auto", m.Source, point.Mountpoint)
 			}
 		}
 	}
 	return nil
-}
-
-// mountPoints lists what is mounted in this process's mount namespace, as
-// proc_pid_mountinfo(5) describes it.
-func mountPoints() (points []string, err error) {
-	table, err := os.ReadFile("/proc/self/mountinfo")
-	unescape := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
-	for line := range strings.Lines(string(table)) {
-		if fields := strings.Fields(line); len(fields) > 4 {
-			points = append(points, unescape.Replace(fields[4]))
-		}
-	}
-	return points, err
 }
 
 // explain says that the runtime is missing, if that is why no task could be made:

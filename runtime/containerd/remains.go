@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime"
@@ -323,17 +324,17 @@ func (h remains) killFirst(id string, pid int) (killed bool, err error) {
 }
 
 // unmountSuffix detaches what is mounted at paths with an end, and answers the paths.
-func unmountSuffix(suffix string) ([]string, error) {
-	points, err := mountPoints()
+func unmountSuffix(suffix string) (points []string, err error) {
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return !strings.HasSuffix(m.Mountpoint, suffix), false })
 	if err != nil {
 		return nil, err
 	}
-	points = slices.DeleteFunc(points, func(point string) bool { return !strings.HasSuffix(point, suffix) })
-	for _, point := range slices.Backward(points) { // the upper one first
-		err := unix.Unmount(point, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	for _, m := range slices.Backward(mounts) { // the upper one first
+		err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-			return nil, fmt.Errorf("unmount %s: %w", point, err)
+			return nil, fmt.Errorf("unmount %s: %w", m.Mountpoint, err)
 		}
+		points = append(points, m.Mountpoint)
 	}
 	return points, nil
 }
