@@ -270,6 +270,7 @@ func TestPolicyAndValidation(t *testing.T) {
 		{"key", func(r *lifecycle.CreateRequest) { r.Key = "../x" }, true},
 		{"long key", func(r *lifecycle.CreateRequest) { r.Key = string(make([]byte, 129)) }, true},
 		{"relative volume", func(r *lifecycle.CreateRequest) { r.VolumePath = "srv" }, true},
+		{"volume with a NUL", func(r *lifecycle.CreateRequest) { r.VolumePath = "/srv/\x00" }, false},
 		{"agent id", func(r *lifecycle.CreateRequest) { r.AgentID = "a\nb" }, true},
 		{"metadata", func(r *lifecycle.CreateRequest) { r.Metadata = map[string]string{"": "x"} }, true},
 		{"mount", func(r *lifecycle.CreateRequest) { r.Request.HostPath = ptr("/etc") }, false},

@@ -82,8 +82,8 @@ func (p *processes) reach(ref ProcessRef) (*handle, error) {
 	if ref.ID == "" && ref.Kind == KindManaged {
 		ref.ID = defaultProcess
 	}
-	if !idPattern.MatchString(ref.ID) {
-		return nil, noProcess(ref.ID)
+	if err := ref.Kind.checkID(ref.ID); err != nil {
+		return nil, err
 	}
 	m, sb, err := p.within(ref.Tenant, ref.Key)
 	if m == nil {

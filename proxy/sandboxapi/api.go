@@ -204,7 +204,7 @@ func (a *api) routeMembers(handle routing) {
 // anyQuery stands for all parameters: the handler looks itself, or doesn't care.
 const anyQuery = "*"
 
-// checked refuses a query that the call doesn't have, and a path that names nothing. The
+// checked refuses a query that the call doesn't have, and a path with a malformed key. The
 // key of the path is that of the Exchange from then on.
 func checked(h proxy.Handler, queries []string) proxy.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
@@ -226,14 +226,11 @@ func checkTarget(r *http.Request, queries []string) error {
 		}
 	}
 	for _, p := range httprouter.ParamsFromContext(r.Context()) {
-		var err error
-		switch p.Key {
-		case "key", "chat_id":
-			proxy.ExchangeOf(r.Context()).Key, err = lifecycle.ParseKey(p.Value)
-		case "exec", "process":
-			err = checkID(p.Key+"_id", p.Value)
+		if p.Key != "key" && p.Key != "chat_id" {
+			continue
 		}
-		if err != nil {
+		var err error
+		if proxy.ExchangeOf(r.Context()).Key, err = lifecycle.ParseKey(p.Value); err != nil {
 			return err
 		}
 	}
