@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/quota"
@@ -133,11 +134,12 @@ type Service struct {
 	mu      sync.Mutex       // guards what follows
 	last    int              // number of the last staging directory
 	ended   Report           // what New did
-	trash   []string         // staging directories that discard removes one after the other
 
-	ctx     context.Context // until Close
-	stop    context.CancelFunc
-	removal sync.WaitGroup // of the trash
+	ctx      context.Context // until Close
+	stop     context.CancelFunc
+	trash    *semaphore.Weighted // bounds the staging directories that wait to be removed
+	removal  sync.WaitGroup      // of the trash
+	emptying sync.Mutex          // held while one of them is removed
 }
 
 // key names a chat: two tenants may use the same ID.
@@ -167,7 +169,7 @@ func start(ctx context.Context, opts Options, at func(step) error) (*Service, er
 	s := &Service{
 		opts: opts, step: at, most: MaxFiles, log: opts.Logger, metrics: newMetrics(opts.Registry),
 		buffers: sync.Pool{New: func() any { return bufio.NewWriterSize(nil, copyBuffer) }},
-		run:     uuid.NewString(),
+		run:     uuid.NewString(), trash: semaphore.NewWeighted(maxTrash),
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	if s.log == nil {
