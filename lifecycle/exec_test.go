@@ -200,20 +200,6 @@ func TestExecCap(t *testing.T) {
 	w.exec("k", "true")
 }
 
-// No sandbox runs with a quota that nothing counts.
-func TestNoQuotas(t *testing.T) {
-	dir := t.TempDir()
-	w := newWorld(t, setup{policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n", quotas: lifecycle.NoQuotas})
-	req := request("k")
-	req.Request.HostPath = ptr(dir)
-	w.create(req)
-	req.Key = "limited"
-	req.Request.WorkspaceQuotaMB = ptr(int64(2))
-	if _, err := w.Create(t.Context(), req); err == nil {
-		t.Error("it runs without limit")
-	}
-}
-
 func TestWorkingDirAndQuota(t *testing.T) {
 	dir := t.TempDir()
 	var cwd string

@@ -20,8 +20,7 @@ type Options struct {
 	Runtime runtime.Runtime       // mandatory
 	Policy  func() *policy.Policy // mandatory: the policy in force; asked once per call
 	Store   Store                 // mandatory
-	// Quotas holds sandboxes to quotas; nil: one with a quota of its own is refused.
-	Quotas Quotas
+	Quotas  Quotas                // mandatory: holds sandboxes to quotas
 	// Collector removes what callers of the engine's own API made; nil: there are none.
 	Collector runtime.Collector
 	Sealer    *Sealer // tells this instance's objects from others; nil: recognizes only what this Service makes
@@ -83,15 +82,14 @@ func (o *Options) check() error {
 		return errors.New("lifecycle: Policy is mandatory")
 	case o.Store == nil:
 		return errors.New("lifecycle: Store is mandatory")
+	case o.Quotas == nil:
+		return errors.New("lifecycle: Quotas is mandatory")
 	case o.Holder == nil:
 		return errors.New("lifecycle: Holder is mandatory")
 	case o.Owner == "":
 		return errors.New("lifecycle: Owner is mandatory")
 	case o.Settings.ChatsRoot != "" && o.Settings.ChatMountPath == "":
 		return errors.New("lifecycle: ChatMountPath is mandatory with ChatsRoot")
-	}
-	if o.Quotas == nil {
-		o.Quotas = noQuotas{}
 	}
 	if o.Claim == nil {
 		o.Claim = func(context.Context, string, []policy.Mount) (func(), error) { return func() {}, nil }

@@ -297,16 +297,16 @@ var operations = []struct {
 	open               bool // needs no token
 	outcomes           []outcome
 }{
-	{"PUT", "/api/v1/sandboxes/k", `{"image":"alpine"}`, 201, false, append(engine, denied, conflict, capacity, quota)},
+	{"PUT", "/api/v1/sandboxes/k", `{"image":"alpine"}`, 201, false, append(engine, denied, conflict, capacity, overQuota)},
 	{"GET", "/api/v1/sandboxes/k", "", 200, false, append(engine, missing)},
 	{"DELETE", "/api/v1/sandboxes/k", "", 200, false, append(engine, wrongState)},
 	{"GET", "/api/v1/sandboxes", "", 200, false, engine},
 	{"POST", "/api/v1/sandboxes/k/renew", `{"ttl":"1h"}`, 200, false, append(engine, missing, wrongState, capacity)},
 	{"POST", "/api/v1/sandboxes/k/pause", "", 200, false, append(engine, missing, wrongState, cant, capacity)},
 	{"POST", "/api/v1/sandboxes/k/resume", "", 200, false, append(engine, missing, wrongState, cant, capacity)},
-	{"POST", "/api/v1/sandboxes/k/exec", `{"command":["true"]}`, 200, false, append(engine, missing, denied, conflict, wrongState, capacity, quota, cant)},
+	{"POST", "/api/v1/sandboxes/k/exec", `{"command":["true"]}`, 200, false, append(engine, missing, denied, conflict, wrongState, capacity, overQuota, cant)},
 	{"POST", "/api/v1/sandboxes/k/execs", `{"command":["true"]}`, 201, false,
-		append(engine, missing, denied, conflict, wrongState, capacity, quota, cant, processConflict)},
+		append(engine, missing, denied, conflict, wrongState, capacity, overQuota, cant, processConflict)},
 	{"GET", "/api/v1/sandboxes/k/execs", "", 200, false, append(engine, missing, wrongState, cant)},
 	{"GET", "/api/v1/sandboxes/k/execs/job-1", "", 200, false, append(engine, processMissing, wrongState, cant)},
 	{"DELETE", "/api/v1/sandboxes/k/execs/job-1", "", 200, false, append(engine, processMissing, wrongState, cant)},
@@ -317,7 +317,7 @@ var operations = []struct {
 	{"GET", "/api/v1/sandboxes/k/execs/job-1/stream", "", 200, false, append(engine, processMissing, wrongState, cant, gone)},
 	{"GET", "/api/v1/sandboxes/k/execs/job-1/attach", "", 101, false, append(engine, processMissing, wrongState, cant, gone)},
 	{"POST", "/api/v1/sandboxes/k/processes", `{"command":"a"}`, 201, false,
-		append(engine, missing, denied, conflict, wrongState, capacity, quota, cant, processConflict)},
+		append(engine, missing, denied, conflict, wrongState, capacity, overQuota, cant, processConflict)},
 	{"GET", "/api/v1/sandboxes/k/processes", "", 200, false, append(engine, missing, wrongState, cant)},
 	{"GET", "/api/v1/sandboxes/k/processes/tools", "", 200, false, append(engine, processMissing, wrongState, cant)},
 	{"DELETE", "/api/v1/sandboxes/k/processes/tools", "", 200, false, append(engine, processMissing, wrongState, cant)},
@@ -352,7 +352,7 @@ var (
 	wrongState = outcome{&lifecycle.StateError{Key: "k", Status: lifecycle.StatusPaused, Want: "running"}, 409, "wrong_state"}
 	cant       = outcome{errdefs.ErrNotImplemented, 501, "not_supported"}
 	capacity   = outcome{&lifecycle.CapacityError{Message: "full", RetryAfter: 5 * time.Second}, 429, "capacity"}
-	quota      = outcome{&lifecycle.QuotaError{UsedBytes: 2, QuotaBytes: 1}, 507, "quota_exceeded"}
+	overQuota  = outcome{&lifecycle.QuotaError{UsedBytes: 2, QuotaBytes: 1}, 507, "quota_exceeded"}
 	denied     = outcome{&policy.DeniedError{Reasons: []policy.Reason{{
 		Rule: "mounts.always_refused", Field: "host_path", Value: "/etc", Allowed: "below /srv", Message: "/etc is always refused",
 	}}}, 403, "policy_denied"}

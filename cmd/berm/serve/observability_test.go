@@ -89,7 +89,7 @@ func registerAll(t *testing.T, got prometheus.Registerer) {
 	inForce := func() *policy.Policy { return pol }
 	manager, err := lifecycle.New(lifecycle.Options{
 		Runtime: runtimetest.NewFake(runtimetest.FakeOptions{}), Policy: inForce, Owner: "o",
-		Store: struct{ lifecycle.Store }{}, Holder: mountpintest.Holder{}, Registry: got,
+		Store: struct{ lifecycle.Store }{}, Quotas: struct{ lifecycle.Quotas }{}, Holder: mountpintest.Holder{}, Registry: got,
 	})
 	if err != nil {
 		t.Fatal(err)
