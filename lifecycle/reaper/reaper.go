@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
@@ -244,14 +245,15 @@ type metrics struct {
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
+	with := promauto.With(reg) // which may be nil
 	m := &metrics{
-		cleanups: prometheus.NewCounterVec(prometheus.CounterOpts{
+		cleanups: with.NewCounterVec(prometheus.CounterOpts{
 			Name: "berm_sandbox_cleanups_total", Help: "Sandboxes and orphans that sweeps tried to collect, by what came of it.",
 		}, []string{"result"}),
-		objects: prometheus.NewCounterVec(prometheus.CounterOpts{
+		objects: with.NewCounterVec(prometheus.CounterOpts{
 			Name: "berm_engine_api_cleanups_total", Help: "Containers, networks and volumes of the engine's own API that sweeps tried to collect, by kind and what came of it.",
 		}, []string{"kind", "result"}),
-		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
+		errors: with.NewCounterVec(prometheus.CounterOpts{
 			Name: "berm_sandbox_cleanup_errors_total", Help: "Failed collections, by error type.",
 		}, []string{"error_type"}),
 	}
@@ -261,9 +263,6 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for _, kind := range lifecycle.ObjectKinds() {
 		m.objects.WithLabelValues(string(kind), string(lifecycle.ResultDeleted))
 		m.objects.WithLabelValues(string(kind), string(lifecycle.ResultError))
-	}
-	if reg != nil {
-		reg.MustRegister(m.cleanups, m.objects, m.errors)
 	}
 	return m
 }
