@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
@@ -17,7 +16,6 @@ import (
 	"github.com/julienschmidt/httprouter"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
@@ -32,16 +30,9 @@ type Options struct {
 	Workspaces  workspaces            // a *workspace.Service; nil: there are none, and no chats, which callers are told
 	Chats       chats                 // a *chat.Service; likewise
 	Policy      func() *policy.Policy // mandatory: the policy in force, for the status
-	Tokens      *proxy.Tokens         // nil: everybody is let in, as tenant "default" with every scope
-	TokenHeader string                // header that carries a token; empty is X-API-Token
-	Hosts       []string              // further names that the Host header may carry, without port
-	Origins     []string              // values that the Origin header may have; none by default
+	Gate        proxy.GateOptions     // Fail and AnyOrigin are the API's own
 	Version     string                // shown in the status and by the health calls
-	Bodies      *proxy.Bodies         // memory for bodies, shared with other APIs; nil: its own
-	Logger      *slog.Logger          // nil discards
-	Registry    prometheus.Registerer // nil: metrics are kept but not exported
 	Gatherer    prometheus.Gatherer   // what /metrics shows; nil: there is no /metrics
-	Tracer      trace.TracerProvider  // nil: no spans
 	SigningKey  []byte                // of signed URLs, at least 32 bytes; nil: a random one, and they end with the process
 	Heartbeat   time.Duration         // after how much silence a stream says that it lives; 0 is 15 s
 	PortTimeout time.Duration         // for a port to take each part of a request, and then to begin its answer; 0 is a minute
@@ -108,13 +99,11 @@ func New(opts Options) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	gate, err := proxy.NewGate(proxy.GateOptions{
-		Tokens: opts.Tokens, TokenHeader: opts.TokenHeader, Hosts: opts.Hosts, Origins: opts.Origins,
-		AnyOrigin: func(r *http.Request) bool {
-			return strings.HasPrefix(r.URL.Path, signedPrefix) || strings.HasPrefix(r.URL.Path, filePrefix)
-		}, Fail: writeFault, Bodies: opts.Bodies,
-		Logger: opts.Logger, Registry: opts.Registry, Tracer: opts.Tracer,
-	})
+	opts.Gate.Fail = writeFault
+	opts.Gate.AnyOrigin = func(r *http.Request) bool {
+		return strings.HasPrefix(r.URL.Path, signedPrefix) || strings.HasPrefix(r.URL.Path, filePrefix)
+	}
+	gate, err := proxy.NewGate(opts.Gate)
 	if err != nil {
 		return nil, err
 	}

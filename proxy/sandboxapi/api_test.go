@@ -169,7 +169,7 @@ func newDoor(t *testing.T) *door {
 	}
 	d := &door{Checker: openapitest.New(t), t: t, manager: &scripted{}, metrics: &gatherer{}}
 	h, err := sandboxapi.New(sandboxapi.Options{
-		Manager: d.manager, Policy: func() *policy.Policy { return pol }, Tokens: tokens, Gatherer: d.metrics, Version: "1.2.3", PortTimeout: 2 * time.Second,
+		Manager: d.manager, Policy: func() *policy.Policy { return pol }, Gate: proxy.GateOptions{Tokens: tokens}, Gatherer: d.metrics, Version: "1.2.3", PortTimeout: 2 * time.Second,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -479,7 +479,7 @@ func TestNewRefuses(t *testing.T) {
 		t.Error("an API without a manager was made")
 	}
 	if _, err := sandboxapi.New(sandboxapi.Options{
-		Manager: &scripted{}, Policy: func() *policy.Policy { return nil }, TokenHeader: "Authorization",
+		Manager: &scripted{}, Policy: func() *policy.Policy { return nil }, Gate: proxy.GateOptions{TokenHeader: "Authorization"},
 	}); err == nil {
 		t.Error("an impossible token header was taken")
 	}

@@ -80,7 +80,7 @@ func newHouse(t *testing.T, wrap func(*runtimetest.Fake) runtime.Runtime, change
 	if err != nil {
 		t.Fatal(err)
 	}
-	opts := sandboxapi.Options{Manager: h.Service, Policy: current, Tokens: tokens, Heartbeat: 20 * time.Millisecond}
+	opts := sandboxapi.Options{Manager: h.Service, Policy: current, Gate: proxy.GateOptions{Tokens: tokens}, Heartbeat: 20 * time.Millisecond}
 	for _, f := range change {
 		f(&opts)
 	}
