@@ -4,6 +4,7 @@
 package reaper
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,21 +49,12 @@ func New(opts Options) (*Reaper, error) {
 	if opts.Interval < 0 {
 		return nil, errors.New("reaper: Interval must not be negative")
 	}
-	if opts.Interval == 0 {
-		opts.Interval = 30 * time.Second
-	}
-	if opts.Logger == nil {
-		opts.Logger = slog.New(slog.DiscardHandler)
-	}
-	if opts.Tracer == nil {
-		opts.Tracer = noop.NewTracerProvider()
-	}
 	return &Reaper{
 		manager:  opts.Manager,
-		interval: opts.Interval,
-		log:      opts.Logger,
+		interval: cmp.Or(opts.Interval, 30*time.Second),
+		log:      cmp.Or(opts.Logger, slog.New(slog.DiscardHandler)),
 		metrics:  newMetrics(opts.Registry),
-		tracer:   opts.Tracer.Tracer("github.com/bermhq/berm/lifecycle/reaper"),
+		tracer:   cmp.Or[trace.TracerProvider](opts.Tracer, noop.NewTracerProvider()).Tracer("github.com/bermhq/berm/lifecycle/reaper"),
 	}, nil
 }
 

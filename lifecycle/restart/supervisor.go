@@ -1,6 +1,7 @@
 package restart
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -60,10 +61,7 @@ func New(ctx context.Context, opts Options) (*Supervisor, error) {
 	if opts.Engine == nil {
 		return nil, errors.New("restart: Engine is mandatory")
 	}
-	if opts.Logger == nil {
-		opts.Logger = slog.New(slog.DiscardHandler)
-	}
-	s := &Supervisor{opts: opts, log: opts.Logger, kick: make(chan struct{}, 1), entries: map[string]*entry{}}
+	s := &Supervisor{opts: opts, log: cmp.Or(opts.Logger, slog.New(slog.DiscardHandler)), kick: make(chan struct{}, 1), entries: map[string]*entry{}}
 	if opts.Store != nil {
 		rows, err := opts.Store.Restarts(ctx)
 		if err != nil {
