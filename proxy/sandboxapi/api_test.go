@@ -226,10 +226,11 @@ func (a answer) problem(t *testing.T) apitype.Problem {
 	return p
 }
 
-// send sends a request of the master's, but for what change does to it.
-func (d *door) send(method, path, body string, change ...func(*http.Request)) answer {
+// do sends a request of the master's, but for what change does to it, and returns the answer
+// as soon as it begins.
+func (d *door) do(ctx context.Context, method, path, body string, change ...func(*http.Request)) *http.Response {
 	d.t.Helper()
-	r, err := http.NewRequest(method, d.url+path, strings.NewReader(body))
+	r, err := http.NewRequestWithContext(ctx, method, d.url+path, strings.NewReader(body))
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -244,6 +245,13 @@ func (d *door) send(method, path, body string, change ...func(*http.Request)) an
 	if err != nil {
 		d.t.Fatalf("%s %s: %v", method, path, err)
 	}
+	return resp
+}
+
+// send is do with the whole answer.
+func (d *door) send(method, path, body string, change ...func(*http.Request)) answer {
+	d.t.Helper()
+	resp := d.do(context.Background(), method, path, body, change...)
 	defer func() { _ = resp.Body.Close() }()
 	b, err := io.ReadAll(resp.Body)
 	if err != nil {
