@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
@@ -112,16 +113,21 @@ func (c *command) traced(ctx context.Context, opts *Options, sb Sandbox) []strin
 	return env
 }
 
-func checkID(field, id string) error {
-	if !idPattern.MatchString(id) {
-		return &InvalidError{Field: field, Message: "must match [A-Za-z0-9][A-Za-z0-9_.:-]{0,122}"}
+// checkID checks a caller's name for a process of the kind.
+func (k Kind) checkID(id string) error {
+	if idPattern.MatchString(id) {
+		return nil
 	}
-	return nil
+	field := "exec_id"
+	if k == KindManaged {
+		field = "process_id"
+	}
+	return &InvalidError{Field: field, Message: "must match [A-Za-z0-9][A-Za-z0-9_.:-]{0,122}"}
 }
 
 func checkScreen(rows, cols int) error {
-	if rows < 0 || rows > maxScreen || cols < 0 || cols > maxScreen {
-		return &InvalidError{Field: "rows", Message: fmt.Sprintf("rows and columns must be from 1 to %d", maxScreen)}
+	if rows < 1 || rows > maxScreen || cols < 1 || cols > maxScreen {
+		return &InvalidError{Field: "rows", Message: fmt.Sprintf("rows and cols must be from 1 to %d", maxScreen)}
 	}
 	return nil
 }
@@ -142,11 +148,14 @@ func statusOfEnd(info runtime.ProcessInfo) ExecStatus {
 // check checks what can be checked without a sandbox.
 func (r StartRequest) check(pol *policy.Policy) (*command, error) {
 	if r.ID != "" {
-		if err := checkID(map[Kind]string{KindExec: "exec_id", KindManaged: "process_id"}[r.Kind], r.ID); err != nil {
+		if err := r.Kind.checkID(r.ID); err != nil {
 			return nil, err
 		}
 	}
-	if err := checkScreen(r.Rows, r.Cols); err != nil {
+	if !r.TTY && (r.Rows != 0 || r.Cols != 0) {
+		return nil, &InvalidError{Field: "rows", Message: "needs a terminal: tty"}
+	}
+	if err := checkScreen(cmp.Or(r.Rows, 1), cmp.Or(r.Cols, 1)); err != nil {
 		return nil, err
 	}
 	if r.KeepBytes < 0 || r.KeepBytes > maxKeepBytes {

@@ -270,6 +270,7 @@ func TestPolicyAndValidation(t *testing.T) {
 		{"key", func(r *lifecycle.CreateRequest) { r.Key = "../x" }, true},
 		{"long key", func(r *lifecycle.CreateRequest) { r.Key = string(make([]byte, 129)) }, true},
 		{"relative volume", func(r *lifecycle.CreateRequest) { r.VolumePath = "srv" }, true},
+		{"volume with a NUL", func(r *lifecycle.CreateRequest) { r.VolumePath = "/srv/\x00" }, false},
 		{"agent id", func(r *lifecycle.CreateRequest) { r.AgentID = "a\nb" }, true},
 		{"metadata", func(r *lifecycle.CreateRequest) { r.Metadata = map[string]string{"": "x"} }, true},
 		{"mount", func(r *lifecycle.CreateRequest) { r.Request.HostPath = ptr("/etc") }, false},
@@ -294,19 +295,12 @@ func TestPolicyAndValidation(t *testing.T) {
 // A create that waits for its key, behind one that then waits for its image, is answered at once.
 func TestCreateJoinsWhileItWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const ref = "registry.local/team/tool:1"
-		w := newWorld(t, setup{
-			policy: "version: 1\nimages: {allow: [registry.local/team/tool]}\n",
-			fake: runtimetest.FakeOptions{
-				Registry: map[string]runtime.Image{ref: {}},
-				Pull: func(_ context.Context, _ string, _ func(runtime.PullProgress)) error {
-					time.Sleep(10 * time.Minute)
-					return nil
-				},
-			},
+		w := pullingWorld(t, func(context.Context, func(runtime.PullProgress)) error {
+			time.Sleep(10 * time.Minute)
+			return nil
 		})
 		req := request("k")
-		req.Request.Image = ptr(ref)
+		req.Request.Image = ptr(remoteImage)
 		start := time.Now()
 		var answered sync.WaitGroup
 		err := w.WithoutSandbox(context.Background(), "a", "k", func(context.Context) error {
@@ -332,24 +326,17 @@ func TestCreateJoinsWhileItWaits(t *testing.T) {
 }
 
 func TestPullIsAnsweredAndShared(t *testing.T) {
-	const ref = "registry.local/team/tool:1"
 	gate := make(chan struct{})
-	w := newWorld(t, setup{
-		policy: "version: 1\nimages: {allow: [registry.local/team/tool]}\n",
-		fake: runtimetest.FakeOptions{
-			Registry: map[string]runtime.Image{ref: {}},
-			Pull: func(ctx context.Context, _ string, progress func(runtime.PullProgress)) error {
-				progress(runtime.PullProgress{Status: "downloading", CurrentBytes: 1, TotalBytes: 2})
-				select {
-				case <-gate:
-				case <-ctx.Done():
-				}
-				return ctx.Err()
-			},
-		},
+	w := pullingWorld(t, func(ctx context.Context, progress func(runtime.PullProgress)) error {
+		progress(runtime.PullProgress{Status: "downloading", CurrentBytes: 1, TotalBytes: 2})
+		select {
+		case <-gate:
+		case <-ctx.Done():
+		}
+		return ctx.Err()
 	})
 	req := request("k")
-	req.Request.Image = ptr(ref)
+	req.Request.Image = ptr(remoteImage)
 	var pulling *lifecycle.PullingError
 	for range 3 {
 		if _, err := w.Create(context.Background(), req); !errors.As(err, &pulling) || pulling.RetryAfter <= 0 {
@@ -357,7 +344,7 @@ func TestPullIsAnsweredAndShared(t *testing.T) {
 		}
 	}
 	other := request("other")
-	other.Request.Image = ptr(ref)
+	other.Request.Image = ptr(remoteImage)
 	if _, err := w.Create(context.Background(), other); !errors.As(err, &pulling) {
 		t.Fatalf("create: %v", err)
 	}

@@ -346,20 +346,16 @@ func (e *engine) forgetNetwork(name string) {
 }
 
 // listOwned returns the objects of a kind that carry the labels, forged ones too. Networks and
-// volumes are returned as containers that have an ID, a name and labels only.
+// volumes are returned as containers that have an ID and labels only.
 func (e *engine) listOwned(ctx context.Context, kind ObjectKind, labels map[string]string) (list []runtime.Container, err error) {
 	switch {
 	case kind == ObjectContainer:
-		list, err = e.list(ctx, labels)
-		list = slices.Clone(list)
-		for i := range list {
-			list[i].Name = ""
-		}
+		return e.list(ctx, labels)
 	case kind == ObjectNetwork:
 		var networks []runtime.Network
 		networks, err = e.listNetworks(ctx, labels)
 		for _, n := range networks {
-			list = append(list, runtime.Container{ID: n.ID, Name: n.Name, Labels: n.Labels})
+			list = append(list, runtime.Container{ID: n.ID, Labels: n.Labels})
 		}
 	case e.opts.Collector != nil:
 		var volumes []runtime.Volume
@@ -367,7 +363,7 @@ func (e *engine) listOwned(ctx context.Context, kind ObjectKind, labels map[stri
 			return e.opts.Collector.Volumes(ctx, labels)
 		})
 		for _, v := range volumes {
-			list = append(list, runtime.Container{ID: v.Name, Name: v.Name, Labels: v.Labels})
+			list = append(list, runtime.Container{ID: v.Name, Labels: v.Labels})
 		}
 	}
 	return list, err

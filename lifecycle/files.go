@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sync"
+	"sync/atomic"
 
 	"github.com/containerd/errdefs"
 
@@ -145,26 +145,20 @@ func (e *FileError) Error() string { return fmt.Sprintf("%q: %s", e.Path, e.Mess
 func (e *FileError) Unwrap() error { return e.Class }
 
 // kept is the first error that came from the caller's side of a call.
-type kept struct {
-	mu  sync.Mutex
-	err error
-}
+type kept struct{ err atomic.Pointer[error] }
 
 func (k *kept) note(err error) error {
 	if err != nil {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		if k.err == nil {
-			k.err = err
-		}
+		k.err.CompareAndSwap(nil, &err)
 	}
 	return err
 }
 
 func (k *kept) first() error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.err
+	if err := k.err.Load(); err != nil {
+		return *err
+	}
+	return nil
 }
 
 // keep notes the errors of fio's members but In, which inflow reads.

@@ -68,8 +68,8 @@ func (p *processes) reach(ref ProcessRef) (*handle, error) {
 	if ref.ID == "" && ref.Kind == KindManaged {
 		ref.ID = defaultProcess
 	}
-	if !idPattern.MatchString(ref.ID) {
-		return nil, noProcess(ref.ID)
+	if err := ref.Kind.checkID(ref.ID); err != nil {
+		return nil, err
 	}
 	m, sb, err := p.within(ref.Tenant, ref.Key)
 	if m == nil {
@@ -121,16 +121,27 @@ func (h *handle) start(ctx context.Context, p runtime.Process) (info runtime.Pro
 // startFailed returns the meaning of an error of start. If the process may run all the same, the
 // monitor looks for it.
 func (h *handle) startFailed(ctx context.Context, err error) error {
-	if errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err) {
-		return h.whyNotStarted(ctx, h.sb, err)
-	}
-	if ctx.Err() != nil || errdefs.IsUnavailable(err) || errdefs.IsDeadlineExceeded(err) {
+	refused := errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err)
+	if !refused && (ctx.Err() != nil || errdefs.IsUnavailable(err) || errdefs.IsDeadlineExceeded(err)) {
 		h.registry.mu.Lock()
 		if h.aliveLocked() {
 			h.rec.unsure, h.since = true, time.Now()
 			h.startLocked()
 		}
 		h.registry.mu.Unlock()
+	}
+	return h.notStarted(ctx, err)
+}
+
+// notStarted returns the meaning of an error of a command that doesn't run.
+func (h *handle) notStarted(ctx context.Context, err error) error {
+	switch {
+	case errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err):
+		return h.whyNotStarted(ctx, h.sb, err)
+	case errdefs.IsResourceExhausted(err): // where nothing can be started either, the container may be dead
+		if dead := h.registry.checkAlive(ctx, h.rec, h.sb, diedEarly); dead != nil {
+			return dead
+		}
 	}
 	return h.explain(ctx, err)
 }
@@ -207,21 +218,4 @@ func (h *handle) explain(ctx context.Context, err error) error {
 // dead asks the engine whether the container has ended.
 func (h *handle) dead(ctx context.Context) bool {
 	return errors.Is(h.registry.checkAlive(ctx, h.rec, h.sb, goneWithIt), errDied)
-}
-
-// notRun returns the meaning of an error of Runtime.Exec.
-func (m *monitor) notRun(ctx context.Context, sb Sandbox, err error) error {
-	switch {
-	case errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err):
-		return m.whyNotStarted(ctx, sb, err)
-	case errdefs.IsUnavailable(err):
-		return &UnavailableError{Err: fmt.Errorf("run in sandbox %s: %w", sb.Key, err)}
-	case errdefs.IsResourceExhausted(err):
-		if dead := m.registry.checkAlive(ctx, m.rec, sb, diedEarly); dead != nil { // where nothing can be started either
-			return dead
-		}
-		return noRoom(sb)
-	default:
-		return fmt.Errorf("run in sandbox %s: %w", sb.Key, err)
-	}
 }

@@ -222,6 +222,20 @@ func newWorld(t *testing.T, s setup) *world {
 	return w
 }
 
+// remoteImage has to be pulled in a pullingWorld.
+const remoteImage = "registry.local/team/tool:1"
+
+// pullingWorld is a world whose engine calls pull for remoteImage.
+func pullingWorld(t *testing.T, pull func(context.Context, func(runtime.PullProgress)) error) *world {
+	return newWorld(t, setup{
+		policy: "version: 1\nimages: {allow: [registry.local/team/tool]}\n",
+		fake: runtimetest.FakeOptions{
+			Registry: map[string]runtime.Image{remoteImage: {}},
+			Pull:     func(ctx context.Context, _ string, at func(runtime.PullProgress)) error { return pull(ctx, at) },
+		},
+	})
+}
+
 // ready waits until the manager is.
 func (w *world) ready() {
 	w.t.Helper()

@@ -7,6 +7,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/bermhq/berm/policy"
 )
@@ -22,27 +23,28 @@ type metrics struct {
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
+	with := promauto.With(reg) // which may be nil
 	m := &metrics{
-		creates: prometheus.NewCounterVec(prometheus.CounterOpts{
+		creates: with.NewCounterVec(prometheus.CounterOpts{
 			Name: "berm_sandbox_creates_total", Help: "Creates, by what they came to.",
 		}, []string{"result"}),
-		deletes: prometheus.NewCounterVec(prometheus.CounterOpts{
+		deletes: with.NewCounterVec(prometheus.CounterOpts{
 			Name: "berm_sandbox_deletes_total", Help: "Deletes, by what they came to.",
 		}, []string{"result"}),
-		commands: prometheus.NewCounterVec(prometheus.CounterOpts{
+		commands: with.NewCounterVec(prometheus.CounterOpts{
 			Name: "berm_sandbox_commands_total", Help: "Commands that were run to their end, by how they ended.",
 		}, []string{"status"}),
-		runtimeErrors: prometheus.NewCounterVec(prometheus.CounterOpts{
+		runtimeErrors: with.NewCounterVec(prometheus.CounterOpts{
 			Name: "berm_runtime_errors_total", Help: "Failed calls to the engine, by operation and error type.",
 		}, []string{"operation", "error_type"}),
-		runtimeTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		runtimeTime: with.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "berm_runtime_operation_duration_seconds", Help: "Duration of calls to the engine.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300},
 		}, []string{"operation", "result"}),
-		active: prometheus.NewGauge(prometheus.GaugeOpts{
+		active: with.NewGauge(prometheus.GaugeOpts{
 			Name: "berm_sandboxes_active", Help: "Sandboxes on record.",
 		}),
-		available: prometheus.NewGauge(prometheus.GaugeOpts{
+		available: with.NewGauge(prometheus.GaugeOpts{
 			Name: "berm_runtime_available", Help: "1 while the engine answers and its containers are reconciled, else 0.",
 		}),
 	}
@@ -52,9 +54,6 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	}
 	for _, r := range []Result{ResultDeleted, ResultNotFound, ResultError} {
 		m.deletes.WithLabelValues(string(r))
-	}
-	if reg != nil {
-		reg.MustRegister(m.creates, m.deletes, m.commands, m.runtimeErrors, m.runtimeTime, m.active, m.available)
 	}
 	return m
 }

@@ -402,8 +402,8 @@ func (m *monitor) processLocked(info runtime.ProcessInfo) Process {
 	k, id := kindOf(info.ID)
 	sb := m.rec.sb
 	p := Process{
-		Kind: k, ID: id, SessionID: sb.SessionID, Backend: m.engine.backend(),
-		Command: info.Command, User: info.User, PID: info.PID, TTY: info.TTY, Status: ExecRunning,
+		ID: id, SessionID: sb.SessionID, Backend: m.engine.backend(),
+		Command: info.Command, TTY: info.TTY, Status: ExecRunning,
 		StartedAt: info.StartedAt, Timeout: parseLabel(info.Label).timeout(),
 		FirstSeq: info.FirstSeq, NextSeq: info.NextSeq, QuotaEnforcement: sb.Enforcement.WorkspaceQuota,
 	}

@@ -16,7 +16,6 @@ import (
 type Object struct {
 	Kind   ObjectKind
 	ID     string // the engine's; of a volume its name
-	Name   string // empty for a container
 	Tenant string
 	Ends   time.Time
 
@@ -36,7 +35,7 @@ func (c *collector) EndedObjects(ctx context.Context, kind ObjectKind, now time.
 	}
 	for _, o := range objects {
 		if ends, ok := objectEnd(o.Labels); ok && !ends.After(now) {
-			ended = append(ended, Object{Kind: kind, ID: o.ID, Name: o.Name, Tenant: o.Labels[LabelTenant], Ends: ends, session: o.Labels[LabelSessionID]})
+			ended = append(ended, Object{Kind: kind, ID: o.ID, Tenant: o.Labels[LabelTenant], Ends: ends, session: o.Labels[LabelSessionID]})
 		}
 	}
 	return ended, nil

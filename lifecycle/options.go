@@ -1,8 +1,9 @@
 package lifecycle
 
 import (
+	"cmp"
 	"context"
-	"errors"
+	"fmt"
 	"log/slog"
 	goruntime "runtime"
 	"time"
@@ -20,8 +21,7 @@ type Options struct {
 	Runtime runtime.AgentRuntime  // mandatory
 	Policy  func() *policy.Policy // mandatory: the policy in force; asked once per call
 	Store   Store                 // mandatory
-	// Quotas holds sandboxes to quotas; nil: one with a quota of its own is refused.
-	Quotas Quotas
+	Quotas  Quotas                // mandatory: holds sandboxes to quotas
 	// Collector removes what callers of the engine's own API made; nil: there are none.
 	Collector runtime.Collector
 	Sealer    *Sealer // tells this instance's objects from others; nil: recognizes only what this Service makes
@@ -76,58 +76,36 @@ type Holder interface {
 
 // check reports what is missing, and fills in the defaults.
 func (o *Options) check() error {
-	switch {
-	case o.Runtime == nil:
-		return errors.New("lifecycle: Runtime is mandatory")
-	case o.Policy == nil:
-		return errors.New("lifecycle: Policy is mandatory")
-	case o.Store == nil:
-		return errors.New("lifecycle: Store is mandatory")
-	case o.Holder == nil:
-		return errors.New("lifecycle: Holder is mandatory")
-	case o.Owner == "":
-		return errors.New("lifecycle: Owner is mandatory")
-	case o.Settings.ChatsRoot != "" && o.Settings.ChatMountPath == "":
-		return errors.New("lifecycle: ChatMountPath is mandatory with ChatsRoot")
-	}
-	if o.Quotas == nil {
-		o.Quotas = noQuotas{}
+	for field, missing := range map[string]bool{
+		"Runtime": o.Runtime == nil, "Policy": o.Policy == nil, "Store": o.Store == nil, "Quotas": o.Quotas == nil,
+		"Holder": o.Holder == nil, "Owner": o.Owner == "",
+		"ChatMountPath": o.Settings.ChatsRoot != "" && o.Settings.ChatMountPath == "",
+	} {
+		if missing {
+			return fmt.Errorf("lifecycle: %s is mandatory", field)
+		}
 	}
 	if o.Claim == nil {
 		o.Claim = func(context.Context, string, []policy.Mount) (func(), error) { return func() {}, nil }
 	}
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 	if o.Sealer == nil {
 		var err error
 		if o.Sealer, err = NewSealer(context.Background(), SealerOptions{Owner: o.Owner, Logger: o.Logger}); err != nil {
 			return err
 		}
 	}
-	if o.Tracer == nil {
-		o.Tracer = noop.NewTracerProvider()
-	}
+	o.Tracer = cmp.Or[trace.TracerProvider](o.Tracer, noop.NewTracerProvider())
 	o.Settings.setDefaults()
 	return nil
 }
 
 func (s *Settings) setDefaults() {
-	if s.EngineParallel <= 0 {
-		s.EngineParallel = 2 * goruntime.NumCPU()
-	}
-	if s.MaxCommands <= 0 {
-		s.MaxCommands = 64
-	}
-	if s.MaxQueued <= 0 {
-		s.MaxQueued = 64
-	}
-	if s.MaxProcesses <= 0 {
-		s.MaxProcesses = 16
-	}
-	if s.VolumePath == "" {
-		s.VolumePath = "/volume"
-	}
+	s.EngineParallel = cmp.Or(s.EngineParallel, 2*goruntime.NumCPU())
+	s.MaxCommands = cmp.Or(s.MaxCommands, 64)
+	s.MaxQueued = cmp.Or(s.MaxQueued, 64)
+	s.MaxProcesses = cmp.Or(s.MaxProcesses, 16)
+	s.VolumePath = cmp.Or(s.VolumePath, "/volume")
 	if s.EnginePath == nil {
 		s.EnginePath = func(local string) (string, error) { return local, nil }
 	}

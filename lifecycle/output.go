@@ -51,62 +51,21 @@ func (c *rawCapture) collected() (string, bool) { return string(c.kept), c.cut |
 // textCapture keeps the head and the tail of a text, at most limit code points. A byte that isn't
 // UTF-8 counts as one, and becomes U+FFFD.
 type textCapture struct {
-	limit   int
-	keep    func(bytes int) error
-	n       int    // code points so far
-	head    []byte // the first limit of them
-	headN   int    // code points in head
-	tail    []byte // the end of what follows head: at least what is shown of it
-	short   bool   // keep refused memory, so that less is kept
-	partial []byte // the start of a code point whose rest hasn't come
+	limit int
+	keep  func(bytes int) error
+	n     int    // code points so far
+	head  []byte // the first limit of them
+	headN int    // code points in head
+	tail  []byte // the end of what follows head: at least what is shown of it
+	short bool   // keep refused memory, so that less is kept
 }
 
+// Write adds output, which ends between characters where the process allows that.
 func (c *textCapture) Write(p []byte) (int, error) {
 	written := len(p)
-	for len(c.partial) > 0 && len(p) > 0 && !utf8.FullRune(c.partial) {
-		c.partial = append(c.partial, p[0])
-		p = p[1:]
-	}
-	if utf8.FullRune(c.partial) {
-		whole := c.partial
-		c.partial = nil
-		// Several code points: an invalid byte, say, and what follows it.
-		for len(whole) > 0 && utf8.FullRune(whole) {
-			_, size := utf8.DecodeRune(whole)
-			c.add(whole[:size])
-			whole = whole[size:]
-		}
-		c.partial = append(c.partial, whole...)
-		if len(c.partial) > 0 && len(p) > 0 {
-			n, err := c.Write(p)
-			return written - len(p) + n, err
-		}
-	}
-	if end := len(p) - incomplete(p); len(c.partial) == 0 {
-		c.add(p[:end])
-		c.partial = append(c.partial, p[end:]...)
-	}
-	return written, nil
-}
-
-// incomplete returns the length of the incomplete code point at the end of p.
-func incomplete(p []byte) int {
-	for n := 1; n < utf8.UTFMax && n <= len(p); n++ {
-		if b := p[len(p)-n]; utf8.RuneStart(b) {
-			if utf8.FullRune(p[len(p)-n:]) {
-				return 0
-			}
-			return n
-		}
-	}
-	return 0
-}
-
-// add adds whole code points.
-func (c *textCapture) add(p []byte) {
 	c.n += utf8.RuneCount(p)
 	if c.limit <= 0 {
-		return
+		return written, nil
 	}
 	end, n := 0, 0
 	for ; !c.short && c.headN+n < c.limit && end < len(p); n++ {
@@ -124,6 +83,7 @@ func (c *textCapture) add(p []byte) {
 		c.tail = append(c.tail[:0], c.tail[max(len(c.tail)+len(p)-half, 0):]...)
 	}
 	c.tail = append(c.tail, p...)
+	return written, nil
 }
 
 // grow makes room for n more bytes of head or tail, of at most most bytes in all.
@@ -136,11 +96,6 @@ func (c *textCapture) grow(buf *[]byte, n, most int) {
 }
 
 func (c *textCapture) collected() (string, bool) {
-	if len(c.partial) > 0 {
-		p := c.partial
-		c.partial = nil
-		c.add(p)
-	}
 	switch {
 	case c.n == c.headN:
 		return text(c.head), c.limit < 0

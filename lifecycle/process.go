@@ -65,13 +65,10 @@ const ExecRunning ExecStatus = "running"
 
 // Process is a command or managed process that was started.
 type Process struct {
-	Kind            Kind
 	ID              string
 	SessionID       string
 	Backend         string
 	Command         []string
-	User            string // as the sandbox names it; empty is its own
-	PID             int    // in the sandbox; 0 if it isn't known
 	TTY             bool
 	Status          ExecStatus // ExecRunning, or as in an ExecResult
 	ExitCode        *int       // nil while it runs, and if it ended with its sandbox; of a command, nil unless completed

@@ -109,7 +109,7 @@ func TestProcessRefusals(t *testing.T) {
 		"port":           func(r *lifecycle.StartRequest) { r.Ready = &lifecycle.Readiness{Port: 65536} },
 		"line":           func(r *lifecycle.StartRequest) { r.Ready = &lifecycle.Readiness{Line: "a\nb"} },
 		"time":           func(r *lifecycle.StartRequest) { r.Ready = &lifecycle.Readiness{Line: "a", Timeout: time.Hour} },
-		"screen":         func(r *lifecycle.StartRequest) { r.Rows = 5000 },
+		"screen":         func(r *lifecycle.StartRequest) { r.TTY, r.Rows = true, 5000 },
 		"key":            func(r *lifecycle.StartRequest) { r.Key = "" },
 		"working dir":    func(r *lifecycle.StartRequest) { r.WorkingDir = "x" },
 		"NUL in its arg": func(r *lifecycle.StartRequest) { r.Command = []string{"\x00"} },

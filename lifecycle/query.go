@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -41,9 +42,7 @@ func (r *Registry) List(_ context.Context, tenant string, opts ListOptions) ([]S
 	if opts.Limit < 0 || opts.Limit > 100 {
 		return nil, "", &InvalidError{Field: "limit", Message: "must be from 1 to 100"}
 	}
-	if opts.Limit == 0 {
-		opts.Limit = 100
-	}
+	opts.Limit = cmp.Or(opts.Limit, 100)
 	if err := r.engine.reconciled(); err != nil {
 		return nil, "", err
 	}

@@ -86,30 +86,6 @@ func workspace(spec policy.Spec) (dir string, quota int64) {
 	return "", 0
 }
 
-// noQuotas are the Quotas where nothing could hold a sandbox to a quota of its own.
-type noQuotas struct{}
-
-func (q noQuotas) Attach(ctx context.Context, s Subject) (Attachment, error) {
-	return Attachment{}, q.Left(ctx, s, false)
-}
-
-func (noQuotas) Detach(string) {}
-
-func (q noQuotas) Used(ctx context.Context, s Subject) (int64, error) {
-	return 0, q.Left(ctx, s, false)
-}
-
-func (noQuotas) Left(_ context.Context, s Subject, _ bool) error {
-	if s.Dir != "" {
-		return errors.New("the sandbox has a quota, and there are no Quotas")
-	}
-	return nil
-}
-
-func (noQuotas) Enforcement(Subject) string  { return "" }
-func (noQuotas) Shared() bool                { return false }
-func (noQuotas) Sweep(context.Context) error { return nil }
-
 // sameWorkspace fails if the engine is about to mount another directory than the one that
 // the quota counts. Only a path of the Holder's own can be compared.
 func sameWorkspace(sb Sandbox, mounts []policy.Mount, sources []string) error {

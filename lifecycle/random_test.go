@@ -186,7 +186,7 @@ func (h *history) start() {
 	var err error
 	h.manager, err = lifecycle.New(lifecycle.Options{
 		Sealer: newSealer("owner", nil, nil), Runtime: h.fake, Policy: func() *policy.Policy { return h.policy }, Store: shakyStore{h.store, h},
-		Holder: mountpintest.Holder{}, Owner: "owner", Registry: h.reg,
+		Quotas: softQuotas(), Holder: mountpintest.Holder{}, Owner: "owner", Registry: h.reg,
 	})
 	must(h.t, err)
 	h.reaper, err = reaper.New(reaper.Options{Manager: h.manager})

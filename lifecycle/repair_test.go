@@ -229,18 +229,9 @@ func TestRemakeAsksThePolicy(t *testing.T) {
 // A create that waits for its image keeps neither what has ended nor the sweep.
 func TestSweepDoesNotWaitForAPull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const ref = "registry.local/tool:1"
-		w := newWorld(t, setup{
-			policy: "version: 1\nimages: {allow: [registry.local/tool]}\n",
-			fake: runtimetest.FakeOptions{
-				Registry: map[string]runtime.Image{ref: {}},
-				Delay: func(op string) time.Duration {
-					if op == "pull" {
-						return 10 * time.Minute
-					}
-					return 0
-				},
-			},
+		w := pullingWorld(t, func(context.Context, func(runtime.PullProgress)) error {
+			time.Sleep(10 * time.Minute)
+			return nil
 		})
 		req := request("k")
 		req.Request.TTL = ptr(time.Second)
@@ -249,7 +240,7 @@ func TestSweepDoesNotWaitForAPull(t *testing.T) {
 		other.Request.TTL = ptr(time.Second)
 		w.create(other)
 		time.Sleep(time.Second)
-		req.Request.Image = ptr(ref)
+		req.Request.Image = ptr(remoteImage)
 		if _, err := w.Create(context.Background(), req); !errorIs[*lifecycle.PullingError](err) {
 			t.Fatalf("create: %v", err)
 		}
@@ -267,20 +258,13 @@ func TestSweepDoesNotWaitForAPull(t *testing.T) {
 // Neither a delete nor a shutdown waits for an image.
 func TestPullIsGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const ref = "registry.local/tool:1"
-		w := newWorld(t, setup{
-			policy: "version: 1\nimages: {allow: [registry.local/tool]}\n",
-			fake: runtimetest.FakeOptions{
-				Registry: map[string]runtime.Image{ref: {}},
-				Pull: func(ctx context.Context, _ string, _ func(runtime.PullProgress)) error {
-					<-ctx.Done()
-					return ctx.Err()
-				},
-			},
+		w := pullingWorld(t, func(ctx context.Context, _ func(runtime.PullProgress)) error {
+			<-ctx.Done()
+			return ctx.Err()
 		})
 		for _, key := range []string{"deleted", "left"} {
 			req := request(key)
-			req.Request.Image = ptr(ref)
+			req.Request.Image = ptr(remoteImage)
 			if _, err := w.Create(context.Background(), req); !errorIs[*lifecycle.PullingError](err) {
 				t.Fatalf("create: %v", err)
 			}

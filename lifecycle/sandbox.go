@@ -93,7 +93,7 @@ type CreateRequest struct {
 	Request    policy.Request
 	Metadata   map[string]string
 	AgentID    string
-	VolumePath string // the old service's volume_host_path; absolute, or empty
+	VolumePath string // the old service's volume_host_path; empty is none
 	// MaxSandboxes of this tenant's caller; 0 is no limit of its own.
 	MaxSandboxes int
 }

@@ -69,9 +69,7 @@ func NewSealer(ctx context.Context, opts SealerOptions) (*Sealer, error) {
 	if len(opts.Key) != SealKeyBytes || opts.Owner == "" {
 		return nil, fmt.Errorf("lifecycle: a sealer needs an owner and a key of %d bytes", SealKeyBytes)
 	}
-	if opts.Logger == nil {
-		opts.Logger = slog.New(slog.DiscardHandler)
-	}
+	opts.Logger = cmp.Or(opts.Logger, slog.New(slog.DiscardHandler))
 	s := &Sealer{opts: opts, kept: map[string]struct{}{}, logged: map[string]struct{}{}}
 	if opts.Store == nil {
 		return s, nil

@@ -165,7 +165,9 @@ func TestStartExecRefusals(t *testing.T) {
 		"no command":   func(r *lifecycle.StartRequest) { r.Command = nil },
 		"id":           func(r *lifecycle.StartRequest) { r.ID = "../x" },
 		"long id":      func(r *lifecycle.StartRequest) { r.ID = strings.Repeat("x", 124) },
-		"rows":         func(r *lifecycle.StartRequest) { r.Rows = -1 },
+		"rows":         func(r *lifecycle.StartRequest) { r.TTY, r.Rows = true, -1 },
+		"columns":      func(r *lifecycle.StartRequest) { r.TTY, r.Cols = true, 4097 },
+		"no terminal":  func(r *lifecycle.StartRequest) { r.Rows = 24 },
 		"keep":         func(r *lifecycle.StartRequest) { r.KeepBytes = 4<<20 + 1 },
 		"key":          func(r *lifecycle.StartRequest) { r.Key = "?" },
 		"working dir":  func(r *lifecycle.StartRequest) { r.WorkingDir = "relative" },
@@ -190,14 +192,19 @@ func TestStartExecRefusals(t *testing.T) {
 		"signal": w.Signal(context.Background(), execRef("a", "k", "none"), 15),
 		"resize": w.Resize(context.Background(), execRef("a", "k", "none"), 1, 1),
 		"write":  w.Write(context.Background(), execRef("a", "k", "none"), strings.NewReader("x"), true),
-		"prefix": func() error { _, err := w.Process(context.Background(), execRef("a", "k", "../x")); return err }(),
 	} {
 		if !errors.As(err, &none) || !errdefs.IsNotFound(err) {
 			t.Errorf("%s of what isn't there: %v", name, err)
 		}
 	}
-	if err := w.Signal(context.Background(), execRef("a", "k", "none"), 65); !errdefs.IsInvalidArgument(err) {
-		t.Errorf("signal 65: %v", err)
+	for _, err := range []error{
+		w.Signal(t.Context(), execRef("a", "k", "x"), 0), w.Signal(t.Context(), execRef("a", "k", "x"), 65),
+		w.Signal(t.Context(), execRef("a", "k", "../x"), 15), w.Signal(t.Context(), lifecycle.ProcessRef{Tenant: "a", Key: "k", Kind: lifecycle.KindManaged, ID: "-a"}, 15),
+		w.Resize(t.Context(), execRef("a", "k", "x"), 0, 1), w.Resize(t.Context(), execRef("a", "k", "x"), 1, 4097),
+	} {
+		if !errdefs.IsInvalidArgument(err) {
+			t.Errorf("malformed: %v", err)
+		}
 	}
 	if _, err := w.Process(context.Background(), execRef("b", "k", "none")); !errdefs.IsNotFound(err) || errors.As(err, &none) {
 		t.Errorf("another tenant's sandbox: %v", err)

@@ -145,23 +145,21 @@ type ContainerSpec struct {
 
 	Network  string             `json:"network"` // see SpecNetworkNone
 	Networks []ContainerNetwork `json:"networks,omitempty"`
-	Internal bool               `json:"-"` // networks that the caller makes have no way out
 	Ports    []ContainerPort    `json:"ports,omitempty"`
 
-	IpcNone         bool              `json:"ipc_none,omitempty"` // no /dev/shm
-	PidOf           string            `json:"pid_of,omitempty"`   // ID of the container whose processes it sees; empty is its own
-	Capabilities    []string          `json:"capabilities"`       // all that it has: CAP_…, sorted
-	NoNewPrivileges bool              `json:"no_new_privileges"`
-	Sysctls         map[string]string `json:"sysctls,omitempty"`
-	Ulimits         []ContainerUlimit `json:"ulimits,omitempty"`
-	Runtime         string            `json:"runtime,omitempty"` // empty is the engine's default
-	LogDriver       string            `json:"log_driver"`
-	LogOptions      map[string]string `json:"log_options,omitempty"`
-	Restart         string            `json:"restart"`
-	DNS             []string          `json:"dns,omitempty"`
-	DNSOptions      []string          `json:"dns_options,omitempty"`
-	DNSSearch       []string          `json:"dns_search,omitempty"`
-	ExtraHosts      []string          `json:"extra_hosts,omitempty"`
+	IpcNone      bool              `json:"ipc_none,omitempty"` // no /dev/shm
+	PidOf        string            `json:"pid_of,omitempty"`   // ID of the container whose processes it sees; empty is its own
+	Capabilities []string          `json:"capabilities"`       // all that it has: CAP_…, sorted
+	Sysctls      map[string]string `json:"sysctls,omitempty"`
+	Ulimits      []ContainerUlimit `json:"ulimits,omitempty"`
+	Runtime      string            `json:"runtime,omitempty"` // empty is the engine's default
+	LogDriver    string            `json:"log_driver"`
+	LogOptions   map[string]string `json:"log_options,omitempty"`
+	Restart      string            `json:"restart"`
+	DNS          []string          `json:"dns,omitempty"`
+	DNSOptions   []string          `json:"dns_options,omitempty"`
+	DNSSearch    []string          `json:"dns_search,omitempty"`
+	ExtraHosts   []string          `json:"extra_hosts,omitempty"`
 
 	CPUs           float64 `json:"cpus"`
 	MemoryBytes    int64   `json:"memory_bytes"`

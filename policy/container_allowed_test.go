@@ -65,8 +65,8 @@ func TestContainerAllows(t *testing.T) {
 		{"all dropped", "", ContainerRequest{CapDrop: []string{"all"}}, func(s ContainerSpec) any { return s.Capabilities }, []string{}},
 		{"all dropped but one", "", ContainerRequest{CapDrop: []string{"CAP_ALL"}, CapAdd: []string{"chown"}}, func(s ContainerSpec) any { return s.Capabilities }, []string{"CAP_CHOWN"}},
 		{"dropped and added", "open", ContainerRequest{CapDrop: []string{"chown", "kill"}, CapAdd: []string{"CHOWN"}}, func(s ContainerSpec) any { return s.Capabilities }, []string{"CAP_NET_RAW"}},
-		{"security options", "", security("no-new-privileges", "no-new-privileges:true", "no-new-privileges=true", "seccomp=builtin", "seccomp:builtin", "apparmor=docker-default"), func(s ContainerSpec) any { return s.NoNewPrivileges }, true},
-		{"namespaces", "", ContainerRequest{Namespaces: []ContainerNamespace{{"a", "pid", ""}, {"b", "ipc", "private"}, {"c", "cgroup", "private"}, {"d", "userns", ""}}}, func(s ContainerSpec) any { return s.NoNewPrivileges }, true},
+		{"security options", "", security("no-new-privileges", "no-new-privileges:true", "no-new-privileges=true", "seccomp=builtin", "seccomp:builtin", "apparmor=docker-default"), func(s ContainerSpec) any { return s.Profile }, "default"},
+		{"namespaces", "", ContainerRequest{Namespaces: []ContainerNamespace{{"a", "pid", ""}, {"b", "ipc", "private"}, {"c", "cgroup", "private"}, {"d", "userns", ""}}}, func(s ContainerSpec) any { return s.Profile }, "default"},
 		{"runtime class", "tight", ContainerRequest{Runtime: "runsc"}, func(s ContainerSpec) any { return s.Runtime }, "runsc"},
 		{"runtime", "open", ContainerRequest{Runtime: "kata"}, func(s ContainerSpec) any { return s.Runtime }, "kata"},
 		{"sysctl", "open", ContainerRequest{Sysctls: map[string]string{"net.core.somaxconn": "1024"}}, func(s ContainerSpec) any { return s.Sysctls }, map[string]string{"net.core.somaxconn": "1024"}},
@@ -209,7 +209,6 @@ func checkSpec(t testing.TB, p *Policy, profile string, s ContainerSpec) {
 	check(s.PidsLimit >= 1 && s.PidsLimit <= pr.MaxPidsLimit, "pids")
 	check(s.ShmBytes >= 1 && s.ShmBytes <= api.TmpfsMB<<20, "shm")
 	check(s.OOMScoreAdj >= 0, "oom")
-	check(s.NoNewPrivileges, "new privileges")
 	check(s.TTL > 0 && s.TTL <= s.MaxLifetime, "ttl")
 	for _, c := range s.Capabilities {
 		check(slices.Contains(api.Capabilities, c) && c != capabilityAll, "capabilities")
@@ -263,6 +262,6 @@ func checkNetworks(p *Policy, pr Profile, s ContainerSpec, check func(bool, stri
 		ofPolicy := slices.ContainsFunc(p.Networks(), func(r NetworkRule) bool {
 			return r.EngineNetwork == n.Name && (!pr.locked("network") || r.Name == pr.Network)
 		})
-		check(n.Mode == NetNamed && (ofPolicy || n.Own && n.ID != "" && pr.EngineAPI.Networks != "off" && (n.Internal || !s.Internal)), "network")
+		check(n.Mode == NetNamed && (ofPolicy || n.Own && n.ID != "" && pr.EngineAPI.Networks != "off" && (n.Internal || pr.EngineAPI.Networks == "own" && !pr.locked("network"))), "network")
 	}
 }

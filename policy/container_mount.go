@@ -130,8 +130,7 @@ func (j *containerJudge) bind(m ContainerMount) {
 
 func (j *containerJudge) volume(m ContainerMount) {
 	switch anonymous := m.Source == ""; {
-	case j.api.Volumes != wordOwn:
-		j.deny(ruleVolumes, m.Field, m.Source, "no volumes, as long as the profile's engine_api.volumes is off", fmt.Sprintf("volume %q is refused: profile %s has engine_api.volumes off", shorten(m.Source), j.profile.Name))
+	case !j.volumesOn(m.Field, m.Source):
 		return
 	case anonymous:
 	case !j.volumeName(m.Field, m.Source):
@@ -142,6 +141,15 @@ func (j *containerJudge) volume(m ContainerMount) {
 		return
 	}
 	j.spec.Volumes = append(j.spec.Volumes, m)
+}
+
+// volumesOn refuses a volume unless the profile allows any.
+func (j *containerJudge) volumesOn(field, name string) bool {
+	on := j.api.Volumes == wordOwn
+	if !on {
+		j.deny(ruleVolumes, field, name, "no volumes, as long as the profile's engine_api.volumes is off", fmt.Sprintf("volume %q is refused: profile %s has engine_api.volumes off", shorten(name), j.profile.Name))
+	}
+	return on
 }
 
 // volumeName judges a volume's name. Those of the volumes in which Berm keeps its program are
@@ -161,9 +169,7 @@ func (p *Policy) VolumeCreate(profile string, req VolumeCreateRequest) error {
 	if !ok {
 		return j.err()
 	}
-	if j.api.Volumes != wordOwn {
-		j.deny(ruleVolumes, "Name", req.Name, "no volumes, as long as the profile's engine_api.volumes is off", fmt.Sprintf("volume %q is refused: profile %s has engine_api.volumes off", shorten(req.Name), j.profile.Name))
-	}
+	j.volumesOn("Name", req.Name)
 	if req.Name != "" {
 		j.volumeName("Name", req.Name)
 	}

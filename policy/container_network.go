@@ -54,7 +54,6 @@ func (j networkJudge) networks(req ContainerRequest) {
 	case s.Network == "":
 		s.Network = SpecNetworkNone
 	}
-	s.Internal = j.internal()
 }
 
 // internal tells whether networks of the caller's own must have no way out: a profile

@@ -61,7 +61,6 @@ var securityDefaults = map[string][]string{
 
 // securityOptions allows what is the default anyway. No new privileges is always on.
 func (j *containerJudge) securityOptions(asked []string) {
-	j.spec.NoNewPrivileges = true
 	const field, allowed = "HostConfig.SecurityOpt", "no-new-privileges, seccomp=builtin and apparmor=docker-default"
 	for _, opt := range asked {
 		name, value := opt, ""

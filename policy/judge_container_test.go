@@ -35,7 +35,7 @@ func TestContainerDefaults(t *testing.T) {
 	api := builtinEngineAPI()
 	want := ContainerSpec{
 		Profile: "default", Image: "busybox:latest", Env: map[string]string{"TZ": "UTC"}, TTL: time.Hour, MaxLifetime: 24 * time.Hour,
-		Network: "none", Internal: true, Capabilities: api.Capabilities, NoNewPrivileges: true,
+		Network: "none", Capabilities: api.Capabilities,
 		LogDriver: "json-file", LogOptions: map[string]string{"max-size": "10485760", "max-file": "3"}, Restart: "no",
 		CPUs: 1, MemoryBytes: 512 << 20, SwapBytes: 512 << 20, PidsLimit: 128, ShmBytes: 64 << 20,
 	}
@@ -46,7 +46,7 @@ func TestContainerDefaults(t *testing.T) {
 		v.Spec.LogDriver != "local" || v.Spec.ShmBytes != 8<<20 || len(v.Spec.Capabilities) != 0 || v.Spec.Capabilities == nil {
 		t.Errorf("%+v", v)
 	}
-	if s := containerPolicies(t).Container(ContainerRequest{Profile: "open", Image: "busybox"}).Spec; s.Network != "networks" || s.Internal ||
+	if s := containerPolicies(t).Container(ContainerRequest{Profile: "open", Image: "busybox"}).Spec; s.Network != "networks" ||
 		!cmp.Equal(s.Networks, []ContainerNetwork{{Field: "HostConfig.NetworkMode", Mode: NetNamed, Name: "berm-sandbox"}}) {
 		t.Errorf("%+v", s)
 	}

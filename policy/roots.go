@@ -103,27 +103,22 @@ func (r *mountRules) within(p, entry string) bool {
 }
 
 func (r *mountRules) toLocal(engine string) string {
-	best := r.maps[0]
-	for _, m := range r.maps {
-		if under(engine, m.engine) && len(m.engine) >= len(best.engine) {
-			best = m
-		}
-	}
-	return rebase(engine, best.engine, best.local)
+	return r.rebase(engine, func(m mapping) (from, to string) { return m.engine, m.local })
 }
 
 func (r *mountRules) toEngine(local string) string {
-	best := r.maps[0]
-	for _, m := range r.maps {
-		if under(local, m.resolved) && len(m.resolved) >= len(best.resolved) {
-			best = m
-		}
-	}
-	return rebase(local, best.resolved, best.engine)
+	return r.rebase(local, func(m mapping) (from, to string) { return m.resolved, m.engine })
 }
 
-// rebase moves a path from under one directory to under another.
-func rebase(p, from, to string) string {
+// rebase moves a path from under one directory of a mapping to under the other. It goes by the
+// innermost mapping, and by the last one of equals.
+func (r *mountRules) rebase(p string, ends func(mapping) (from, to string)) string {
+	from, to := ends(r.maps[0])
+	for _, m := range r.maps {
+		if f, t := ends(m); under(p, f) && len(f) >= len(from) {
+			from, to = f, t
+		}
+	}
 	return path.Join(to, strings.TrimPrefix(p, from))
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -98,6 +99,21 @@ func says[E error](status int, code, title string) rule {
 	return as(func(e E) Fault { return Fault{Status: status, Code: code, Title: title, Detail: e.Error()} })
 }
 
+// class is how callers see the errors of one of errdefs' classes.
+type class struct {
+	is          func(error) bool // nil: of any
+	status      int
+	code, title string
+}
+
+// saysByClass is says for a type whose errors are of several classes. The last one is of any.
+func saysByClass[E error](classes ...class) rule {
+	return as(func(e E) Fault {
+		i := slices.IndexFunc(classes, func(c class) bool { return c.is == nil || c.is(e) })
+		return Fault{Status: classes[i].status, Code: classes[i].code, Title: classes[i].title, Detail: e.Error()}
+	})
+}
+
 // rules are tried in this order: an error may wrap others.
 var rules = []rule{
 	as(func(e *lifecycle.UnavailableError) Fault { // whatever its cause is
@@ -140,8 +156,18 @@ var rules = []rule{
 		}
 		return f
 	}),
-	as(faultOfProcess),
-	as(faultOfFile),
+	saysByClass[*lifecycle.ProcessError](
+		class{errdefs.IsNotFound, http.StatusNotFound, "process_not_found", "No such command or process"},
+		class{errdefs.IsFailedPrecondition, http.StatusConflict, "process_ended", "Command or process can't take it"},
+		class{nil, http.StatusConflict, "process_conflict", "Process conflict"},
+	),
+	saysByClass[*lifecycle.FileError](
+		class{errdefs.IsNotFound, http.StatusNotFound, "file_not_found", "No such file"},
+		class{errdefs.IsAlreadyExists, http.StatusConflict, "file_exists", "File exists"},
+		class{errdefs.IsPermissionDenied, http.StatusForbidden, "file_denied", "Not the sandbox user's to do"},
+		class{errdefs.IsResourceExhausted, http.StatusInsufficientStorage, "no_space", "No space left"},
+		class{nil, http.StatusConflict, "file_wrong_kind", "File of another kind"},
+	),
 	says[*lifecycle.PortError](http.StatusBadGateway, "port_unreachable", "Port unreachable"),
 	says[*policy.OwnerError](http.StatusNotImplemented, "not_supported", "Not supported"),
 	says[*lifecycle.UnsupportedError](http.StatusNotImplemented, "not_supported", "Not supported"),
@@ -151,7 +177,12 @@ var rules = []rule{
 	says[*chat.ConflictError](http.StatusConflict, "chat_conflict", "Chat of another workspace"),
 	says[*lifecycle.ActiveError](http.StatusConflict, "chat_has_active_sandbox", "Chat has a sandbox"),
 	says[*chat.FileNotFoundError](http.StatusNotFound, "chat_file_not_found", "No such file"),
-	as(faultOfChatFile),
+	saysByClass[*chat.FileError](
+		// An error only to those who asked for that.
+		class{errdefs.IsAlreadyExists, http.StatusPreconditionFailed, "precondition_failed", "Precondition failed"},
+		class{errdefs.IsResourceExhausted, http.StatusInsufficientStorage, "no_space", "No space left"},
+		class{nil, http.StatusConflict, "chat_file_wrong_kind", "File of another kind"},
+	),
 	says[*chat.TooLargeError](http.StatusRequestEntityTooLarge, "too_large", "Body too large"),
 }
 
@@ -165,45 +196,6 @@ func publicFault(err error) Fault {
 	if _, start := errors.AsType[*lifecycle.StartError](err); start && f.Code != "backend_unavailable" {
 		// The class is that of an engine's object, not of the caller's.
 		return Fault{Status: http.StatusServiceUnavailable, Code: "sandbox_start_failed", Title: "Sandbox not started", Detail: startReason(err)}
-	}
-	return f
-}
-
-// faultOfProcess maps what is said of one command or process by its ID.
-func faultOfProcess(err *lifecycle.ProcessError) Fault {
-	switch {
-	case errdefs.IsNotFound(err):
-		return Fault{Status: http.StatusNotFound, Code: "process_not_found", Title: "No such command or process", Detail: err.Error()}
-	case errdefs.IsFailedPrecondition(err):
-		return Fault{Status: http.StatusConflict, Code: "process_ended", Title: "Command or process can't take it", Detail: err.Error()}
-	}
-	return Fault{Status: http.StatusConflict, Code: "process_conflict", Title: "Process conflict", Detail: err.Error()}
-}
-
-// faultOfFile maps what is said of one file in a sandbox.
-func faultOfFile(err *lifecycle.FileError) Fault {
-	f := Fault{Status: http.StatusConflict, Code: "file_wrong_kind", Title: "File of another kind", Detail: err.Error()}
-	switch {
-	case errdefs.IsNotFound(err):
-		f.Status, f.Code, f.Title = http.StatusNotFound, "file_not_found", "No such file"
-	case errdefs.IsAlreadyExists(err):
-		f.Code, f.Title = "file_exists", "File exists"
-	case errdefs.IsPermissionDenied(err):
-		f.Status, f.Code, f.Title = http.StatusForbidden, "file_denied", "Not the sandbox user's to do"
-	case errdefs.IsResourceExhausted(err):
-		f.Status, f.Code, f.Title = http.StatusInsufficientStorage, "no_space", "No space left"
-	}
-	return f
-}
-
-// faultOfChatFile maps what is said of one file of a chat.
-func faultOfChatFile(err *chat.FileError) Fault {
-	f := Fault{Status: http.StatusConflict, Code: "chat_file_wrong_kind", Title: "File of another kind", Detail: err.Error()}
-	switch {
-	case errdefs.IsAlreadyExists(err): // which is an error only to those who asked for that
-		f.Status, f.Code, f.Title = http.StatusPreconditionFailed, "precondition_failed", "Precondition failed"
-	case errdefs.IsResourceExhausted(err):
-		f.Status, f.Code, f.Title = http.StatusInsufficientStorage, "no_space", "No space left"
 	}
 	return f
 }

@@ -4,6 +4,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -60,21 +61,13 @@ func NewGate(opts GateOptions) (*Gate, error) {
 	if opts.Fail == nil {
 		return nil, errors.New("proxy: Fail is missing")
 	}
-	if opts.TokenHeader == "" {
-		opts.TokenHeader = "X-API-Token"
-	}
+	opts.TokenHeader = cmp.Or(opts.TokenHeader, "X-API-Token")
 	if strings.EqualFold(opts.TokenHeader, "Authorization") || strings.ContainsAny(opts.TokenHeader, " :\r\n") {
 		return nil, fmt.Errorf("proxy: %q can't be the header of tokens", opts.TokenHeader)
 	}
-	if opts.Logger == nil {
-		opts.Logger = slog.New(slog.DiscardHandler)
-	}
-	if opts.Tracer == nil {
-		opts.Tracer = noop.NewTracerProvider()
-	}
-	if opts.Bodies == nil {
-		opts.Bodies = NewBodies()
-	}
+	opts.Logger = cmp.Or(opts.Logger, slog.New(slog.DiscardHandler))
+	opts.Tracer = cmp.Or[trace.TracerProvider](opts.Tracer, noop.NewTracerProvider())
+	opts.Bodies = cmp.Or(opts.Bodies, NewBodies())
 	m, err := newMetrics(opts.Registry)
 	if err != nil {
 		return nil, err

@@ -125,12 +125,8 @@ type ServeOptions struct {
 // of what hasn't by the end of the drain timeout, with ErrGoingDown. What then doesn't
 // return within a few seconds is cut off. It closes l.
 func Serve(ctx context.Context, l net.Listener, h http.Handler, opts ServeOptions) error {
-	if opts.Logger == nil {
-		opts.Logger = slog.New(slog.DiscardHandler)
-	}
-	if opts.DrainTimeout == 0 {
-		opts.DrainTimeout = 30 * time.Second
-	}
+	opts.Logger = cmp.Or(opts.Logger, slog.New(slog.DiscardHandler))
+	opts.DrainTimeout = cmp.Or(opts.DrainTimeout, 30*time.Second)
 	clients := &clients{most: cmp.Or(opts.MaxConns, maxConns), one: opts.OneClient, log: opts.Logger, conns: map[string]int{}}
 	base, stop := context.WithCancelCause(context.WithValue(context.WithoutCancel(ctx), drainKey{}, ctx))
 	defer stop(nil)

@@ -489,7 +489,7 @@ func kernelRequired(b *quotaFixture) {
 		server := b.configure("BERM_SANDBOX_CHATS_ROOT="+root, "BERM_STORAGE_PROJECT_QUOTAS=required")
 		err = server.run(b.ctx)
 		server.stop()
-		why := "storage.project_quotas is required, but the kernel can't hold workspaces to their quotas here: there are no project quotas for " + root
+		why := "storage.project_quotas is required, but the kernel can't hold workspaces to their quotas here: project quotas for " + root
 		if log := server.logTail(); err == nil || server.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(log, why) {
 			b.Errorf("on %s: %v\n%s", lacking, err, log)
 		} else {

@@ -5,8 +5,8 @@ package chat
 
 import (
 	"bufio"
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"path/filepath"
@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/quota"
@@ -133,11 +134,12 @@ type Service struct {
 	mu      sync.Mutex       // guards what follows
 	last    int              // number of the last staging directory
 	ended   Report           // what New did
-	trash   []string         // staging directories that discard removes one after the other
 
-	ctx     context.Context // until Close
-	stop    context.CancelFunc
-	removal sync.WaitGroup // of the trash
+	ctx      context.Context // until Close
+	stop     context.CancelFunc
+	trash    *semaphore.Weighted // bounds the staging directories that wait to be removed
+	removal  sync.WaitGroup      // of the trash
+	emptying sync.Mutex          // held while one of them is removed
 }
 
 // key names a chat: two tenants may use the same ID.
@@ -152,27 +154,20 @@ func (c Chat) key() key { return key{c.Tenant, c.ID} }
 func New(ctx context.Context, opts Options) (*Service, error) { return start(ctx, opts, nil) }
 
 func start(ctx context.Context, opts Options, at func(step) error) (*Service, error) {
-	switch {
-	case opts.Root == "":
-		return nil, errors.New("chat: Root is mandatory")
-	case opts.Store == nil:
-		return nil, errors.New("chat: Store is mandatory")
-	case opts.Workspaces == nil:
-		return nil, errors.New("chat: Workspaces is mandatory")
-	case opts.Quotas == nil:
-		return nil, errors.New("chat: Quotas is mandatory")
-	case opts.Sandboxes == nil:
-		return nil, errors.New("chat: Sandboxes is mandatory")
+	for field, missing := range map[string]bool{
+		"Root": opts.Root == "", "Store": opts.Store == nil, "Workspaces": opts.Workspaces == nil,
+		"Quotas": opts.Quotas == nil, "Sandboxes": opts.Sandboxes == nil,
+	} {
+		if missing {
+			return nil, fmt.Errorf("chat: %s is mandatory", field)
+		}
 	}
 	s := &Service{
-		opts: opts, step: at, most: MaxFiles, log: opts.Logger, metrics: newMetrics(opts.Registry),
+		opts: opts, step: at, most: MaxFiles, log: cmp.Or(opts.Logger, slog.New(slog.DiscardHandler)), metrics: newMetrics(opts.Registry),
 		buffers: sync.Pool{New: func() any { return bufio.NewWriterSize(nil, copyBuffer) }},
-		run:     uuid.NewString(),
+		run:     uuid.NewString(), trash: semaphore.NewWeighted(maxTrash),
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
-	if s.log == nil {
-		s.log = slog.New(slog.DiscardHandler)
-	}
 	var err error
 	if s.root, err = filepath.EvalSymlinks(opts.Root); err != nil {
 		return nil, fmt.Errorf("the root of chats: %w", err)

@@ -15,7 +15,6 @@ type Report struct {
 	Finished int // deletions that an earlier process had begun
 	Dropped  int // records whose file was gone
 	Removed  int // left-over staging directories
-	Remade   int // chats whose directory was gone, and is empty now
 	Failed   int // chats that couldn't be looked at
 }
 
@@ -94,7 +93,6 @@ func (s *Service) checkChat(ctx context.Context, c Chat, r *Report) error {
 		return err
 	}
 	if gone {
-		r.Remade++
 		s.metrics.repaired("remade", 1)
 	}
 	dropped, err := s.prune(ctx, c, dir, "", "")

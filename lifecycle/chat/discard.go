@@ -9,31 +9,22 @@ const maxTrash = 1000
 // for that, the caller removes this one. After Close it stays until the next start.
 func (s *Service) discard(ctx context.Context, id string) {
 	s.mu.Lock()
-	n, open := len(s.trash), s.ctx.Err() == nil
-	if open && n < maxTrash {
-		s.trash = append(s.trash, id)
-	}
-	if open && n == 0 {
-		s.removal.Go(func() { s.emptyTrash(id) })
+	open := s.ctx.Err() == nil
+	waits := open && s.trash.TryAcquire(1)
+	if waits {
+		s.removal.Go(func() {
+			defer s.trash.Release(1)
+			s.emptying.Lock()
+			defer s.emptying.Unlock()
+			if s.ctx.Err() == nil {
+				_ = s.at(stepDiscarding)
+				s.unstage(s.ctx, id)
+			}
+		})
 	}
 	s.mu.Unlock()
-	if open && n == maxTrash {
+	if open && !waits {
 		s.unstage(context.WithoutCancel(ctx), id)
-	}
-}
-
-// emptyTrash removes the first staging directory of the trash, and those that follow it.
-func (s *Service) emptyTrash(id string) {
-	for id != "" {
-		_ = s.at(stepDiscarding)
-		s.unstage(s.ctx, id)
-		s.mu.Lock()
-		s.trash = s.trash[1:]
-		id = ""
-		if s.ctx.Err() == nil && len(s.trash) > 0 {
-			id = s.trash[0]
-		}
-		s.mu.Unlock()
 	}
 }
 

@@ -14,10 +14,9 @@ import (
 
 // FileList is one page of a chat's files.
 type FileList struct {
-	Files   []File
-	More    bool // there are others, after the last one
-	Unnamed int  // entries that are no attachments: directories, links, names that can't be one
-	Beyond  bool // the chat has more than MaxFiles, and not all are listed
+	Files  []File
+	More   bool // there are others, after the last one
+	Beyond bool // the chat has more than MaxFiles, and not all are listed
 }
 
 // Files lists a chat's files by name, those after a given one, at most limit and no more
@@ -38,7 +37,7 @@ func (s *Service) Files(ctx context.Context, tenant, chatID, after string, limit
 		if err != nil {
 			return FileList{}, err
 		}
-		list := FileList{More: p.more, Unnamed: p.unnamed, Beyond: p.beyond}
+		list := FileList{More: p.more, Beyond: p.beyond}
 		if list.Files, err = s.files(ctx, c, dir, p.names); err != nil {
 			return FileList{}, err
 		}

@@ -50,7 +50,7 @@ func TestPlanted(t *testing.T) {
 			before, err := os.Lstat(w.path("bad"))
 			must(t, err)
 			l, err := w.Files(ctx, tenant, chatID, "", 10)
-			if err != nil || len(l.Files) != 1 || l.Unnamed != 1 {
+			if err != nil || len(l.Files) != 1 {
 				t.Errorf("listed %+v, %v", l, err)
 			}
 			for call, err := range map[string]error{
@@ -114,7 +114,7 @@ func TestNamesOfSandboxes(t *testing.T) {
 		w.write(name, "x")
 	}
 	l, err := w.Files(ctx, tenant, chatID, "", 10)
-	if err != nil || len(l.Files) != 2 || l.Unnamed != 4 {
+	if err != nil || len(l.Files) != 2 {
 		t.Errorf("%+v, %v", l, err)
 	}
 	if n, err := w.DeleteFiles(ctx, tenant, chatID); n != 2 || err != nil {

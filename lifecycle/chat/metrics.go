@@ -2,6 +2,7 @@ package chat
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/bermhq/berm/lifecycle"
 )
@@ -13,14 +14,15 @@ type metrics struct {
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
+	with := promauto.With(reg) // which may be nil
 	m := &metrics{
-		operations: prometheus.NewCounterVec(prometheus.CounterOpts{
+		operations: with.NewCounterVec(prometheus.CounterOpts{
 			Name: "berm_chat_operations_total", Help: "Operations on chats and their files, by what they came to: ok, or an error type.",
 		}, []string{"operation", "result"}),
-		repairs: prometheus.NewCounterVec(prometheus.CounterOpts{
+		repairs: with.NewCounterVec(prometheus.CounterOpts{
 			Name: "berm_chat_repairs_total", Help: "Differences between records and content that were mended, by what was done.",
 		}, []string{"kind"}),
-		written: prometheus.NewCounter(prometheus.CounterOpts{
+		written: with.NewCounter(prometheus.CounterOpts{
 			Name: "berm_chat_written_bytes_total", Help: "Bytes that were written for chats, whether or not they came to stay.",
 		}),
 	}
@@ -30,9 +32,6 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	}
 	for _, kind := range []string{"dropped", "removed", "remade"} {
 		m.repairs.WithLabelValues(kind)
-	}
-	if reg != nil {
-		reg.MustRegister(m.operations, m.repairs, m.written)
 	}
 	return m
 }

@@ -186,10 +186,9 @@ func (s *Service) prune(ctx context.Context, c Chat, dir *os.Root, from, to stri
 
 // page is a part of the attachments in a directory, by name.
 type page struct {
-	names   []string
-	more    bool
-	unnamed int
-	beyond  bool
+	names  []string
+	more   bool
+	beyond bool
 }
 
 // readPage returns the first names after a given one, at most limit. It holds few more than
@@ -234,11 +233,8 @@ func readPage(ctx context.Context, dir *os.Root, after string, limit, most int) 
 				p.beyond = true
 				break
 			}
-			switch {
-			case attachment && name > after:
+			if attachment && name > after {
 				p.names = append(p.names, name)
-			case !attachment && name != HistoryName:
-				p.unnamed++
 			}
 		}
 		if len(p.names) > 2*limit+batch {

@@ -7,6 +7,7 @@
 package quota
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -169,14 +170,11 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 		return nil, fmt.Errorf("quota: a quota of %d bytes", opts.QuotaBytes)
 	}
 	s := &Service{
-		opts: opts, log: opts.Logger, find: opts.Find, measure: hostdir.Allocated,
+		opts: opts, log: cmp.Or(opts.Logger, slog.New(slog.DiscardHandler)), find: opts.Find, measure: hostdir.Allocated,
 		turn: make(chan struct{}, 1), systems: map[uint64]Projects{}, rows: map[string]*row{},
 		subjects: map[string]*subject{}, sharing: map[ownedKey]int{}, held: map[string]struct{}{}, accounts: map[string]*account{},
 	}
 	s.open, s.keys, s.live, s.follow = s.openDir, s.listKeys, s.attached, project.Follow
-	if s.log == nil {
-		s.log = slog.New(slog.DiscardHandler)
-	}
 	if s.find == nil {
 		s.find = findProjects
 	}

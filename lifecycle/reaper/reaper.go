@@ -4,6 +4,7 @@
 package reaper
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
@@ -47,21 +49,12 @@ func New(opts Options) (*Reaper, error) {
 	if opts.Interval < 0 {
 		return nil, errors.New("reaper: Interval must not be negative")
 	}
-	if opts.Interval == 0 {
-		opts.Interval = 30 * time.Second
-	}
-	if opts.Logger == nil {
-		opts.Logger = slog.New(slog.DiscardHandler)
-	}
-	if opts.Tracer == nil {
-		opts.Tracer = noop.NewTracerProvider()
-	}
 	return &Reaper{
 		manager:  opts.Manager,
-		interval: opts.Interval,
-		log:      opts.Logger,
+		interval: cmp.Or(opts.Interval, 30*time.Second),
+		log:      cmp.Or(opts.Logger, slog.New(slog.DiscardHandler)),
 		metrics:  newMetrics(opts.Registry),
-		tracer:   opts.Tracer.Tracer("github.com/bermhq/berm/lifecycle/reaper"),
+		tracer:   cmp.Or[trace.TracerProvider](opts.Tracer, noop.NewTracerProvider()).Tracer("github.com/bermhq/berm/lifecycle/reaper"),
 	}, nil
 }
 
@@ -244,14 +237,15 @@ type metrics struct {
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
+	with := promauto.With(reg) // which may be nil
 	m := &metrics{
-		cleanups: prometheus.NewCounterVec(prometheus.CounterOpts{
+		cleanups: with.NewCounterVec(prometheus.CounterOpts{
 			Name: "berm_sandbox_cleanups_total", Help: "Sandboxes and orphans that sweeps tried to collect, by what came of it.",
 		}, []string{"result"}),
-		objects: prometheus.NewCounterVec(prometheus.CounterOpts{
+		objects: with.NewCounterVec(prometheus.CounterOpts{
 			Name: "berm_engine_api_cleanups_total", Help: "Containers, networks and volumes of the engine's own API that sweeps tried to collect, by kind and what came of it.",
 		}, []string{"kind", "result"}),
-		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
+		errors: with.NewCounterVec(prometheus.CounterOpts{
 			Name: "berm_sandbox_cleanup_errors_total", Help: "Failed collections, by error type.",
 		}, []string{"error_type"}),
 	}
@@ -261,9 +255,6 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	for _, kind := range lifecycle.ObjectKinds() {
 		m.objects.WithLabelValues(string(kind), string(lifecycle.ResultDeleted))
 		m.objects.WithLabelValues(string(kind), string(lifecycle.ResultError))
-	}
-	if reg != nil {
-		reg.MustRegister(m.cleanups, m.objects, m.errors)
 	}
 	return m
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
+	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/lifecycle/reaper"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/policy"
@@ -40,6 +41,10 @@ func startWith(t testing.TB, fake *runtimetest.Fake, quotas lifecycle.Quotas) *l
 	must(t, err)
 	sealer, err := lifecycle.NewSealer(ctx, lifecycle.SealerOptions{Owner: "owner", Store: st})
 	must(t, err)
+	if quotas == nil {
+		quotas, err = quota.New(ctx, quota.Options{Store: st, Off: true})
+		must(t, err)
+	}
 	m, err := lifecycle.New(lifecycle.Options{
 		Runtime: fake, Collector: fake, Policy: func() *policy.Policy { return pol }, Store: st, Holder: mountpintest.Holder{}, Owner: "owner",
 		Quotas: quotas, Sealer: sealer,
@@ -229,7 +234,7 @@ func TestRunWaitsBetweenSweeps(t *testing.T) {
 		must(t, err)
 		m, err := lifecycle.New(lifecycle.Options{
 			Runtime: runtimetest.NewFake(runtimetest.FakeOptions{}), Policy: func() *policy.Policy { return pol },
-			Store: noStore{}, Holder: mountpintest.Holder{}, Owner: "owner",
+			Store: noStore{}, Quotas: struct{ lifecycle.Quotas }{}, Holder: mountpintest.Holder{}, Owner: "owner",
 		})
 		must(t, err)
 		spans := tracetest.NewSpanRecorder()

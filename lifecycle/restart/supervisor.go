@@ -1,6 +1,7 @@
 package restart
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -59,10 +61,7 @@ func New(ctx context.Context, opts Options) (*Supervisor, error) {
 	if opts.Engine == nil {
 		return nil, errors.New("restart: Engine is mandatory")
 	}
-	if opts.Logger == nil {
-		opts.Logger = slog.New(slog.DiscardHandler)
-	}
-	s := &Supervisor{opts: opts, log: opts.Logger, kick: make(chan struct{}, 1), entries: map[string]*entry{}}
+	s := &Supervisor{opts: opts, log: cmp.Or(opts.Logger, slog.New(slog.DiscardHandler)), kick: make(chan struct{}, 1), entries: map[string]*entry{}}
 	if opts.Store != nil {
 		rows, err := opts.Store.Restarts(ctx)
 		if err != nil {
@@ -72,17 +71,16 @@ func New(ctx context.Context, opts Options) (*Supervisor, error) {
 			s.entries[r.ContainerID] = &entry{row: r, stored: true}
 		}
 	}
-	s.restarts = prometheus.NewCounterVec(prometheus.CounterOpts{
+	metrics := promauto.With(opts.Registry) // which may be nil
+	s.restarts = metrics.NewCounterVec(prometheus.CounterOpts{
 		Name: "berm_engine_api_restarts_total", Help: "Restarts of containers with bind mounts by their restart policy, by what they came to.",
 	}, []string{"result"})
 	s.restarts.WithLabelValues("started")
 	s.restarts.WithLabelValues("failed")
-	if opts.Registry == nil {
-		return s, nil
-	}
-	return s, errors.Join(opts.Registry.Register(s.restarts), opts.Registry.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	metrics.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "berm_engine_api_restarts_waiting", Help: "Containers with bind mounts that wait for their restart.",
-	}, func() float64 { return float64(s.Waiting()) })))
+	}, func() float64 { return float64(s.Waiting()) })
+	return s, nil
 }
 
 // Waiting returns how many containers wait for their restart.

@@ -81,7 +81,7 @@ func (s *Store) EachChat(ctx context.Context, f func(chat.Chat) error) error {
 
 // DeleteChat is chat.Store's. It is durable.
 func (s *Store) DeleteChat(ctx context.Context, tenant, id string) error {
-	return s.durably(ctx, run(ctx, "DELETE FROM chats WHERE tenant = ? AND chat_id = ?", []any{tenant, id}))
+	return s.durably(ctx, run(ctx, "DELETE FROM chats WHERE tenant = ? AND chat_id = ?", tenant, id))
 }
 
 // EachRecord is chat.Store's. A chat that isn't there has none.
@@ -114,13 +114,11 @@ func (s *Store) PutRecords(ctx context.Context, tenant, chatID string, records [
 	if len(records) == 0 {
 		return nil
 	}
-	rows := make([][]any, len(records))
-	for i, r := range records {
-		rows[i] = []any{tenant, chatID, r.Name, r.ID, nanos(r.CreatedAt), r.ContentType, int64(r.Identity), r.OldType, int64(r.OldIdentity)}
-	}
-	return s.durably(ctx, run(ctx, "INSERT INTO files ("+fileColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+	return s.durably(ctx, runEach(ctx, "INSERT INTO files ("+fileColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 		ON CONFLICT (tenant, chat_id, name) DO UPDATE SET content_type = excluded.content_type, inode = excluded.inode,
-		old_type = excluded.old_type, old_inode = excluded.old_inode`, rows...))
+		old_type = excluded.old_type, old_inode = excluded.old_inode`, records, func(r chat.Record) []any {
+		return []any{tenant, chatID, r.Name, r.ID, nanos(r.CreatedAt), r.ContentType, int64(r.Identity), r.OldType, int64(r.OldIdentity)}
+	}))
 }
 
 // DeleteRecords is chat.Store's. It may be undone when the machine crashes; the check of
@@ -129,9 +127,5 @@ func (s *Store) DeleteRecords(ctx context.Context, tenant string, ids []string) 
 	if len(ids) == 0 {
 		return nil
 	}
-	rows := make([][]any, len(ids))
-	for i, id := range ids {
-		rows[i] = []any{tenant, id}
-	}
-	return inTx(ctx, s.db, run(ctx, "DELETE FROM files WHERE tenant = ? AND file_id = ?", rows...))
+	return inTx(ctx, s.db, runEach(ctx, "DELETE FROM files WHERE tenant = ? AND file_id = ?", ids, func(id string) []any { return []any{tenant, id} }))
 }

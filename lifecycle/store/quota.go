@@ -32,12 +32,12 @@ func (s *Store) AddProject(ctx context.Context, sessionID, dir string) (p quota.
 
 // PassProject is quota.Store's.
 func (s *Store) PassProject(ctx context.Context, project uint32, sessionID string) error {
-	return s.durably(ctx, run(ctx, "UPDATE ceilings SET session_id = ? WHERE project = ?", []any{sessionID, project}))
+	return s.durably(ctx, run(ctx, "UPDATE ceilings SET session_id = ? WHERE project = ?", sessionID, project))
 }
 
 // DeleteProject is quota.Store's.
 func (s *Store) DeleteProject(ctx context.Context, project uint32) error {
-	return s.durably(ctx, run(ctx, "DELETE FROM ceilings WHERE project = ?", []any{project}))
+	return s.durably(ctx, run(ctx, "DELETE FROM ceilings WHERE project = ?", project))
 }
 
 // WorkspaceOf is quota.Store's.

@@ -42,7 +42,7 @@ func ReadRestarts(ctx context.Context, path string) ([]restart.Row, error) {
 // PutRestart is restart.Store's.
 func (s *Store) PutRestart(ctx context.Context, r restart.Row) error {
 	return s.durably(ctx, run(ctx, "INSERT OR REPLACE INTO restarts ("+restartColumns+") VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-		[]any{r.ContainerID, r.Name, r.MaxRetries, r.Count, r.Stopped, nanos(r.Exit), int64(r.Backoff), nanos(r.Next)}))
+		r.ContainerID, r.Name, r.MaxRetries, r.Count, r.Stopped, nanos(r.Exit), int64(r.Backoff), nanos(r.Next)))
 }
 
 // DeleteRestart is restart.Store's.

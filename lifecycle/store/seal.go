@@ -21,14 +21,11 @@ func (s *Store) Seals(ctx context.Context) (seals []string, open bool, err error
 
 // CloseSeals implements lifecycle.SealStore.
 func (s *Store) CloseSeals(ctx context.Context, seals []string) error {
-	rows := make([][]any, len(seals))
-	for i, seal := range seals {
-		rows[i] = []any{seal}
-	}
 	return s.durably(ctx, func(tx *sql.Tx) error {
-		if err := run(ctx, "INSERT OR IGNORE INTO seals (seal) VALUES (?)", rows...)(tx); err != nil {
+		err := runEach(ctx, "INSERT OR IGNORE INTO seals (seal) VALUES (?)", seals, func(seal string) []any { return []any{seal} })(tx)
+		if err != nil {
 			return err
 		}
-		return run(ctx, "DELETE FROM seals WHERE seal = ?", []any{openSeals})(tx)
+		return run(ctx, "DELETE FROM seals WHERE seal = ?", openSeals)(tx)
 	})
 }

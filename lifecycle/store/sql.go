@@ -87,17 +87,21 @@ func ensure[T any](ctx context.Context, s *Store, scan func(scanner) (T, error),
 	return got, made, nil
 }
 
-// run returns a function for durably and inTx. It runs a statement once for each row of
-// arguments.
-func run(ctx context.Context, query string, rows ...[]any) func(*sql.Tx) error {
+// run returns a function for durably and inTx. It runs a statement once.
+func run(ctx context.Context, query string, args ...any) func(*sql.Tx) error {
+	return runEach(ctx, query, [][]any{args}, func(args []any) []any { return args })
+}
+
+// runEach is run for a statement that runs once for each value.
+func runEach[T any](ctx context.Context, query string, values []T, args func(T) []any) func(*sql.Tx) error {
 	return func(tx *sql.Tx) error {
 		stmt, err := tx.PrepareContext(ctx, query)
 		if err != nil {
 			return err
 		}
 		defer func() { _ = stmt.Close() }() // goes with the transaction at the latest
-		for _, args := range rows {
-			if _, err := stmt.ExecContext(ctx, args...); err != nil {
+		for _, v := range values {
+			if _, err := stmt.ExecContext(ctx, args(v)...); err != nil {
 				return err
 			}
 		}

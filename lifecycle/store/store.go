@@ -16,10 +16,12 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"math"
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	_ "modernc.org/sqlite" // the driver, in pure Go: the binary stays static
@@ -251,20 +253,14 @@ func (s *Store) Put(ctx context.Context, r lifecycle.Sandbox) error {
 
 // Touch writes last uses, by session. Sessions that aren't there are skipped.
 func (s *Store) Touch(ctx context.Context, lastUsed map[string]time.Time) error {
-	var rows [][]any
-	for session, at := range lastUsed {
-		rows = append(rows, []any{nanos(at), session})
-	}
-	return inTx(ctx, s.db, run(ctx, "UPDATE sandboxes SET last_used_at = ? WHERE session_id = ?", rows...))
+	sessions := slices.Collect(maps.Keys(lastUsed))
+	return inTx(ctx, s.db, runEach(ctx, "UPDATE sandboxes SET last_used_at = ? WHERE session_id = ?", sessions,
+		func(id string) []any { return []any{nanos(lastUsed[id]), id} }))
 }
 
 // Delete removes records by session; those that aren't there are no error.
 func (s *Store) Delete(ctx context.Context, sessionIDs ...string) error {
-	var rows [][]any
-	for _, session := range sessionIDs {
-		rows = append(rows, []any{session})
-	}
-	return inTx(ctx, s.db, run(ctx, "DELETE FROM sandboxes WHERE session_id = ?", rows...))
+	return inTx(ctx, s.db, runEach(ctx, "DELETE FROM sandboxes WHERE session_id = ?", sessionIDs, func(id string) []any { return []any{id} }))
 }
 
 // nanos returns a time as the store has it; the zero time is 0. A time after the year 2262 is the

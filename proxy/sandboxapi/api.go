@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
@@ -17,7 +16,6 @@ import (
 	"github.com/julienschmidt/httprouter"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
@@ -32,16 +30,9 @@ type Options struct {
 	Workspaces  workspaces            // a *workspace.Service; nil: there are none, and no chats, which callers are told
 	Chats       chats                 // a *chat.Service; likewise
 	Policy      func() *policy.Policy // mandatory: the policy in force, for the status
-	Tokens      *proxy.Tokens         // nil: everybody is let in, as tenant "default" with every scope
-	TokenHeader string                // header that carries a token; empty is X-API-Token
-	Hosts       []string              // further names that the Host header may carry, without port
-	Origins     []string              // values that the Origin header may have; none by default
+	Gate        proxy.GateOptions     // Fail and AnyOrigin are the API's own
 	Version     string                // shown in the status and by the health calls
-	Bodies      *proxy.Bodies         // memory for bodies, shared with other APIs; nil: its own
-	Logger      *slog.Logger          // nil discards
-	Registry    prometheus.Registerer // nil: metrics are kept but not exported
 	Gatherer    prometheus.Gatherer   // what /metrics shows; nil: there is no /metrics
-	Tracer      trace.TracerProvider  // nil: no spans
 	SigningKey  []byte                // of signed URLs, at least 32 bytes; nil: a random one, and they end with the process
 	Heartbeat   time.Duration         // after how much silence a stream says that it lives; 0 is 15 s
 	PortTimeout time.Duration         // for a port to take each part of a request, and then to begin its answer; 0 is a minute
@@ -108,13 +99,11 @@ func New(opts Options) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	gate, err := proxy.NewGate(proxy.GateOptions{
-		Tokens: opts.Tokens, TokenHeader: opts.TokenHeader, Hosts: opts.Hosts, Origins: opts.Origins,
-		AnyOrigin: func(r *http.Request) bool {
-			return strings.HasPrefix(r.URL.Path, signedPrefix) || strings.HasPrefix(r.URL.Path, filePrefix)
-		}, Fail: writeFault, Bodies: opts.Bodies,
-		Logger: opts.Logger, Registry: opts.Registry, Tracer: opts.Tracer,
-	})
+	opts.Gate.Fail = writeFault
+	opts.Gate.AnyOrigin = func(r *http.Request) bool {
+		return strings.HasPrefix(r.URL.Path, signedPrefix) || strings.HasPrefix(r.URL.Path, filePrefix)
+	}
+	gate, err := proxy.NewGate(opts.Gate)
 	if err != nil {
 		return nil, err
 	}
@@ -204,7 +193,7 @@ func (a *api) routeMembers(handle routing) {
 // anyQuery stands for all parameters: the handler looks itself, or doesn't care.
 const anyQuery = "*"
 
-// checked refuses a query that the call doesn't have, and a path that names nothing. The
+// checked refuses a query that the call doesn't have, and a path with a malformed key. The
 // key of the path is that of the Exchange from then on.
 func checked(h proxy.Handler, queries []string) proxy.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
@@ -226,14 +215,11 @@ func checkTarget(r *http.Request, queries []string) error {
 		}
 	}
 	for _, p := range httprouter.ParamsFromContext(r.Context()) {
-		var err error
-		switch p.Key {
-		case "key", "chat_id":
-			proxy.ExchangeOf(r.Context()).Key, err = lifecycle.ParseKey(p.Value)
-		case "exec", "process":
-			err = checkID(p.Key+"_id", p.Value)
+		if p.Key != "key" && p.Key != "chat_id" {
+			continue
 		}
-		if err != nil {
+		var err error
+		if proxy.ExchangeOf(r.Context()).Key, err = lifecycle.ParseKey(p.Value); err != nil {
 			return err
 		}
 	}

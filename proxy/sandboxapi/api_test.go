@@ -169,7 +169,7 @@ func newDoor(t *testing.T) *door {
 	}
 	d := &door{Checker: openapitest.New(t), t: t, manager: &scripted{}, metrics: &gatherer{}}
 	h, err := sandboxapi.New(sandboxapi.Options{
-		Manager: d.manager, Policy: func() *policy.Policy { return pol }, Tokens: tokens, Gatherer: d.metrics, Version: "1.2.3", PortTimeout: 2 * time.Second,
+		Manager: d.manager, Policy: func() *policy.Policy { return pol }, Gate: proxy.GateOptions{Tokens: tokens}, Gatherer: d.metrics, Version: "1.2.3", PortTimeout: 2 * time.Second,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -226,10 +226,11 @@ func (a answer) problem(t *testing.T) apitype.Problem {
 	return p
 }
 
-// send sends a request of the master's, but for what change does to it.
-func (d *door) send(method, path, body string, change ...func(*http.Request)) answer {
+// do sends a request of the master's, but for what change does to it, and returns the answer
+// as soon as it begins.
+func (d *door) do(ctx context.Context, method, path, body string, change ...func(*http.Request)) *http.Response {
 	d.t.Helper()
-	r, err := http.NewRequest(method, d.url+path, strings.NewReader(body))
+	r, err := http.NewRequestWithContext(ctx, method, d.url+path, strings.NewReader(body))
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -244,6 +245,13 @@ func (d *door) send(method, path, body string, change ...func(*http.Request)) an
 	if err != nil {
 		d.t.Fatalf("%s %s: %v", method, path, err)
 	}
+	return resp
+}
+
+// send is do with the whole answer.
+func (d *door) send(method, path, body string, change ...func(*http.Request)) answer {
+	d.t.Helper()
+	resp := d.do(context.Background(), method, path, body, change...)
 	defer func() { _ = resp.Body.Close() }()
 	b, err := io.ReadAll(resp.Body)
 	if err != nil {
@@ -297,16 +305,16 @@ var operations = []struct {
 	open               bool // needs no token
 	outcomes           []outcome
 }{
-	{"PUT", "/api/v1/sandboxes/k", `{"image":"alpine"}`, 201, false, append(engine, denied, conflict, capacity, quota)},
+	{"PUT", "/api/v1/sandboxes/k", `{"image":"alpine"}`, 201, false, append(engine, denied, conflict, capacity, overQuota)},
 	{"GET", "/api/v1/sandboxes/k", "", 200, false, append(engine, missing)},
 	{"DELETE", "/api/v1/sandboxes/k", "", 200, false, append(engine, wrongState)},
 	{"GET", "/api/v1/sandboxes", "", 200, false, engine},
 	{"POST", "/api/v1/sandboxes/k/renew", `{"ttl":"1h"}`, 200, false, append(engine, missing, wrongState, capacity)},
 	{"POST", "/api/v1/sandboxes/k/pause", "", 200, false, append(engine, missing, wrongState, cant, capacity)},
 	{"POST", "/api/v1/sandboxes/k/resume", "", 200, false, append(engine, missing, wrongState, cant, capacity)},
-	{"POST", "/api/v1/sandboxes/k/exec", `{"command":["true"]}`, 200, false, append(engine, missing, denied, conflict, wrongState, capacity, quota, cant)},
+	{"POST", "/api/v1/sandboxes/k/exec", `{"command":["true"]}`, 200, false, append(engine, missing, denied, conflict, wrongState, capacity, overQuota, cant)},
 	{"POST", "/api/v1/sandboxes/k/execs", `{"command":["true"]}`, 201, false,
-		append(engine, missing, denied, conflict, wrongState, capacity, quota, cant, processConflict)},
+		append(engine, missing, denied, conflict, wrongState, capacity, overQuota, cant, processConflict)},
 	{"GET", "/api/v1/sandboxes/k/execs", "", 200, false, append(engine, missing, wrongState, cant)},
 	{"GET", "/api/v1/sandboxes/k/execs/job-1", "", 200, false, append(engine, processMissing, wrongState, cant)},
 	{"DELETE", "/api/v1/sandboxes/k/execs/job-1", "", 200, false, append(engine, processMissing, wrongState, cant)},
@@ -317,7 +325,7 @@ var operations = []struct {
 	{"GET", "/api/v1/sandboxes/k/execs/job-1/stream", "", 200, false, append(engine, processMissing, wrongState, cant, gone)},
 	{"GET", "/api/v1/sandboxes/k/execs/job-1/attach", "", 101, false, append(engine, processMissing, wrongState, cant, gone)},
 	{"POST", "/api/v1/sandboxes/k/processes", `{"command":"a"}`, 201, false,
-		append(engine, missing, denied, conflict, wrongState, capacity, quota, cant, processConflict)},
+		append(engine, missing, denied, conflict, wrongState, capacity, overQuota, cant, processConflict)},
 	{"GET", "/api/v1/sandboxes/k/processes", "", 200, false, append(engine, missing, wrongState, cant)},
 	{"GET", "/api/v1/sandboxes/k/processes/tools", "", 200, false, append(engine, processMissing, wrongState, cant)},
 	{"DELETE", "/api/v1/sandboxes/k/processes/tools", "", 200, false, append(engine, processMissing, wrongState, cant)},
@@ -352,7 +360,7 @@ var (
 	wrongState = outcome{&lifecycle.StateError{Key: "k", Status: lifecycle.StatusPaused, Want: "running"}, 409, "wrong_state"}
 	cant       = outcome{errdefs.ErrNotImplemented, 501, "not_supported"}
 	capacity   = outcome{&lifecycle.CapacityError{Message: "full", RetryAfter: 5 * time.Second}, 429, "capacity"}
-	quota      = outcome{&lifecycle.QuotaError{UsedBytes: 2, QuotaBytes: 1}, 507, "quota_exceeded"}
+	overQuota  = outcome{&lifecycle.QuotaError{UsedBytes: 2, QuotaBytes: 1}, 507, "quota_exceeded"}
 	denied     = outcome{&policy.DeniedError{Reasons: []policy.Reason{{
 		Rule: "mounts.always_refused", Field: "host_path", Value: "/etc", Allowed: "below /srv", Message: "/etc is always refused",
 	}}}, 403, "policy_denied"}
@@ -479,7 +487,7 @@ func TestNewRefuses(t *testing.T) {
 		t.Error("an API without a manager was made")
 	}
 	if _, err := sandboxapi.New(sandboxapi.Options{
-		Manager: &scripted{}, Policy: func() *policy.Policy { return nil }, TokenHeader: "Authorization",
+		Manager: &scripted{}, Policy: func() *policy.Policy { return nil }, Gate: proxy.GateOptions{TokenHeader: "Authorization"},
 	}); err == nil {
 		t.Error("an impossible token header was taken")
 	}

@@ -20,7 +20,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
-	quotas "github.com/bermhq/berm/lifecycle/quota"
+	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/proxy/apitype"
@@ -48,7 +48,7 @@ func newArchive(t *testing.T) *archive {
 	t.Cleanup(func() { _ = db.Close() })
 	a.house = newHouse(t, nil, func(o *sandboxapi.Options) {
 		m := o.Manager.(*lifecycle.Service)
-		held, err := quotas.New(context.Background(), quotas.Options{Store: db, Root: root, QuotaBytes: archiveQuota, Off: true})
+		held, err := quota.New(context.Background(), quota.Options{Store: db, Root: root, QuotaBytes: archiveQuota, Off: true})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -2,14 +2,12 @@ package sandboxapi
 
 import (
 	"bytes"
-	"cmp"
 	"crypto/sha256"
 	_ "embed" // the document, and its page's template and script
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"html/template"
-	"maps"
 	"slices"
 	"strings"
 )
@@ -26,83 +24,31 @@ var docsScript string
 // Document is the OpenAPI document that describes the API.
 func Document() []byte { return slices.Clone(document) }
 
-// openAPIDoc is as much of the document as the page shows.
-type openAPIDoc struct {
-	Info struct{ Title, Version, Description string }
-	Tags []struct{ Name, Description string }
-	// Path items hold operations, and one list of parameters.
-	Paths      map[string]map[string]json.RawMessage
-	Components struct {
-		Responses map[string]*response
-		Schemas   map[string]*schema
-	}
-}
-
-type operation struct {
-	Method, Path string `json:"-"`
-	OperationID  string
-	Tags         []string
-	Summary      string
-	Description  string
-	Parameters   []parameter
-	RequestBody  *struct{ Content map[string]media }
-	Responses    map[string]*response
-}
-
-type parameter struct {
-	Name, In, Description string
-	Required              bool
-	Schema                *schema
-}
-
-type response struct {
-	Ref         string `json:"$ref"`
-	Description string
-	Content     map[string]media
-}
-
-type media struct {
-	Schema  *schema
-	Example json.RawMessage
-}
-
-type schema struct {
-	Ref         string `json:"$ref"`
-	Type        any
-	Format      string
-	Pattern     string
-	Description string
-	Enum        []any
-	Items       *schema
-	OneOf       []*schema
-	Required    []string
-	Properties  map[string]*schema
-	// A schema or false; only the former is shown.
-	AdditionalProperties json.RawMessage
-}
+// object is an object of the document.
+type object = map[string]any
 
 // renderDocs makes a page of the document.
 func renderDocs(doc []byte) ([]byte, error) {
-	var d openAPIDoc
+	var d object
 	if err := json.Unmarshal(doc, &d); err != nil {
 		return nil, fmt.Errorf("read the OpenAPI document: %w", err)
 	}
-	ops, err := d.operations()
-	if err != nil {
-		return nil, err
-	}
+	ops := operations(d)
 	t, err := template.New("docs").Funcs(template.FuncMap{
-		"type":    typeName,
-		"pretty":  pretty,
-		"ref":     refName,
-		"script":  func() template.JS { return template.JS(docsScript) }, //nolint:gosec // our own
-		"require": func(s *schema, name string) bool { return slices.Contains(s.Required, name) },
-		"of": func(tag string) []operation {
-			return slices.DeleteFunc(slices.Clone(ops), func(o operation) bool { return !slices.Contains(o.Tags, tag) })
+		"type":   typeName,
+		"ref":    refName,
+		"pretty": func(v any) (string, error) { b, err := json.MarshalIndent(v, "", "  "); return string(b), err },
+		"script": func() template.JS { return template.JS(docsScript) }, //nolint:gosec // our own
+		"require": func(s object, name string) bool {
+			required, _ := s["required"].([]any)
+			return slices.Contains(required, any(name))
 		},
-		"response": func(r *response) *response {
-			if r.Ref != "" {
-				return d.Components.Responses[refName(r.Ref)]
+		"of": func(tag string) []object {
+			return slices.DeleteFunc(slices.Clone(ops), func(o object) bool { return !slices.Contains(o["tags"].([]any), any(tag)) })
+		},
+		"response": func(r object) object {
+			if name := refName(r); name != "" {
+				return d["components"].(object)["responses"].(object)[name].(object)
 			}
 			return r
 		},
@@ -117,67 +63,63 @@ func renderDocs(doc []byte) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// operations gives all operations by path and method.
-func (d openAPIDoc) operations() ([]operation, error) {
-	var out []operation
-	for path, item := range d.Paths {
-		var shared []parameter
-		if raw, ok := item["parameters"]; ok {
-			if err := json.Unmarshal(raw, &shared); err != nil {
-				return nil, fmt.Errorf("read the parameters of %s: %w", path, err)
+// operations returns all operations by path and method, which it adds to them.
+func operations(d object) []object {
+	var out []object
+	for path, item := range d["paths"].(object) {
+		item := item.(object)
+		shared, _ := item["parameters"].([]any)
+		for method, v := range item {
+			if o, ok := v.(object); ok {
+				own, _ := o["parameters"].([]any)
+				o["path"], o["method"], o["parameters"] = path, strings.ToUpper(method), slices.Concat(shared, own)
+				out = append(out, o)
 			}
-		}
-		for method, raw := range item {
-			if method == "parameters" {
-				continue
-			}
-			o := operation{Method: strings.ToUpper(method), Path: path}
-			if err := json.Unmarshal(raw, &o); err != nil {
-				return nil, fmt.Errorf("read %s %s: %w", method, path, err)
-			}
-			o.Parameters = append(slices.Clone(shared), o.Parameters...)
-			out = append(out, o)
 		}
 	}
-	slices.SortFunc(out, func(a, b operation) int {
-		return cmp.Or(strings.Compare(a.Path, b.Path), strings.Compare(a.Method, b.Method))
-	})
-	return out, nil
+	place := func(o object) string { return fmt.Sprint(o["path"], " ", o["method"]) }
+	slices.SortFunc(out, func(a, b object) int { return strings.Compare(place(a), place(b)) })
+	return out
 }
 
 // typeName describes a schema in a few words.
-func typeName(s *schema) string {
-	switch {
-	case s == nil:
-		return "any"
-	case s.Ref != "":
-		return refName(s.Ref)
-	case len(s.OneOf) > 0:
-		names := make([]string, len(s.OneOf))
-		for i, o := range s.OneOf {
-			names[i] = typeName(o)
+func typeName(s object) string {
+	if name := refName(s); name != "" {
+		return name
+	}
+	if all, ok := s["oneOf"].([]any); ok {
+		names := make([]string, len(all))
+		for i, one := range all {
+			names[i] = typeName(one.(object))
 		}
 		return strings.Join(names, " or ")
-	case len(s.Enum) > 0:
-		return strings.Trim(fmt.Sprintf("%q", s.Enum), "[]")
+	}
+	if words, ok := s["enum"].([]any); ok {
+		return strings.Trim(fmt.Sprintf("%q", words), "[]")
 	}
 	name := "any"
-	switch t := s.Type.(type) {
+	switch t := s["type"].(type) {
 	case string:
 		name = t
 	case []any:
 		name = strings.Trim(strings.ReplaceAll(fmt.Sprint(t), " ", " or "), "[]")
 	}
-	if s.Items != nil {
-		name += " of " + typeName(s.Items)
+	if items, ok := s["items"].(object); ok {
+		name += " of " + typeName(items)
 	}
-	if s.Format != "" {
-		name += " (" + s.Format + ")"
+	if format, ok := s["format"]; ok {
+		name += fmt.Sprintf(" (%s)", format)
 	}
-	if len(s.AdditionalProperties) > 0 && s.AdditionalProperties[0] == '{' {
+	if _, ok := s["additionalProperties"].(object); ok { // else it is false
 		name += " of strings"
 	}
 	return name
+}
+
+// refName returns the name of what an object refers to; empty if it is there itself.
+func refName(o object) string {
+	ref, _ := o["$ref"].(string)
+	return ref[strings.LastIndexByte(ref, '/')+1:]
 }
 
 // docsPolicy is the page's Content-Security-Policy: its own script runs, and no other.
@@ -186,14 +128,3 @@ func docsPolicy() string {
 	return "default-src 'none'; script-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) +
 		"'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 }
-
-func refName(ref string) string { return ref[strings.LastIndexByte(ref, '/')+1:] }
-
-func pretty(raw json.RawMessage) (string, error) {
-	var b bytes.Buffer
-	err := json.Indent(&b, raw, "", "  ")
-	return b.String(), err
-}
-
-// Schemas gives the names of the document's schemas, sorted.
-func (d openAPIDoc) Schemas() []string { return slices.Sorted(maps.Keys(d.Components.Schemas)) }

@@ -85,13 +85,10 @@ func execRequest(r *http.Request, b apitype.ExecRequest) (lifecycle.ExecRequest,
 		Tenant: tenant, Key: key, Command: b.Command, Env: b.Env, WorkingDir: b.Cwd,
 		Stdin: b.StdinBase64, Timeout: b.Timeout.Value(), OutputLimit: b.OutputLimit, Raw: b.Raw, Serialize: b.Serialize,
 	}
-	switch {
-	case len(b.Command) == 0 || b.Command[0] == "":
-		return req, &lifecycle.InvalidError{Field: "command", Message: "is mandatory"}
-	case b.Stdin != nil && b.StdinBase64 != nil:
-		return req, &lifecycle.InvalidError{Field: "stdin_base64", Message: "can't go together with stdin"}
-	}
 	if b.Stdin != nil {
+		if b.StdinBase64 != nil {
+			return req, &lifecycle.InvalidError{Field: "stdin_base64", Message: "can't go together with stdin"}
+		}
 		req.Stdin = []byte(*b.Stdin)
 	}
 	if len(req.Stdin) > maxStdin {
@@ -111,8 +108,8 @@ func sandboxRequest(r *http.Request, key string, b *apitype.SandboxRequest) (*li
 	if err := proxy.Require(r, proxy.ScopeSandboxesWrite); err != nil {
 		return nil, err
 	}
-	create, err := createRequest(r, key, *b)
-	return &create, err
+	create := createRequest(r, key, *b)
+	return &create, nil
 }
 
 func execResult(res lifecycle.ExecResult) apitype.ExecResult {

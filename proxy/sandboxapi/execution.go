@@ -107,17 +107,6 @@ func (a *api) startRequest(w http.ResponseWriter, r *http.Request, q url.Values)
 	if body.OutputLimit != nil {
 		return opts, req, &lifecycle.InvalidError{Field: "output_limit", Message: "is for answers that are whole; nothing of a stream is left out"}
 	}
-	if body.ExecID != "" {
-		if err := checkID("exec_id", body.ExecID); err != nil {
-			return opts, req, err
-		}
-	}
-	if err := checkSize(body.TTY, body.Rows, body.Cols); err != nil {
-		return opts, req, err
-	}
-	if body.KeepBytes < 0 || body.KeepBytes > 4<<20 {
-		return opts, req, &lifecycle.InvalidError{Field: "keep_bytes", Message: "must be at most 4 MiB, or 0 for 1 MiB"}
-	}
 	opts.Raw = opts.Raw || body.Raw
 	body.Raw = false
 	exec, err := execRequest(r, body)
@@ -128,22 +117,6 @@ func (a *api) startRequest(w http.ResponseWriter, r *http.Request, q url.Values)
 		ExecRequest: exec, ID: body.ExecID, OpenStdin: body.StdinOpen, TTY: body.TTY, Rows: body.Rows, Cols: body.Cols, KeepBytes: body.KeepBytes,
 		Taken: proxy.ExchangeOf(r.Context()).KeepBody().Release,
 	}, nil
-}
-
-// checkSize checks a terminal's first size, which may be left out.
-func checkSize(tty bool, rows, cols int) error {
-	for _, side := range []struct {
-		name string
-		n    int
-	}{{"rows", rows}, {"cols", cols}} {
-		if side.n < 0 || side.n > maxSide {
-			return &lifecycle.InvalidError{Field: side.name, Message: "must be at most 4,096"}
-		}
-		if side.n > 0 && !tty {
-			return &lifecycle.InvalidError{Field: side.name, Message: "needs a terminal: tty"}
-		}
-	}
-	return nil
 }
 
 // execStdin passes the body on to a command's input as it comes.

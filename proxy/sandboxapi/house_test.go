@@ -16,6 +16,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
+	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/apitype"
@@ -25,7 +26,7 @@ import (
 )
 
 // noStore is a store that keeps nothing.
-type noStore struct{}
+type noStore struct{ quota.Store }
 
 func (noStore) Records(context.Context) ([]lifecycle.Sandbox, error) { return nil, nil }
 func (noStore) Put(context.Context, lifecycle.Sandbox) error         { return nil }
@@ -34,6 +35,7 @@ func (noStore) Delete(context.Context, ...string) error              { return ni
 func (noStore) Fresh() bool                                          { return true }
 func (noStore) TookOver(context.Context) error                       { return nil }
 func (noStore) Ping(context.Context) error                           { return nil }
+func (noStore) Projects(context.Context) ([]quota.Project, error)    { return nil, nil }
 
 // house is the API on a real manager, whose engine is in memory, with a sandbox "k".
 type house struct {
@@ -70,11 +72,15 @@ func newHouse(t *testing.T, wrap func(*runtimetest.Fake) runtime.AgentRuntime, c
 		engine = wrap(h.fake)
 	}
 	current := func() *policy.Policy { return pol }
-	h.Service, err = lifecycle.New(lifecycle.Options{Runtime: engine, Policy: current, Store: noStore{}, Holder: mountpintest.Holder{}, Owner: "owner"})
+	quotas, err := quota.New(t.Context(), quota.Options{Store: noStore{}, Off: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	opts := sandboxapi.Options{Manager: h.Service, Policy: current, Tokens: tokens, Heartbeat: 20 * time.Millisecond}
+	h.Service, err = lifecycle.New(lifecycle.Options{Runtime: engine, Policy: current, Store: noStore{}, Quotas: quotas, Holder: mountpintest.Holder{}, Owner: "owner"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts := sandboxapi.Options{Manager: h.Service, Policy: current, Gate: proxy.GateOptions{Tokens: tokens}, Heartbeat: 20 * time.Millisecond}
 	for _, f := range change {
 		f(&opts)
 	}

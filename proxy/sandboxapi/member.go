@@ -5,24 +5,12 @@ import (
 	"context"
 	"net/http"
 	"net/url"
-	"regexp"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/stream"
 )
-
-const maxSide = 4096 // rows or columns of a terminal
-
-var memberID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.:-]{0,122}$`)
-
-func checkID(field, id string) error {
-	if !memberID.MatchString(id) {
-		return &lifecycle.InvalidError{Field: field, Message: "must be up to 123 letters, digits and _.:-, of which the first is a letter or digit"}
-	}
-	return nil
-}
 
 // members are the calls that commands and managed processes have alike.
 type members struct {
@@ -153,9 +141,6 @@ func (c members) attached(w http.ResponseWriter, r *http.Request) error {
 		},
 		Signal: func(ctx context.Context, n int) error { return c.a.Manager.Signal(ctx, ref, n) },
 		Resize: func(ctx context.Context, size apitype.ResizeRequest) error {
-			if err := checkResize(size); err != nil {
-				return err
-			}
 			return c.a.Manager.Resize(ctx, ref, size.Rows, size.Cols)
 		},
 	}, c.a.Heartbeat)
@@ -198,22 +183,9 @@ func after[T any](c members, do func(members, *http.Request, T) error) proxy.Han
 }
 
 func (c members) signaled(r *http.Request, body apitype.SignalRequest) error {
-	if body.Signal == 0 {
-		return &lifecycle.InvalidError{Field: "signal", Message: "is mandatory"}
-	}
 	return c.a.Manager.Signal(r.Context(), c.ref(r), int(body.Signal))
 }
 
 func (c members) resized(r *http.Request, body apitype.ResizeRequest) error {
-	if err := checkResize(body); err != nil {
-		return err
-	}
 	return c.a.Manager.Resize(r.Context(), c.ref(r), body.Rows, body.Cols)
-}
-
-func checkResize(b apitype.ResizeRequest) error {
-	if b.Rows < 1 || b.Rows > maxSide || b.Cols < 1 || b.Cols > maxSide {
-		return &lifecycle.InvalidError{Field: "rows", Message: "rows and cols must be from 1 to 4,096"}
-	}
-	return nil
 }

@@ -70,7 +70,7 @@ func (a *api) port(w http.ResponseWriter, r *http.Request) error {
 func (a *api) portOptions(access *lifecycle.PortAccess, port int, r *http.Request, parts int) portproxy.Options {
 	prefix, tail := cutPath(r.URL.EscapedPath(), parts)
 	return portproxy.Options{
-		Dial: access.Dial, Port: port, Prefix: prefix, Tail: tail, Timeout: a.PortTimeout, Tokenless: a.Tokens.Len() == 0, StripCredentials: a.gate.StripCredentials,
+		Dial: access.Dial, Port: port, Prefix: prefix, Tail: tail, Timeout: a.PortTimeout, Tokenless: a.Gate.Tokens.Len() == 0, StripCredentials: a.gate.StripCredentials,
 	}
 }
 

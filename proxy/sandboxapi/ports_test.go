@@ -214,7 +214,7 @@ func TestPortHeaders(t *testing.T) {
 // TestPortWithoutTokens checks that a browser's cookies of other local programs, and what
 // it logs in with elsewhere, don't go in.
 func TestPortWithoutTokens(t *testing.T) {
-	h := newHouse(t, nil, func(o *sandboxapi.Options) { o.Tokens = nil })
+	h := newHouse(t, nil, func(o *sandboxapi.Options) { o.Gate.Tokens = nil })
 	h.send(201, "", "PUT", "/api/v1/sandboxes/k", "")
 	var got, credentials []string
 	h.serve(8000, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

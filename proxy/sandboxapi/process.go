@@ -40,43 +40,17 @@ func processRequest(r *http.Request, b apitype.ProcessRequest) (lifecycle.StartR
 			Tenant: tenant, Key: key, Command: append([]string{b.Command}, b.Args...), Env: b.Env, WorkingDir: b.Cwd,
 		},
 	}
-	if b.Command == "" {
-		return req, &lifecycle.InvalidError{Field: "command", Message: "is mandatory"}
-	}
-	if b.ProcessID != "" {
-		if err := checkID("process_id", b.ProcessID); err != nil {
-			return req, err
-		}
-	}
-	if err := checkSize(b.TTY, b.Rows, b.Cols); err != nil {
-		return req, err
-	}
 	if b.Ready != nil {
-		ready, err := readiness(*b.Ready)
-		if err != nil {
-			return req, err
+		req.Ready = &lifecycle.Readiness{Port: b.Ready.Port, Line: b.Ready.Line}
+		if b.Ready.Timeout != nil {
+			if req.Ready.Timeout = time.Duration(*b.Ready.Timeout); req.Ready.Timeout <= 0 {
+				return req, &lifecycle.InvalidError{Field: "ready.timeout", Message: "must be more than 0"}
+			}
 		}
-		req.Ready = &ready
 	}
 	var err error
 	req.Create, err = sandboxRequest(r, key, b.Sandbox)
 	return req, err
-}
-
-func readiness(b apitype.Readiness) (lifecycle.Readiness, error) {
-	out := lifecycle.Readiness{Port: b.Port, Line: b.Line}
-	switch {
-	case b.Port < 0 || b.Port > 65535:
-		return out, &lifecycle.InvalidError{Field: "ready.port", Message: "must be from 1 to 65535"}
-	case b.Port == 0 && b.Line == "":
-		return out, &lifecycle.InvalidError{Field: "ready", Message: "must have a port or a line"}
-	}
-	if b.Timeout != nil {
-		if out.Timeout = time.Duration(*b.Timeout); out.Timeout <= 0 {
-			return out, &lifecycle.InvalidError{Field: "ready.timeout", Message: "must be more than 0"}
-		}
-	}
-	return out, nil
 }
 
 // maxWait is how long a caller can wait for a process in one call.

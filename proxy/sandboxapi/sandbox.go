@@ -6,9 +6,7 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
-	"path"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -39,11 +37,7 @@ func noContent(w http.ResponseWriter, err error) error {
 // put is get-or-create.
 func (a *api) put(w http.ResponseWriter, r *http.Request, body apitype.SandboxRequest) error {
 	_, key := target(r)
-	req, err := createRequest(r, key, body)
-	if err != nil {
-		return err
-	}
-	res, err := a.Manager.Create(r.Context(), req)
+	res, err := a.Manager.Create(r.Context(), createRequest(r, key, body))
 	var pulling *lifecycle.PullingError
 	if errors.As(err, &pulling) {
 		w.Header().Set("Location", location(key))
@@ -116,14 +110,12 @@ func (a *api) stats(w http.ResponseWriter, r *http.Request) error {
 }
 
 // createRequest translates a body, and adds who asks.
-func createRequest(r *http.Request, key string, b apitype.SandboxRequest) (lifecycle.CreateRequest, error) {
+func createRequest(r *http.Request, key string, b apitype.SandboxRequest) lifecycle.CreateRequest {
 	c := proxy.ExchangeOf(r.Context()).Caller
-	volume, err := volumePath(value(b.VolumeHostPath))
-	req := lifecycle.CreateRequest{
-		Tenant: c.Tenant, Key: key, Metadata: b.Metadata, AgentID: value(b.AgentID), VolumePath: volume, MaxSandboxes: c.MaxSandboxes,
-		Request: PolicyRequest(b),
+	return lifecycle.CreateRequest{
+		Tenant: c.Tenant, Key: key, Metadata: b.Metadata, AgentID: value(b.AgentID), VolumePath: value(b.VolumeHostPath),
+		MaxSandboxes: c.MaxSandboxes, Request: PolicyRequest(b),
 	}
-	return req, err
 }
 
 // PolicyRequest is the part of a body that the policy judges.
@@ -139,17 +131,6 @@ func PolicyRequest(b apitype.SandboxRequest) policy.Request {
 		req.ExtraMounts = append(req.ExtraMounts, policy.MountRequest(m))
 	}
 	return req
-}
-
-// volumePath cleans the old service's parameter.
-func volumePath(p string) (string, error) {
-	if p == "" {
-		return "", nil
-	}
-	if !path.IsAbs(p) || strings.ContainsRune(p, 0) {
-		return "", &lifecycle.InvalidError{Field: "volume_host_path", Message: "must be an absolute path"}
-	}
-	return path.Clean(p), nil
 }
 
 func sandbox(sb lifecycle.Sandbox) apitype.Sandbox {

@@ -21,7 +21,7 @@ func TestPutTranslates(t *testing.T) {
 		"profile":"p","image":"i","network":"on","host_path":"/h","host_path_mode":"ro","mount_path":"/m",
 		"extra_mounts":[{"host_path":"/a","mount_path":"/b","mode":"rw"}],"cpus":0.5,"memory_mb":64,"pids_limit":10,
 		"read_only_rootfs":false,"workspace_quota_mb":5,"env":{"A":"b"},"ttl":90,"idle_ttl":"10m","metadata":{"team":"t"},
-		"agent_id":"ag","volume_host_path":"/v/../w/"}`)
+		"agent_id":"ag","volume_host_path":"/w"}`)
 	want := lifecycle.CreateRequest{
 		Tenant: "red", Key: "K1", Metadata: map[string]string{"team": "t"}, AgentID: "ag", VolumePath: "/w", MaxSandboxes: 7,
 		Request: policy.Request{
@@ -38,7 +38,6 @@ func TestPutTranslates(t *testing.T) {
 	if diff := cmp.Diff(lifecycle.CreateRequest{Tenant: "red", Key: chatID, MaxSandboxes: 7}, d.manager.created); diff != "" {
 		t.Errorf("without a body: %s", diff)
 	}
-	d.want(422, "validation", "PUT", "/api/v1/sandboxes/k", `{"volume_host_path":"v"}`)
 }
 
 func TestSandboxAnswer(t *testing.T) {

@@ -249,7 +249,7 @@ func withShelf(t testing.TB, s *shelf) func(*sandboxapi.Options) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return func(o *sandboxapi.Options) { o.Workspaces, o.Chats, o.Tokens = desk{s}, s, tokens }
+	return func(o *sandboxapi.Options) { o.Workspaces, o.Chats, o.Gate.Tokens = desk{s}, s, tokens }
 }
 
 // newLibrary is a door with a shelf behind it.

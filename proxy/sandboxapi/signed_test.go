@@ -52,7 +52,7 @@ func (l *logged) String() string {
 func TestSignedURLs(t *testing.T) {
 	log := &logged{}
 	h := newHouse(t, nil, func(o *sandboxapi.Options) {
-		o.Logger = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+		o.Gate.Logger = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	})
 	var got *http.Request
 	h.serve(8000, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

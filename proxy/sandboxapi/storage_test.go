@@ -348,7 +348,7 @@ func chunked(r *http.Request) {
 
 func logInto(l *logged) func(*sandboxapi.Options) {
 	return func(o *sandboxapi.Options) {
-		o.Logger = slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
+		o.Gate.Logger = slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
 }
 

@@ -41,19 +41,7 @@ func (d *door) running() *tape {
 // open sends a request and answers as soon as its answer begins.
 func (d *door) open(ctx context.Context, method, path, body string, change ...func(*http.Request)) *http.Response {
 	d.t.Helper()
-	r, err := http.NewRequestWithContext(ctx, method, d.url+path, strings.NewReader(body))
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	r.Header.Set("X-API-Token", master)
-	r.Header.Set("Content-Type", "application/json")
-	for _, f := range change {
-		f(r)
-	}
-	resp, err := d.client.Do(r)
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	resp := d.do(ctx, method, path, body, change...)
 	d.t.Cleanup(func() { _ = resp.Body.Close() })
 	if resp.StatusCode != http.StatusOK {
 		b, _ := io.ReadAll(resp.Body)

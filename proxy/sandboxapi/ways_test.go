@@ -104,7 +104,7 @@ func fileAnswers(d *door) {
 		{"POST", filesPath + "/mkdir", `{"path":"/d/e","mode":"0700","parents":true}`, object, 204, true},
 		{"POST", filesPath + "/copy", `{"from":"/d/f","to":"/d/c"}`, object, 204, true},
 	} {
-		op.answers(d, quota)
+		op.answers(d, overQuota)
 	}
 	// A watch has no end to wait for.
 	watch := wayOp{"GET", at("/watch", "/none", "recursive", "true"), "", "", 404, false}

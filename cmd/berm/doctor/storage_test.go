@@ -24,12 +24,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/cmd/berm/serve"
 	"github.com/bermhq/berm/lifecycle/chat"
-	"github.com/bermhq/berm/lifecycle/quota/project"
 	"github.com/bermhq/berm/lifecycle/restart"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/lifecycle/workspace"
@@ -37,7 +37,7 @@ import (
 
 func TestDoctorJudgesStorage(t *testing.T) {
 	t.Parallel()
-	unsupported := &project.UnsupportedError{Dir: "/c", Reason: "no"}
+	unsupported := errdefs.ErrNotImplemented.WithMessage("no")
 	for name, tt := range map[string]struct {
 		change func(*storageFacts, *config.Config)
 		id     string
@@ -69,7 +69,7 @@ func TestDoctorJudgesStorage(t *testing.T) {
 		"first chats":      {func(s *storageFacts, _ *config.Config) { s.unused, s.databaseErr = true, fs.ErrNotExist }, "storage.chats_root", gradeOK, ""},
 		"little for chats": {func(s *storageFacts, _ *config.Config) { s.chats.free = 1 << 30 }, "storage.chats_root", gradeSoft, "1.0 GiB"},
 		"hard":             {nil, "storage.quotas", gradeOK, "10240 MiB a workspace, by project quotas"},
-		"measured":         {func(s *storageFacts, _ *config.Config) { s.quotas = unsupported }, "storage.quotas", gradeSoft, "measured: there are no project quotas"},
+		"measured":         {func(s *storageFacts, _ *config.Config) { s.quotas = unsupported }, "storage.quotas", gradeSoft, "measured: no"},
 		"required": {func(s *storageFacts, c *config.Config) {
 			s.quotas, c.Storage.ProjectQuotas = unsupported, config.ProjectQuotasRequired
 		}, "storage.quotas", gradeBad, ""},

@@ -78,9 +78,11 @@ func (s *server) open(address string, listen func() (net.Listener, error), secur
 func (s *server) listenAPI(ctx context.Context) (string, error) {
 	cfg := s.cfg.HTTP
 	api := sandboxapi.Options{
-		Manager: s.manager, Policy: s.policies.Policy, Tokens: s.inputs.Tokens, TokenHeader: s.cfg.Security.TokenHeader,
-		Hosts: cfg.AllowedHosts, Origins: cfg.AllowedOrigins, Version: config.Version, SigningKey: s.inputs.SigningKey,
-		Bodies: s.bodies, Logger: s.log, Registry: s.tel.registry, Gatherer: s.tel.registry, Tracer: s.tel.tracer,
+		Manager: s.manager, Policy: s.policies.Policy, Version: config.Version, SigningKey: s.inputs.SigningKey, Gatherer: s.tel.registry,
+		Gate: proxy.GateOptions{
+			Tokens: s.inputs.Tokens, TokenHeader: s.cfg.Security.TokenHeader, Hosts: cfg.AllowedHosts, Origins: cfg.AllowedOrigins,
+			Bodies: s.bodies, Logger: s.log, Registry: s.tel.registry, Tracer: s.tel.tracer,
+		},
 	}
 	if s.chats != nil {
 		api.Workspaces, api.Chats = s.workspaces, s.chats

@@ -29,6 +29,7 @@ import (
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi"
 	"github.com/bermhq/berm/proxy/sandboxapi"
 	"github.com/bermhq/berm/runtime/runtimetest"
@@ -91,7 +92,7 @@ func registerAll(t *testing.T, got prometheus.Registerer) {
 	inForce := func() *policy.Policy { return pol }
 	manager, err := lifecycle.New(lifecycle.Options{
 		Runtime: runtimetest.NewFake(runtimetest.FakeOptions{}), Policy: inForce, Owner: "o",
-		Store: struct{ lifecycle.Store }{}, Holder: mountpintest.Holder{}, Registry: got,
+		Store: struct{ lifecycle.Store }{}, Quotas: struct{ lifecycle.Quotas }{}, Holder: mountpintest.Holder{}, Registry: got,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -99,7 +100,7 @@ func registerAll(t *testing.T, got prometheus.Registerer) {
 	if _, err := reaper.New(reaper.Options{Manager: manager, Registry: got}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := sandboxapi.New(sandboxapi.Options{Manager: manager, Policy: inForce, Registry: got}); err != nil {
+	if _, err := sandboxapi.New(sandboxapi.Options{Manager: manager, Policy: inForce, Gate: proxy.GateOptions{Registry: got}}); err != nil {
 		t.Fatal(err)
 	}
 	db, err := store.Open(t.Context(), store.Options{Path: filepath.Join(t.TempDir(), "berm.db")})

@@ -168,7 +168,7 @@ func (l at) Addr() net.Addr { return l.address }
 // A server whose address has gone from the host isn't stuck.
 func TestWorksWithoutItsAddress(t *testing.T) {
 	manager, err := lifecycle.New(lifecycle.Options{
-		Runtime: runtimetest.NewFake(runtimetest.FakeOptions{}), Policy: func() *policy.Policy { return nil }, Store: struct{ lifecycle.Store }{}, Holder: struct{ lifecycle.Holder }{}, Owner: "me",
+		Runtime: runtimetest.NewFake(runtimetest.FakeOptions{}), Policy: func() *policy.Policy { return nil }, Store: struct{ lifecycle.Store }{}, Quotas: struct{ lifecycle.Quotas }{}, Holder: struct{ lifecycle.Holder }{}, Owner: "me",
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -39,27 +39,14 @@ const (
 	probeWrite = 4 << 20
 )
 
-// UnsupportedError says why there are no project quotas for a directory.
-type UnsupportedError struct {
-	Dir    string
-	Reason string
-	Cause  error // the kernel's answer; may be nil
-}
-
-// Error gives the reason.
-func (e *UnsupportedError) Error() string {
-	msg := fmt.Sprintf("there are no project quotas for %s: %s", e.Dir, e.Reason)
-	if e.Cause != nil {
-		msg += ": " + e.Cause.Error()
+// unsupported says why there are no project quotas for a directory. It is of errdefs'
+// NotImplemented class. The cause is the kernel's answer, and may be nil.
+func unsupported(dir *os.File, reason string, cause error) error {
+	if cause == nil {
+		return fmt.Errorf("project quotas for %s: %w: %s", dir.Name(), errdefs.ErrNotImplemented, reason)
 	}
-	return msg
+	return fmt.Errorf("project quotas for %s: %w: %s: %w", dir.Name(), errdefs.ErrNotImplemented, reason, cause)
 }
-
-// Unwrap gives the cause.
-func (e *UnsupportedError) Unwrap() error { return e.Cause }
-
-// NotImplemented puts the error into errdefs' NotImplemented class.
-func (*UnsupportedError) NotImplemented() {}
 
 // Quotas are the project quotas of one file system. It is safe for concurrent use.
 type Quotas struct {
@@ -69,8 +56,8 @@ type Quotas struct {
 }
 
 // Find asks the kernel whether the file system of a directory holds projects to their
-// limits. It is a *UnsupportedError if it says no. Nothing is written, so that it doesn't
-// matter whether the directory is full. The caller closes the Quotas.
+// limits. If it says no, the error is of errdefs' NotImplemented class. Find writes nothing,
+// so the directory may be full. The caller closes the Quotas.
 func Find(dir string) (*Quotas, error) {
 	f, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -89,31 +76,28 @@ func Find(dir string) (*Quotas, error) {
 
 func find(dir *os.File, k kernel) (*Quotas, error) {
 	q := &Quotas{dir: dir, kernel: k}
-	unsupported := func(reason string, cause error) error {
-		return &UnsupportedError{Dir: dir.Name(), Reason: reason, Cause: cause}
-	}
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
 		return nil, fmt.Errorf("look at %s: %w", dir.Name(), err)
 	}
 	q.dev = st.Dev
 	if _, err := k.attr(int(dir.Fd())); err != nil {
-		return nil, unsupported("files have no project in this file system", err)
+		return nil, unsupported(dir, "files have no project in this file system", err)
 	}
 	switch flags, err := k.state(); {
 	case err != nil:
-		return nil, unsupported("it isn't mounted with prjquota, or the kernel can't do it", err)
+		return nil, unsupported(dir, "it isn't mounted with prjquota, or the kernel can't do it", err)
 	case flags&stateAccounted == 0:
-		return nil, unsupported("it isn't mounted with prjquota", nil)
+		return nil, unsupported(dir, "it isn't mounted with prjquota", nil)
 	case flags&stateEnforced == 0:
-		return nil, unsupported("projects are counted, but not held to their limits", nil)
+		return nil, unsupported(dir, "projects are counted, but not held to their limits", nil)
 	}
 	return q, nil
 }
 
 // Try finds out whether limits hold in an open directory of the file system, by filling a
-// project. It is a *UnsupportedError if the kernel or this process's privileges don't allow
-// it, or the directory is full. What it makes for that has no name, and goes with the
+// project. It is of errdefs' NotImplemented class if the kernel or this process's privileges don't
+// allow it, or the directory is full. What it makes for that has no name, and goes with the
 // process.
 func (q *Quotas) Try(dir *os.File) error {
 	reason, err := "limits can't be set; that takes CAP_SYS_ADMIN", q.kernel.set(Probe, probeLimit/block)
@@ -121,7 +105,7 @@ func (q *Quotas) Try(dir *os.File) error {
 		reason, err = q.probe(dir)
 	}
 	if reason != "" {
-		return &UnsupportedError{Dir: dir.Name(), Reason: reason, Cause: err}
+		return unsupported(dir, reason, err)
 	}
 	return nil
 }

@@ -48,7 +48,7 @@ func Serve(rt runtime.AgentRuntime, dir, pol, tokens string) (url string, stop f
 	chats, err := chat.New(ctx, chat.Options{Root: root, Store: db, Workspaces: workspaces, Quotas: quotas, Sandboxes: manager})
 	must(err)
 	handler, err := sandboxapi.New(sandboxapi.Options{
-		Manager: manager, Workspaces: workspaces, Chats: chats, Policy: inForce, Tokens: known, Version: "1.2.3",
+		Manager: manager, Workspaces: workspaces, Chats: chats, Policy: inForce, Gate: proxy.GateOptions{Tokens: known}, Version: "1.2.3",
 	})
 	must(err)
 	done := make(chan struct{})
