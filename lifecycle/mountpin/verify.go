@@ -91,7 +91,12 @@ func verify(pid int, mounts []Pinned) error {
 		return &fs.PathError{Op: "open", Path: proc + "/root", Err: err}
 	}
 	defer unix.Close(root)
-	points, err := mountinfo.PidMountInfo(pid)
+	table, err := os.Open(proc + "/mountinfo")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = table.Close() }()
+	points, err := mountinfo.GetMountsFromReader(table, nil)
 	if err != nil {
 		return err
 	}

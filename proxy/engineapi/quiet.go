@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
 	"path"
 	"regexp"
 	"slices"
@@ -182,9 +183,14 @@ func rootHolds(ct *container.InspectResponse) bool {
 	if !ct.HostConfig.ReadonlyRootfs || ct.State.Pid <= 0 {
 		return false
 	}
-	mounts, err := mountinfo.PidMountInfo(ct.State.Pid)
+	table, err := os.Open(fmt.Sprintf("/proc/%d/mountinfo", ct.State.Pid))
 	if err != nil {
 		return false // as where Berm doesn't see the engine's processes
+	}
+	defer func() { _ = table.Close() }()
+	mounts, err := mountinfo.GetMountsFromReader(table, nil)
+	if err != nil {
+		return false
 	}
 	roots := map[string]string{}
 	for _, m := range mounts {

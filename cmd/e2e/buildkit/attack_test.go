@@ -150,8 +150,12 @@ func (s *side) twoOutputs(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if fi, err := os.Stat(file.Name()); err != nil || fi.Size() < 20<<20 {
-		return fmt.Errorf("the client got %d bytes, %v", fi.Size(), err)
+	fi, err := os.Stat(file.Name())
+	if err != nil {
+		return err
+	}
+	if fi.Size() < 20<<20 {
+		return fmt.Errorf("the client got %d bytes", fi.Size())
 	}
 	_, err = s.bob.rest(ctx, "GET", "/images/"+name+"/json", nil)
 	return err

@@ -178,7 +178,9 @@ func (k *kills) bare(t *testing.T) {
 	}
 	k.engine.Kill()
 	close(held.open)
-	<-ended
+	if err := <-ended; err == nil {
+		t.Error("the client says that the build ended well")
+	}
 	must(t, k.engine.Start(t.Context()))
 	if k.endSteps(t) == 0 {
 		t.Error("the engine ends them by now, and so must it behind Berm")
