@@ -55,11 +55,9 @@ func relay(from grpc.ServerStream, client *grpc.ClientConn, left *atomic.Int64) 
 				}
 				return
 			}
-			n := f.data.Len()
 			if to.SendMsg(&f) != nil {
 				return
 			}
-			used(from.Context(), n)
 		}
 	}()
 	for first := true; ; first = false {

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	control "github.com/moby/buildkit/api/services/control"
-	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -190,6 +189,7 @@ func (s *Server) relaySession(ctx context.Context, new *session, conn, engine ne
 	client.Connect() // a client that ends is noticed
 	s.sessions.open(new, client)
 	server := grpc.NewServer(grpc.ForceServerCodecV2(frames{}), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
+		grpc.InitialWindowSize(streamBuffer), grpc.InitialConnWindowSize(connBuffer),
 		grpc.UnknownServiceHandler(func(_ any, from grpc.ServerStream) error {
 			if method, _ := grpc.MethodFromServerStream(from); !slices.Contains(new.methods, method) {
 				return status.Errorf(codes.Unimplemented, "%s isn't offered", method)
@@ -199,13 +199,30 @@ func (s *Server) relaySession(ctx context.Context, new *session, conn, engine ne
 	defer server.Stop()
 	stop := context.AfterFunc(ctx, func() { _ = engine.Close() })
 	defer stop()
-	//nolint:staticcheck // as in Serve
-	(&http2.Server{MaxUploadBufferPerStream: streamBuffer, MaxUploadBufferPerConnection: connBuffer}).ServeConn(engine, &http2.ServeConnOpts{
-		BaseConfig: unlogged, Context: ctx,
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { server.ServeHTTP(w, pace(r, maxMessage)) }),
-	})
+	_ = server.Serve(newSingle(engine)) // until that connection ends
 	return nil
 }
+
+// single is a listener with one connection, which is closed when that has ended.
+type single struct {
+	net.Conn
+	conns chan net.Conn // closed at the end
+}
+
+func newSingle(conn net.Conn) single {
+	l := single{conn, make(chan net.Conn, 1)}
+	l.conns <- watched{conn, sync.OnceFunc(func() { close(l.conns) })}
+	return l
+}
+
+func (l single) Accept() (net.Conn, error) {
+	if conn, ok := <-l.conns; ok {
+		return conn, nil
+	}
+	return nil, net.ErrClosed
+}
+
+func (l single) Addr() net.Addr { return l.LocalAddr() }
 
 // watched is a connection that reports its end.
 type watched struct {
