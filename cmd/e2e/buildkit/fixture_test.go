@@ -163,6 +163,7 @@ func (r *rig) start(t *testing.T) {
 	r.berm = exec.Command(program, "serve", "--config", filepath.Join(r.root, "berm.yaml"))
 	r.berm.Env = append(os.Environ(), "TMPDIR="+tmp)
 	r.berm.Stdout, r.berm.Stderr = r.log, r.log
+	r.berm.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // a killed run leaves nothing
 	must(t, r.berm.Start())
 	done := make(chan struct{})
 	r.ended = done
