@@ -163,7 +163,6 @@ func (r *rig) start(t *testing.T) {
 	r.berm = exec.Command(program, "serve", "--config", filepath.Join(r.root, "berm.yaml"))
 	r.berm.Env = append(os.Environ(), "TMPDIR="+tmp)
 	r.berm.Stdout, r.berm.Stderr = r.log, r.log
-	r.berm.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // a killed run leaves nothing
 	must(t, r.berm.Start())
 	done := make(chan struct{})
 	r.ended = done
@@ -171,10 +170,15 @@ func (r *rig) start(t *testing.T) {
 		_ = berm.Wait()
 		close(done)
 	}(r.berm)
+	r.ready(t)
+}
+
+// ready waits until Berm and the engine behind it answer.
+func (r *rig) ready(t *testing.T) {
 	for tick := time.NewTicker(20 * time.Millisecond); engine.Ping(t.Context(), "unix://"+r.root+"/bob.sock") != nil; {
 		select {
 		case <-tick.C:
-		case <-done:
+		case <-r.ended:
 			t.Fatalf("Berm doesn't start:\n%s", r.log)
 		}
 	}

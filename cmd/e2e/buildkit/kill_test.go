@@ -345,6 +345,7 @@ func (k *kills) untag(name string) error {
 
 // clear has Bob remove all that was built, of which he is the owner.
 func (k *kills) clear(t *testing.T) {
+	k.ready(t)
 	bob, removed := dial(t, k.root+"/bob.sock"), 0
 	for _, i := range k.list(t) {
 		if k.images[i.ID] {

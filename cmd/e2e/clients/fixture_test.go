@@ -106,7 +106,6 @@ engine_api:
 	var log bytes.Buffer
 	server := exec.Command(program, "serve", "--config", filepath.Join(root, "berm.yaml"))
 	server.Stdout, server.Stderr = &log, &log
-	server.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // a killed run leaves nothing
 	must(t, server.Start())
 	ctx, ended := context.WithCancelCause(t.Context())
 	done := make(chan struct{})
