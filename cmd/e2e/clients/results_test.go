@@ -144,6 +144,7 @@ func (r results) table(t *testing.T) string {
 	earlier, totals, order := before(t), map[group]summary{}, []group(nil)
 	where := map[string][]string{} // by case and reason, in the order of cases
 	var cases []string
+	left := map[string][]string{} // cases that don't count, by their verdict
 	for _, g := range r.sorted() {
 		row := group{g.engine, g.client, ""}
 		s, ok := totals[row]
@@ -153,11 +154,13 @@ func (r results) table(t *testing.T) string {
 		s.passed, s.counted, s.others = s.passed+r[g].passed, s.counted+r[g].counted, append(s.others, r[g].others...)
 		totals[row] = s
 		for _, o := range r[g].others {
-			if o.verdict == lacks {
+			if o.verdict != failed {
+				if !slices.Contains(left[o.verdict], o.name) {
+					left[o.verdict] = append(left[o.verdict], o.name)
+				}
 				continue
 			}
-			why := cmp.Or(map[string]string{refused: "policy", buildkit: "needs BuildKit"}[o.verdict], o.why)
-			key := strings.ReplaceAll(o.name, "|", `\|`) + " | " + strings.ReplaceAll(why, "|", `\|`)
+			key := strings.ReplaceAll(o.name, "|", `\|`) + " | " + strings.ReplaceAll(o.why, "|", `\|`)
 			if where[key] == nil {
 				cases = append(cases, key)
 			}
@@ -182,6 +185,11 @@ func (r results) table(t *testing.T) string {
 	}
 	for _, key := range cases {
 		fmt.Fprintf(&b, "| %s | %s |\n", key, briefly(where[key], order))
+	}
+	for _, verdict := range []string{refused, buildkit} {
+		if names := left[verdict]; len(names) > 0 {
+			fmt.Fprintf(&b, "\n%s: %s.\n", map[string]string{refused: "Refused", buildkit: "Need BuildKit on 20.10"}[verdict], strings.Join(names, "; "))
+		}
 	}
 	return b.String()
 }
