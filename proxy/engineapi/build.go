@@ -362,8 +362,10 @@ func buildBase(c *call, ref string, auth authOf) (*imageInfo, error) {
 		return nil, err
 	}
 	run = cmp.Or(run, ref) // of mode audit
-	if img, err = lookUpImage(c, run); err != nil {
-		return nil, err
+	if run != ref {
+		if img, err = lookUpImage(c, run); err != nil {
+			return nil, err
+		}
 	}
 	if img == nil || c.flag("pull") {
 		if err := fetchBase(c, run, auth); err != nil {
@@ -470,7 +472,10 @@ func relayBuild(c *call, body io.Reader) (id string) {
 
 // finishBuild verifies the image, and gives it its names.
 func finishBuild(c *call, id string, want map[string]string, tags []url.Values) {
-	err := verifyBuilt(c, id, want)
+	img, err := lookUpImage(c, id)
+	if err == nil {
+		err = verifyBuilt(c, img, want)
+	}
 	for _, target := range tags {
 		if err != nil {
 			break
@@ -489,22 +494,20 @@ func finishBuild(c *call, id string, want map[string]string, tags []url.Values) 
 
 // verifyBuilt fails unless an image has the labels that it was built with, and no others of
 // Berm's. It removes one of the caller's that hasn't.
-func verifyBuilt(c *call, id string, want map[string]string) error {
-	c.about(id)
-	img, err := lookUpImage(c, id)
-	switch {
-	case err != nil:
-		return err
-	case img == nil:
+func verifyBuilt(c *call, img *imageInfo, want map[string]string) error {
+	if img == nil {
 		return errors.New("the image is gone")
-	case !claimsImage(c, img.Config.Labels) || img.Config.Labels[lifecycle.LabelSessionID] != want[lifecycle.LabelSessionID]:
+	}
+	c.about(img.ID)
+	if !claimsImage(c, img.Config.Labels) || img.Config.Labels[lifecycle.LabelSessionID] != want[lifecycle.LabelSessionID] {
 		return denied("verify.build", "", "the image lacks the labels that it was built with", "none") // and may be anybody's
 	}
-	if err = foreignLabels(img.Config.Labels, want); err == nil && !ownImage(c, img.Config.Labels) {
+	err := foreignLabels(img.Config.Labels, want)
+	if err == nil && !ownImage(c, img.Config.Labels) {
 		err = denied("verify.build", "", "the image lacks labels that it was built with", "none")
 	}
 	if err != nil {
-		removeUnwanted(c, "/images/"+id, nil)
+		removeUnwanted(c, "/images/"+img.ID, nil)
 	}
 	return err
 }

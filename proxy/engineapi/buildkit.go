@@ -385,9 +385,9 @@ func (j *buildJudge) Base(ref string, pull bool, login buildkit.Login) (id strin
 func (j *buildJudge) Finish(ids, names []string) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	id, err := builtImage(j.call, ids, j.labels)
+	img, err := builtImage(j.call, ids, j.labels)
 	if err == nil {
-		err = verifyBuilt(j.call, id, j.labels)
+		err = verifyBuilt(j.call, img, j.labels)
 	}
 	for _, name := range names {
 		if err != nil {
@@ -395,24 +395,26 @@ func (j *buildJudge) Finish(ids, names []string) error {
 		}
 		var target url.Values
 		if target, err = taggedName(name); err == nil {
-			err = tagAs(j.call, id, target)
+			err = tagAs(j.call, img.ID, target)
 		}
 	}
 	return err
 }
 
-// builtImage returns the ID of a build's image: the first that the engine knows, or that of
-// the image with the build's labels, as the IDs may be those of another output.
-func builtImage(c *call, ids []string, labels map[string]string) (id string, err error) {
-	for _, id = range ids {
+// builtImage returns a build's image: the first of the IDs that the engine knows, or the image
+// with the build's labels, as the IDs may be those of another output. It returns nil if there
+// is none.
+func builtImage(c *call, ids []string, labels map[string]string) (*imageInfo, error) {
+	for _, id := range ids {
 		if img, err := lookUpImage(c, id); err != nil || img != nil {
-			return id, err
+			return img, err
 		}
 	}
 	f := imageFilters(c)
 	f["label"] = append(f["label"], lifecycle.LabelSessionID+"="+labels[lifecycle.LabelSessionID])
 	ask := upstream.Ask{Version: c.version, Path: "/images/json", Query: url.Values{"filters": {f.String()}}}
-	return id, c.engine.Each(c.ctx, ask, func(_ string, entry json.RawMessage) error {
+	var id string
+	err := c.engine.Each(c.ctx, ask, func(_ string, entry json.RawMessage) error {
 		var img struct {
 			ID string `json:"Id"`
 		}
@@ -422,4 +424,8 @@ func builtImage(c *call, ids []string, labels map[string]string) (id string, err
 		id = img.ID
 		return nil
 	})
+	if err != nil {
+		return nil, err
+	}
+	return lookUpImage(c, id)
 }
