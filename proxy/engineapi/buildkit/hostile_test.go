@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"regexp"
 	"strings"
 	"testing"
@@ -236,6 +237,29 @@ func TestStalledMessages(t *testing.T) {
 			wantCode(t, method, codes.Unavailable, stream.RecvMsg(new(control.SolveResponse)))
 		}
 	})
+}
+
+// TestEndedBuildsAreSmall bounds what is kept of a build that may be an input of others.
+func TestEndedBuildsAreSmall(t *testing.T) {
+	b := &build{results: map[string]*gateway.Result{}, ops: map[[32]byte]*pb.OpMetadata{}}
+	r := aResult("one")
+	def := &pb.Definition{Metadata: map[string]*pb.OpMetadata{}}
+	for i := range 100 {
+		op := source(fmt.Sprint(i))
+		def.Def = append(def.Def, op)
+		def.Metadata[digestOf(op)] = &pb.OpMetadata{Description: map[string]string{"llb.customname": bytesOf(maxKept / 10)}}
+	}
+	r.GetRef().Def = def
+	if err := b.remember(r); err != nil {
+		t.Fatal(err)
+	}
+	kept := 0
+	for _, meta := range b.ops {
+		kept += proto.Size(meta)
+	}
+	if len(b.ops) == 0 || kept > maxKept {
+		t.Errorf("%d operations with %d bytes", len(b.ops), kept)
+	}
 }
 
 // TestEngineBack calls an engine as soon as it is back, however long it was away.

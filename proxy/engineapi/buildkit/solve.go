@@ -18,10 +18,11 @@ import (
 )
 
 const (
-	maxEnded   = 64       // builds of a tenant whose history is kept
-	maxOps     = 4096     // operations that are remembered of a build
-	maxResults = 32       // of a build
-	maxBytes   = 16 << 20 // of a build's results
+	maxEnded   = 64        // builds of a tenant whose history is kept
+	maxOps     = 4096      // operations that are remembered of a build
+	maxResults = 32        // of a build
+	maxBytes   = 16 << 20  // of a build's results
+	maxKept    = 256 << 10 // of metadata of the operations of a build, which are kept after it
 	// buildWait is how long a call waits for its build, which another call begins.
 	buildWait = 5 * time.Second
 )
@@ -44,6 +45,7 @@ type build struct {
 	changed chan struct{}               // closed when there is another job
 	results map[string]*gateway.Result  // the engine's, by the ID of each reference in them; nil once the build has ended
 	bytes   int                         // of the results
+	kept    int                         // bytes of metadata in ops
 	ops     map[[32]byte]*pb.OpMetadata // of operations that the engine returned, by their digests
 	digests map[string]bool             // of what the build's record names
 }
@@ -348,8 +350,13 @@ func (b *build) remember(r *gateway.Result) error {
 	for _, ref := range references(r) {
 		b.results[ref.GetId()] = r
 		for _, op := range ref.GetDef().GetDef() {
-			if len(b.ops) < maxOps {
-				b.ops[sha256.Sum256(op)] = metadataOf(ref.Def, op)
+			sum := sha256.Sum256(op)
+			if b.ops[sum] != nil {
+				continue
+			}
+			meta := metadataOf(ref.Def, op)
+			if size := proto.Size(meta); len(b.ops) < maxOps && b.kept+size <= maxKept {
+				b.ops[sum], b.kept = meta, b.kept+size
 			}
 		}
 	}
