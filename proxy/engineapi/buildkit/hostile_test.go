@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/encoding/gzip"
 	_ "google.golang.org/grpc/encoding/proto" // the codec
 	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -235,6 +236,18 @@ func TestStalledMessages(t *testing.T) {
 			}
 			f.mu.Unlock()
 			wantCode(t, method, codes.Unavailable, stream.RecvMsg(new(control.SolveResponse)))
+		}
+	})
+}
+
+// TestLargeHeaders has a client send much that isn't leased.
+func TestLargeHeaders(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFixture(t)
+		client := control.NewControlClient(f.asClient("t"))
+		for size, want := range map[int]codes.Code{8 << 10: codes.Unimplemented, 32 << 10: codes.Internal} {
+			_, err := client.Info(metadata.AppendToOutgoingContext(t.Context(), "x", bytesOf(size)), &control.InfoRequest{})
+			wantCode(t, fmt.Sprint(size), want, err)
 		}
 	})
 }

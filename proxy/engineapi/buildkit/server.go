@@ -132,12 +132,15 @@ func (s *Server) Close() error { return s.engine.Close() }
 const (
 	// maxStreams limits the calls of one connection at a time.
 	maxStreams = 64
+	// maxHeaders limits a call's headers, in bytes, which aren't leased.
+	maxHeaders = 16 << 10
 	// A call that isn't read holds up no other of its connection.
 	streamBuffer, connBuffer = 128 << 10, 1 << 20
 )
 
-// unlogged keeps faults of connections out of the log, which clients could fill.
-var unlogged = &http.Server{ErrorLog: log.New(io.Discard, "", 0)}
+// unlogged keeps faults of connections out of the log, which clients could fill. It bounds
+// headers.
+var unlogged = &http.Server{ErrorLog: log.New(io.Discard, "", 0), MaxHeaderBytes: maxHeaders}
 
 // Serve serves a connection that a client has upgraded, until it ends.
 func (s *Server) Serve(ctx context.Context, caller Caller, conn net.Conn) {
