@@ -30,6 +30,9 @@ func bubble(t *testing.T, f func(*testing.T)) {
 	synctest.Test(t, f)
 }
 
+// engineStreams is how many calls dockerd takes on one connection, by golang.org/x/net/http2.
+const engineStreams = 250
+
 // listener gives a server the connections of a channel.
 type listener struct {
 	conns chan net.Conn
@@ -103,6 +106,7 @@ func newFixture(t *testing.T) *fixture {
 	f.unary[control.Control_Solve_FullMethodName] = f.job
 	l := newListener()
 	engine := grpc.NewServer(
+		grpc.MaxConcurrentStreams(engineStreams),
 		grpc.UnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
 			f.mu.Lock()
 			h := f.unary[info.FullMethod]

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	control "github.com/moby/buildkit/api/services/control"
@@ -237,6 +238,50 @@ func TestStalledMessages(t *testing.T) {
 			f.mu.Unlock()
 			wantCode(t, method, codes.Unavailable, stream.RecvMsg(new(control.SolveResponse)))
 		}
+	})
+}
+
+// TestManyCalls has a tenant leave no room for others on the connection to the engine.
+func TestManyCalls(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFixture(t)
+		for _, tenant := range []string{"t", "u"} {
+			f.openSession(tenant, "own")
+		}
+		conn := f.asClient("t")
+		f.onStream(control.Control_Status_FullMethodName, func(s grpc.ServerStream) error { <-s.Context().Done(); return s.Context().Err() })
+		mine := f.start(conn, someSolve())
+		j := <-f.jobs
+		refused := make(chan error, 2*engineStreams)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		for range 2 * engineStreams / (maxStreams - 4) {
+			conn := f.asClient("t")
+			for range maxStreams - 4 {
+				stream := must(control.NewControlClient(conn).Status(ctx, &control.StatusRequest{Ref: ref}))(t)
+				go func() { _, err := stream.Recv(); refused <- err }()
+			}
+		}
+		synctest.Wait()
+		if len(refused) == 0 {
+			t.Error("no call is refused")
+		}
+		for range len(refused) {
+			wantCode(t, "one call more", codes.ResourceExhausted, <-refused)
+		}
+		theirs := f.start(f.asClient("u"), someSolve())
+		select {
+		case j := <-f.jobs:
+			j.answer <- map[string]string{}
+			ended(t, <-theirs.err)
+		case <-time.After(time.Minute): // of the bubble's clock
+			t.Error("another tenant's build doesn't reach the engine")
+		}
+		cancel()
+		j.answer <- map[string]string{}
+		ended(t, <-mine.err)
+		_, err := control.NewControlClient(conn).Info(t.Context(), &control.InfoRequest{})
+		wantCode(t, "a call after the others", codes.Unimplemented, err)
 	})
 }
 

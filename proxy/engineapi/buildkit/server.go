@@ -10,6 +10,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"strconv"
 	"sync"
 	"time"
 
@@ -60,12 +61,13 @@ type Server struct {
 	mu      sync.Mutex
 	builds  map[[2]string]*build // by tenant and client's ref
 	ended   map[string][]*build  // those of each tenant that have ended, the oldest first
+	calls   map[string]int       // those of each tenant that go on, but of sessions; none is 0
 	changed chan struct{}        // closed when one begins
 }
 
 // New returns a Server. It connects to the engine when it has to.
 func New(opts Options) (*Server, error) {
-	s := &Server{opts: opts, builds: map[[2]string]*build{}, ended: map[string][]*build{}, changed: make(chan struct{})}
+	s := &Server{opts: opts, builds: map[[2]string]*build{}, ended: map[string][]*build{}, calls: map[string]int{}, changed: make(chan struct{})}
 	s.sessions.all, s.sessions.changed = map[[2]string]*session{}, make(chan struct{})
 	var err error
 	s.engine, err = grpc.NewClient("passthrough:engine",
@@ -132,6 +134,9 @@ func (s *Server) Close() error { return s.engine.Close() }
 const (
 	// maxStreams limits the calls of one connection at a time.
 	maxStreams = 64
+	// maxCalls limits the calls of a tenant at a time, over all its connections. All tenants share
+	// one connection to the engine, which takes 250.
+	maxCalls = 48
 	// maxHeaders limits a call's headers, in bytes, which aren't leased.
 	maxHeaders = 16 << 10
 	// A call that isn't read holds up no other of its connection.
@@ -162,6 +167,15 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	tenant := callerOf(r.Context()).Tenant()
+	leave, ok := s.enter(tenant)
+	if !ok {
+		h := w.Header()
+		h.Set("Content-Type", "application/grpc")
+		h.Set("Grpc-Status", strconv.Itoa(int(codes.ResourceExhausted)))
+		h.Set("Grpc-Message", fmt.Sprintf("%d calls go on, the most that one tenant may have", maxCalls))
+		return
+	}
+	defer leave()
 	asked, answered := s.opts.Lease(tenant), &answer{lease: s.opts.Lease(tenant)}
 	defer answered.release()
 	defer asked.Release()
@@ -169,6 +183,23 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(messageTime)) // which HTTP/2 has
 	r.Body = &leasedBody{ReadCloser: r.Body, ctx: r.Context(), lease: asked}
 	s.grpc.ServeHTTP(w, r)
+}
+
+// enter counts one more call of a tenant's until leave is called, unless there are too many.
+func (s *Server) enter(tenant string) (leave func(), ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.calls[tenant] >= maxCalls {
+		return nil, false
+	}
+	s.calls[tenant]++
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.calls[tenant]--; s.calls[tenant] == 0 {
+			delete(s.calls, tenant)
+		}
+	}, true
 }
 
 // leasedBody leases the memory for what is read.
