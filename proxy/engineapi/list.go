@@ -300,14 +300,10 @@ func pruneImages(c *call) error {
 	for _, img := range list {
 		refs := []string{img.ID}
 		if img.named() {
-			refs = img.RepoTags
+			refs, _, _ = listedImage(c, img.RepoTags, nil, img.Labels) // pins are builds'
 		}
 		for _, ref := range refs {
-			var gone []map[string]string
-			err := c.engine.Do(c.ctx, upstream.Ask{Method: http.MethodDelete, Version: c.version, Path: "/images/" + ref}, &gone)
-			if s := upstream.StatusOf(err); s == http.StatusConflict || s == http.StatusNotFound {
-				continue // it is in use, or gone
-			}
+			gone, err := pruneImage(c, img.ID, ref)
 			if err != nil {
 				return err
 			}
@@ -319,6 +315,24 @@ func pruneImages(c *call) error {
 		}
 	}
 	return c.answer(http.StatusOK, told)
+}
+
+// pruneImage removes an image by its ID or a name. One that is in use stays, and so does a name
+// that is another image's by now: the list is older than the engine's walk through all layers.
+func pruneImage(c *call, id, ref string) (gone []map[string]string, err error) {
+	unlock, err := lockNames(c, ref)
+	if err != nil { // it is being pushed
+		return nil, c.ctx.Err()
+	}
+	defer unlock()
+	if now, err := lookUpImage(c, ref); err != nil || now == nil || now.ID != id {
+		return nil, err
+	}
+	err = c.engine.Do(c.ctx, upstream.Ask{Method: http.MethodDelete, Version: c.version, Path: "/images/" + ref}, &gone)
+	if s := upstream.StatusOf(err); s == http.StatusConflict || s == http.StatusNotFound {
+		return nil, nil // it is in use, or gone
+	}
+	return gone, err
 }
 
 // prunableImages lists those of the caller's own images that the filters leave, with what

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/proxy/engineapi/buildkit"
 )
 
 // script is an engine of version 1.41 that answers by the request's method and path, and
@@ -310,5 +312,25 @@ func TestLogDetails(t *testing.T) {
 		if status, told := say(t, address, "GET", "/containers/c/logs?stdout=1&details=0", ""); status != 200 {
 			t.Errorf("%s without details: %d %s", config, status, told)
 		}
+	}
+}
+
+// TestPruneOfMovedNames prunes an image whose names have changed hands since it was listed.
+func TestPruneOfMovedNames(t *testing.T) {
+	d, s, address := scripted(t, "1.51", "")
+	const mine, theirs = "sha256:a1a1", "sha256:b2b2"
+	full := func(id string) string { return id + strings.Repeat(id[len(id)-4:], 15) }
+	labels := string(must(json.Marshal(d.labels(lifecycle.ObjectImage, "mine")))(t))
+	pin := buildkit.Pin(d.opts.Owner, "theirs", full(mine)) + ":1"
+	s.answers["GET /images/json"] = fmt.Sprintf(`[{"Id":%q,"RepoTags":["x.local/kept:1","x.local/moved:1",%q],"Labels":%s}]`, full(mine), pin, labels)
+	s.answers["GET /system/df"] = "{}"
+	for name, id := range map[string]string{"x.local/kept:1": mine, "x.local/moved:1": theirs, pin: mine} {
+		s.answers["GET /images/"+name+"/json"] = fmt.Sprintf(`{"Id":%q,"Config":{}}`, full(id))
+		s.answers["DELETE /images/"+name] = "[]"
+	}
+	resp := must(raw(address).Post("http://d/images/prune?filters="+url.QueryEscape(`{"dangling":{"false":true}}`), "", nil))(t)
+	defer resp.Body.Close()
+	if got := s.said("DELETE "); resp.StatusCode != http.StatusOK || !slices.Equal(got, []string{"DELETE /images/x.local/kept:1?"}) {
+		t.Errorf("%s: %v", resp.Status, got)
 	}
 }
