@@ -14,10 +14,12 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
-	"github.com/bermhq/berm/proxy/engineapi/body"
+	"golang.org/x/sync/semaphore"
 
+	"github.com/bermhq/berm/proxy/engineapi/body"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -29,7 +31,8 @@ const (
 	maxContext   = 1 << 30 // of a build, in bytes
 	maxBases     = 32      // images that it takes from
 	maxBuildTags = 16
-	maxBuilds    = 4 // of a tenant at once
+	maxBuilds    = 4  // of a tenant at once
+	maxWaiting   = 32 // builds of a tenant, beside those
 	maxBuildTime = time.Hour
 	lastWords    = 10 * time.Second // to tell a client that its build has run out of time
 
@@ -52,10 +55,24 @@ func builder(name, value string) (string, error) {
 	return value, nil
 }
 
+// buildTurn waits until the tenant may have one more build. The caller calls over at its end.
+func buildTurn(c *call) (over func(), err error) {
+	waiting, left := c.limits.enter("waiting builds "+c.caller.Tenant, 1)
+	defer left()
+	if waiting > maxWaiting {
+		return nil, full("%d builds wait, which is the most that one tenant may have", maxWaiting)
+	}
+	turns, _ := c.builds.turns.LoadOrStore(c.caller.Tenant, semaphore.NewWeighted(maxBuilds))
+	if err := turns.(*semaphore.Weighted).Acquire(c.ctx, 1); err != nil {
+		return nil, err
+	}
+	return sync.OnceFunc(func() { turns.(*semaphore.Weighted).Release(1) }), nil
+}
+
 // buildImage has the engine's classic builder make an image of the caller's from files that
 // come with the request. The image gets its names only when it has been looked at.
 func buildImage(c *call) error {
-	over, err := c.enter("builds", maxBuilds)
+	over, err := buildTurn(c)
 	if err != nil {
 		return err
 	}

@@ -54,6 +54,7 @@ func stepLimits(c *call, p policy.Profile) (map[string]string, error) {
 // builds is what a Proxy knows of the engine's BuildKit.
 type builds struct {
 	server *buildkit.Server
+	turns  sync.Map // by tenant: *semaphore.Weighted of its builds
 
 	mu      sync.Mutex
 	checked string         // the engine's release that enforces source policies
@@ -244,10 +245,15 @@ func (b buildCaller) Rules(ctx context.Context) (policy.BuildKit, error) {
 }
 
 func (b buildCaller) Begin(ctx context.Context) (_ buildkit.Build, err error) {
-	until := time.Now().Add(maxBuildTime)
-	ctx, cancel := context.WithDeadline(ctx, until)
+	asking := b.fresh(ctx)
+	over, err := buildTurn(asking)
+	if err != nil {
+		asking.close(err)
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, maxBuildTime)
 	c := b.fresh(ctx)
-	j := &buildJudge{call: c, leave: []func(){cancel}, labels: map[string]string{}}
+	j := &buildJudge{call: c, leave: []func(){over, cancel}, labels: map[string]string{}}
 	defer func() {
 		if err != nil {
 			j.End(err)
@@ -259,12 +265,7 @@ func (b buildCaller) Begin(ctx context.Context) (_ buildkit.Build, err error) {
 	if !c.opts.Audit.ok() {
 		return nil, errAudit
 	}
-	leave, err := c.enter("builds", maxBuilds)
-	if err != nil {
-		return nil, err
-	}
-	j.leave = append(j.leave, leave)
-	leave, err = c.room("images", 1)
+	leave, err := c.room("images", 1)
 	if err != nil {
 		return nil, err
 	}

@@ -190,20 +190,35 @@ func TestBuildLimitsOfSteps(t *testing.T) {
 	}
 }
 
-// TestBuildRoom has a tenant build so often at a time, and no more.
-func TestBuildRoom(t *testing.T) {
+// TestBuildTurns has a tenant's builds wait for their turn, of which it may have so many.
+func TestBuildTurns(t *testing.T) {
 	_, d := startImages(t, buildKitPolicy)
 	first := d.mustBegin("t")
 	for range maxBuilds - 1 {
 		d.mustBegin("t")
 	}
+	waiting := func() int64 { n, _ := d.limits.enter("waiting builds t", 0); return n }
+	begun := make(chan *buildJudge, maxWaiting)
+	for range maxWaiting {
+		go func() {
+			j, err := d.begin("t")
+			report(t, err)
+			begun <- j
+		}()
+	}
+	eventually(t, func() bool { return waiting() == maxWaiting })
 	_, err := d.begin("t")
 	if status.Code(buildStatus(err)) != codes.ResourceExhausted {
 		t.Error(err)
 	}
 	d.mustBegin("u")
+	if len(begun) > 0 {
+		t.Error("a build didn't wait")
+	}
 	first.End(nil)
-	d.mustBegin("t")
+	for range maxWaiting {
+		(<-begun).End(nil)
+	}
 }
 
 // TestFinish has only the image that a build made get its names.

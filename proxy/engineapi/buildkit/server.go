@@ -135,8 +135,8 @@ const (
 	// maxStreams limits the calls of one connection at a time.
 	maxStreams = 64
 	// maxCalls limits the calls of a tenant at a time, over all its connections. All tenants share
-	// one connection to the engine, which takes 250.
-	maxCalls = 48
+	// one connection to the engine, which takes 250. Builds that wait have some, too.
+	maxCalls = 120
 	// maxHeaders limits a call's headers, in bytes, which aren't leased.
 	maxHeaders = 16 << 10
 	// A call that isn't read holds up no other of its connection.

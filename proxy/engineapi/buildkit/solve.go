@@ -138,18 +138,20 @@ func (b *build) stop() {
 	b.results = nil
 }
 
-// await returns a build of the tenant's once it has begun. It waits a moment for the build.
-// The error of one that was refused says why, as clients show whichever call fails first.
+// await returns a build of the tenant's once it has begun. It waits a moment for one that it
+// doesn't know. The error of one that was refused says why, as clients show whichever call
+// fails first.
 func (s *Server) await(ctx context.Context, tenant, ref string) (*build, error) {
-	ctx, cancel := context.WithTimeout(ctx, buildWait)
-	defer cancel()
+	unknown := time.NewTimer(buildWait)
+	defer unknown.Stop()
 	for {
 		s.mu.Lock()
 		b, changed := s.builds[[2]string{tenant, ref}], s.changed
 		s.mu.Unlock()
+		missed := unknown.C
 		var begun, over <-chan struct{}
-		if b != nil {
-			begun, over, changed = b.begun, b.over, nil
+		if b != nil { // it may have to wait for its turn
+			begun, over, changed, missed = b.begun, b.over, nil, nil
 		}
 		select {
 		case <-begun:
@@ -161,9 +163,11 @@ func (s *Server) await(ctx context.Context, tenant, ref string) (*build, error) 
 				return b, nil
 			}
 			return nil, b.err
+		case <-missed:
+			return nil, status.Error(codes.NotFound, "no such build")
 		case <-ctx.Done():
+			return nil, ctx.Err()
 		}
-		return nil, status.Error(codes.NotFound, "no such build")
 	}
 }
 

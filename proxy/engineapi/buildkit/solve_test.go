@@ -188,6 +188,26 @@ func TestSolveRefused(t *testing.T) {
 	})
 }
 
+// TestWaitingBuild asks for the status of a build that waits for its turn.
+func TestWaitingBuild(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFixture(t)
+		f.builds = make(chan *fakeBuild)
+		f.openSession("t", "own")
+		conn := f.asClient("t")
+		s := f.start(conn, someSolve())
+		told := make(chan error, 1)
+		stream := must(control.NewControlClient(conn).Status(t.Context(), &control.StatusRequest{Ref: ref}))(t)
+		go func() { _, err := stream.Recv(); told <- err }()
+		time.Sleep(2 * buildWait) // of the bubble's clock
+		<-f.builds
+		j := <-f.jobs
+		j.answer <- map[string]string{}
+		ended(t, <-s.err)
+		wantCode(t, "status, by the engine", codes.Unimplemented, <-told)
+	})
+}
+
 // TestStatus follows a build over its jobs.
 func TestStatus(t *testing.T) {
 	bubble(t, func(t *testing.T) {
