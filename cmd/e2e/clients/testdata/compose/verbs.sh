@@ -177,16 +177,14 @@ services: {web: {build: {context: ., secrets: [key]}, image: "mine:1"}}
 secrets: {key: {file: key}}
 END
 DOCKER_BUILDKIT=1 docker-compose build
-### build of three services at once [buildkit]
-for s in a b c; do printf 'FROM busybox\nRUN echo %s >/file\n' $s >$s; done
-cat >compose.yaml <<END
-services:
-  a: {image: "a:1", build: {context: ., dockerfile: a}}
-  b: {image: "b:1", build: {context: ., dockerfile: b}}
-  c: {image: "c:1", build: {context: ., dockerfile: c}}
-END
+### build of many services at once [buildkit]
+echo services: >compose.yaml
+for s in 1 2 3 4 5 6 7 8 9 10 11 12; do
+    printf 'FROM busybox\nRUN sleep 2; echo %s >/file\n' $s >$s
+    echo "  s$s: {image: \"s$s:1\", build: {context: ., dockerfile: \"$s\"}}" >>compose.yaml
+done
 docker-compose build
-for s in a b c; do same "$(docker run --rm $s:1 cat /file)" $s; done
+for s in 1 12; do same "$(docker run --rm s$s:1 cat /file)" $s; done
 ### build of one service on another's image [buildkit]
 printf 'FROM busybox\nRUN echo base >/d\n' >a
 printf 'FROM base\nRUN cp /d /e\n' >b
