@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -136,7 +137,7 @@ func (c *call) close(err error) {
 	r := Record{
 		Time: time.Now().UTC(), RequestID: proxy.ExchangeOf(c.ctx).RequestID, Peer: c.peerName(), Method: method(c.r),
 		Caller: c.caller.Name, Tenant: c.caller.Tenant, Profile: c.caller.Profile,
-		Route: unmatched.template, Verdict: VerdictAllowed, Objects: c.objects,
+		Route: unmatched.template, Verdict: VerdictAllowed, Objects: slices.Compact(c.objects), // an object may be looked up twice
 	}
 	if c.route != nil {
 		r.Route = c.route.template

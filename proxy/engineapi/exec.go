@@ -45,11 +45,7 @@ func createExec(c *call, body *execBody) error {
 	if c.version < 42 {
 		body.ConsoleSize = nil
 	}
-	ct, _, err := c.container(c.name)
-	if err != nil {
-		return err
-	}
-	leave, err := execRoom(c, ct)
+	ct, leave, err := execRoom(c, c.name)
 	if err != nil {
 		return err
 	}

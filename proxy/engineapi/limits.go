@@ -123,24 +123,33 @@ func (e *execCounts) containers(tenant string) (ids []string) {
 }
 
 // execRoom makes sure that the caller may have one more exec that runs or is never started,
-// in this container and in all of its tenant's. The caller calls leave once it is made.
-func execRoom(c *call, ct *seen) (leave func(), err error) {
+// in this container and in all of its tenant's. The caller calls leave once it is made. The
+// container is looked at after its exec counts, or those made meanwhile would count nowhere.
+func execRoom(c *call, ref string) (ct *seen, leave func(), err error) {
 	p, err := c.profile()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	id, err := c.containerID(ref)
+	if err != nil {
+		return nil, nil, err
+	}
+	making, leave := c.limits.enter("execs "+id, 1)
+	if ct, _, err = c.container(id); err != nil {
+		leave()
+		return nil, nil, err
 	}
 	most, there := p.EngineAPI.MaxExecs, int64(len(ct.ExecIDs))
-	making, leave := c.limits.enter("execs "+ct.ID, 1)
 	if there+making > maxExecs {
 		leave()
-		return nil, full("the container has %d execs that run or were never started, which is the most that one may have", there)
+		return nil, nil, full("the container has %d execs that run or were never started, which is the most that one may have", there)
 	}
-	if most > 0 && c.running.see(c.caller.Tenant, ct.ID, there+making) > most && recountExecs(c, ct.ID, there+making, most) > most {
+	if most > 0 && c.running.see(c.caller.Tenant, id, there+making) > most && recountExecs(c, id, there+making, most) > most {
 		leave()
-		all := c.running.see(c.caller.Tenant, ct.ID, there+making-1)
-		return nil, full("there are %d execs that run or were never started; profile %s allows %d (engine_api.max_execs)", all, p.Name, most)
+		all := c.running.see(c.caller.Tenant, id, there+making-1)
+		return nil, nil, full("there are %d execs that run or were never started; profile %s allows %d (engine_api.max_execs)", all, p.Name, most)
 	}
-	return leave, nil
+	return ct, leave, nil
 }
 
 // recountExecs looks again at those of the tenant's containers that had execs, all but one,

@@ -307,6 +307,39 @@ func TestExecsOfAContainer(t *testing.T) {
 	})
 }
 
+// TestExecsMeanwhile makes execs while the engine's answers take their time to arrive.
+func TestExecsMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var made, inspects atomic.Int64
+		var labels []byte
+		d, l := boundedDoor(t, Options{}, func(w http.ResponseWriter, r *http.Request) {
+			switch {
+			case strings.HasSuffix(r.URL.Path, "/containers/json"):
+				_, _ = fmt.Fprintf(w, `[{"Id":%q,"Labels":%s}]`, standInID, labels)
+			case strings.HasSuffix(r.URL.Path, "/json"):
+				ids, _ := json.Marshal(slices.Repeat([]string{standInID}, int(made.Load())))
+				time.Sleep(time.Duration(inspects.Add(1)) * time.Millisecond)
+				_, _ = fmt.Fprintf(w, `{"Id":%q,"ExecIDs":%s,"Config":{"Labels":%s}}`, standInID, ids, labels)
+			case strings.HasSuffix(r.URL.Path, "/exec"):
+				made.Add(1)
+				w.WriteHeader(201)
+				_, _ = fmt.Fprintf(w, `{"Id":%q}`, standInID)
+			}
+		}, "red")
+		labels, _ = json.Marshal(d.labels(lifecycle.ObjectContainer, "red")) // they can be encoded
+		const body = `{"Cmd":["true"]}`
+		head := fmt.Sprintf("POST /v1.41/containers/%s/exec HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", standInID, len(body))
+		var all sync.WaitGroup
+		for range 2 * maxExecs {
+			all.Go(func() { exchange(l[0], head, strings.NewReader(body)) })
+		}
+		all.Wait()
+		if n := made.Load(); n < 1 || n > maxExecs {
+			t.Errorf("%d were made", n)
+		}
+	})
+}
+
 // TestExecsOfATenant makes execs in several containers, of which some end.
 func TestExecsOfATenant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
