@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -105,21 +106,22 @@ func listImages(c *call) error {
 	if len(c.filter) > 0 {
 		c.passed.Set("filters", c.filter.String())
 	}
-	var all []map[string]json.RawMessage
-	if err := c.engine.Get(c.ctx, c.version, "/images/json", c.passed, &all); err != nil {
-		return err
+	for _, pattern := range names {
+		if _, err := path.Match(pattern, ""); err != nil {
+			return proxy.Malformed("the filter \"reference\" has a pattern that is none")
+		}
 	}
-	shown := []map[string]json.RawMessage{}
-	for _, entry := range all {
+	return relayEntries(c, upstream.Ask{Path: "/images/json", Query: c.passed}, "[", "]\n", nil, func(_ string, raw json.RawMessage) (json.RawMessage, error) {
+		var entry map[string]json.RawMessage
+		if err := json.Unmarshal(raw, &entry); err != nil {
+			return nil, err
+		}
 		ok, err := trimImage(c, entry, names)
-		if err != nil {
-			return err
+		if err != nil || !ok {
+			return nil, err
 		}
-		if ok {
-			shown = append(shown, entry)
-		}
-	}
-	return c.answer(http.StatusOK, shown)
+		return json.Marshal(entry)
+	})
 }
 
 // trimImage takes the names from an image's description that the caller may not see, or that

@@ -91,7 +91,34 @@ func (f filters) String() string {
 // listOwn relays a list of what the caller owns, after the first entries. The engine selects
 // by labels, which anybody can forge, so listOwn checks each entry's seal.
 func listOwn(c *call, kind lifecycle.ObjectKind, query url.Values, first ...json.RawMessage) error {
-	resp, err := c.open(upstream.Ask{Path: listPaths[kind], Query: query})
+	begin, end := "[", "]\n"
+	if kind == lifecycle.ObjectVolume {
+		begin, end = `{"Volumes":[`, "],\"Warnings\":null}\n"
+	}
+	restarting, visible := c.restarts.Waiting() > 0, showsLabels(c)
+	return relayEntries(c, upstream.Ask{Path: listPaths[kind], Query: query}, begin, end, first, func(list string, entry json.RawMessage) (json.RawMessage, error) {
+		own, err := ownEntry(c, kind, list, entry)
+		if own == nil || err != nil {
+			return nil, err
+		}
+		if kind == lifecycle.ObjectContainer {
+			entry = shownEntry(entry)
+			if restarting {
+				entry, err = showRestarts(c, entry)
+			}
+		}
+		if err == nil && !visible {
+			entry, err = withoutLabels(entry, "Labels")
+		}
+		return entry, err
+	})
+}
+
+// relayEntries relays a list, after the first entries, one entry after the other, so that no list
+// is held in memory while its caller reads. Show returns an entry as the caller may see it; nil is
+// left out.
+func relayEntries(c *call, a upstream.Ask, begin, end string, first []json.RawMessage, show func(list string, entry json.RawMessage) (json.RawMessage, error)) error {
+	resp, err := c.open(a)
 	if err != nil {
 		return err
 	}
@@ -105,29 +132,15 @@ func listOwn(c *call, kind lifecycle.ObjectKind, query url.Values, first ...json
 			panic(http.ErrAbortHandler)
 		}
 	}
-	next, last := "[", "]\n"
-	if kind == lifecycle.ObjectVolume {
-		next, last = `{"Volumes":[`, "],\"Warnings\":null}\n"
-	}
-	write(next)
-	next = ""
+	write(begin)
+	next := ""
 	for _, entry := range first {
 		write(next + string(entry))
 		next = ","
 	}
-	restarting, visible := c.restarts.Waiting() > 0, showsLabels(c)
 	err = upstream.EachEntry(resp.Body, func(list string, entry json.RawMessage) error {
-		own, err := ownEntry(c, kind, list, entry)
-		if own != nil && kind == lifecycle.ObjectContainer {
-			entry = shownEntry(entry)
-			if restarting {
-				entry, err = showRestarts(c, entry)
-			}
-		}
-		if own != nil && err == nil && !visible {
-			entry, err = withoutLabels(entry, "Labels")
-		}
-		if own != nil && err == nil {
+		entry, err := show(list, entry)
+		if entry != nil && err == nil {
 			write(next + string(entry))
 			next = ","
 		}
@@ -136,7 +149,7 @@ func listOwn(c *call, kind lifecycle.ObjectKind, query url.Values, first ...json
 	if err != nil {
 		panic(http.ErrAbortHandler) // or a part would be taken for the whole
 	}
-	write(last)
+	write(end)
 	return nil
 }
 

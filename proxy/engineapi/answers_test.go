@@ -1,0 +1,47 @@
+package engineapi
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestImagesOneByOne lists images while the engine is still telling of them.
+func TestImagesOneByOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		image := func(id string) string {
+			return fmt.Sprintf(`{"Id":"sha256:%s","RepoTags":["berm.local/%s:1"]}`, strings.Repeat(id, 64), id)
+		}
+		on := make(chan struct{})
+		_, l := boundedDoor(t, Options{}, func(w http.ResponseWriter, r *http.Request) {
+			if strings.HasSuffix(r.URL.Path, "/images/json") {
+				_, _ = io.WriteString(w, "["+image("a")+`,{"Id":"sha256:0","RepoTags":["other.local/x:1"]},`+strings.Replace(image("b"), "{", `{"Labels":{"x":"`+strings.Repeat("y", 64<<10)+`"},`, 1))
+				_ = http.NewResponseController(w).Flush()
+				<-on
+				_, _ = io.WriteString(w, ","+image("c")+"]")
+			}
+		}, "red")
+		conn := l[0].dial()
+		defer conn.Close()
+		must(io.WriteString(conn, fmt.Sprintf(getRequest, "/images/json")))(t)
+		resp := make(chan *http.Response, 1)
+		go func() { got, _ := http.ReadResponse(bufio.NewReader(conn), nil); resp <- got }()
+		select {
+		case got := <-resp:
+			var list []struct{ RepoTags []string }
+			close(on)
+			if err := json.NewDecoder(got.Body).Decode(&list); err != nil || len(list) != 3 || list[2].RepoTags[0] != "berm.local/c:1" {
+				t.Errorf("%+v, %v", list, err)
+			}
+		case <-time.After(time.Minute): // of the bubble's clock
+			close(on)
+			t.Error("nothing comes before the engine has told of all")
+		}
+	})
+}
