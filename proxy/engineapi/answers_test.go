@@ -10,7 +10,44 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/bermhq/berm/lifecycle"
 )
+
+// TestUnreadAnswers has a caller ask for much and not read it.
+func TestUnreadAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var inspected string
+		d, l := boundedDoor(t, Options{}, func(w http.ResponseWriter, r *http.Request) {
+			switch {
+			case strings.HasSuffix(r.URL.Path, "/containers/json"):
+				_, _ = io.WriteString(w, "["+inspected+"]")
+			case strings.HasSuffix(r.URL.Path, "/json"):
+				_, _ = io.WriteString(w, strings.Replace(inspected, "{", `{"Args":["`+strings.Repeat("x", 1<<20)+`"],`, 1))
+			}
+		}, "red")
+		labels := must(json.Marshal(d.labels(lifecycle.ObjectContainer, "red")))(t)
+		inspected = fmt.Sprintf(`{"Id":%q,"Labels":%s,"Config":{"Labels":%s}}`, standInID, labels, labels)
+		const callers, most = 40, 48 / 3 // MiB of a tenant, thrice an answer
+		var conns [callers]*bufio.Reader
+		for i := range conns {
+			conn := l[0].dial()
+			defer conn.Close()
+			must(io.WriteString(conn, fmt.Sprintf(getRequest, "/containers/"+standInID+"/json")))(t)
+			conns[i] = bufio.NewReader(conn)
+		}
+		time.Sleep(15 * time.Second) // of the bubble's clock
+		got := map[int]int{}
+		for _, conn := range conns {
+			resp := must(http.ReadResponse(conn, nil))(t)
+			_, _ = io.Copy(io.Discard, resp.Body)
+			got[resp.StatusCode]++
+		}
+		if n := got[http.StatusOK]; n < 1 || n > most || n+got[http.StatusTooManyRequests] != callers {
+			t.Errorf("answers by status: %v", got)
+		}
+	})
+}
 
 // TestImagesOneByOne lists images while the engine is still telling of them.
 func TestImagesOneByOne(t *testing.T) {

@@ -224,6 +224,11 @@ func (c *call) answer(status int, v any) error {
 			return err
 		}
 	}
+	keep, release := proxy.ExchangeOf(c.ctx).LeaseOutput(c.ctx) // a caller that doesn't read keeps it in memory
+	defer release()
+	if err := keep(len(body)); err != nil {
+		return err
+	}
 	h := c.w.Header()
 	h.Set("Content-Type", "application/json")
 	h.Set("Api-Version", c.version.String())
