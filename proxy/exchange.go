@@ -105,19 +105,24 @@ func (g *Gate) recovered(w *writer, r *http.Request, v any) (broken bool) {
 		ex.cause = errors.New("the answer was broken off")
 		return true
 	}
-	stack := debug.Stack()
-	if p, ok := v.(*taskPanic); ok {
-		v, stack = p.value, p.stack
-	}
-	g.metrics.panics.Inc()
-	g.opts.Logger.ErrorContext(r.Context(), "http_panic", "request_id", ex.RequestID, "route", ex.route,
-		"panic", fmt.Sprint(v), "stack", string(stack))
+	g.Panicked(r.Context(), v)
 	if w.status != 0 {
 		ex.cause = errors.New("panic in mid-answer")
 		return true
 	}
 	g.fail(w, r, errors.New("panic"))
 	return false
+}
+
+// Panicked counts and logs a panic of a request, of which v is what recover returned.
+func (g *Gate) Panicked(ctx context.Context, v any) {
+	stack := debug.Stack()
+	if p, ok := v.(*taskPanic); ok {
+		v, stack = p.value, p.stack
+	}
+	g.metrics.panics.Inc()
+	ex := ExchangeOf(ctx)
+	g.opts.Logger.ErrorContext(ctx, "http_panic", "request_id", ex.RequestID, "route", ex.route, "panic", fmt.Sprint(v), "stack", string(stack))
 }
 
 // finish tells of the exchange by metric, span and log.

@@ -71,6 +71,8 @@ func newBuilds(d *Proxy) (err error) {
 		},
 		Status: buildStatus,
 		Lease:  func(tenant string) buildkit.Lease { return memory.Lease(tenant) },
+		// The gate is made later.
+		Panicked: func(ctx context.Context, v any) { d.gate.Panicked(ctx, v) },
 	})
 	return err
 }

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -91,6 +92,7 @@ type fixture struct {
 	pins    map[string]int  // by image ID: how often it is pinned now
 	ends    chan error      // outcomes
 	finish  func(ids, names []string) error
+	panics  atomic.Int64
 	leased  map[string]int64 // by tenant, now
 	peak    int64            // of one message
 }
@@ -167,7 +169,8 @@ func newFixture(t *testing.T) *fixture {
 			}
 			return status.Error(codes.Unknown, "told: "+err.Error())
 		},
-		Lease: func(tenant string) Lease { return &fakeLease{f: f, tenant: tenant} },
+		Lease:    func(tenant string) Lease { return &fakeLease{f: f, tenant: tenant} },
+		Panicked: func(context.Context, any) { f.panics.Add(1) },
 	}))(t)
 	t.Cleanup(func() {
 		_ = f.server.Close()

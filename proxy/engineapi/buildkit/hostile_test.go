@@ -285,6 +285,36 @@ func TestManyCalls(t *testing.T) {
 	})
 }
 
+// TestPanics has calls panic, each of which is to end alone.
+func TestPanics(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		f := newFixture(t)
+		f.openSession("t", "own")
+		conn := f.asClient("t")
+		f.finish = func([]string, []string) error { panic("x") }
+		solve := someSolve()
+		solve.Exporters = []*control.Exporter{{Type: "image"}}
+		s := f.start(conn, solve)
+		(<-f.jobs).answer <- map[string]string{"containerimage.digest": "sha256:x"}
+		wantCode(t, "a build", codes.Internal, <-s.err)
+		f.server.mu.Lock()
+		f.server.builds[[2]string{"t", "broken00"}] = &build{server: f.server, begun: closed(), over: closed()}
+		f.server.mu.Unlock()
+		stream := must(control.NewControlClient(conn).Status(t.Context(), &control.StatusRequest{Ref: "broken00"}))(t)
+		_, err := stream.Recv()
+		wantCode(t, "a stream", codes.Internal, err)
+		if n := f.panics.Load(); n != 2 {
+			t.Errorf("%d panics are counted", n)
+		}
+	})
+}
+
+func closed() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}
+
 // TestLargeHeaders has a client send much that isn't leased.
 func TestLargeHeaders(t *testing.T) {
 	bubble(t, func(t *testing.T) {

@@ -42,6 +42,8 @@ type Options struct {
 	Status func(error) error
 	// Lease begins a lease of memory for one message of a tenant's.
 	Lease func(tenant string) Lease
+	// Panicked counts and logs a panic of a call, which ends that call only.
+	Panicked func(ctx context.Context, v any)
 }
 
 // Lease is memory that a message takes. It belongs to one goroutine.
@@ -101,16 +103,27 @@ func New(opts Options) (*Server, error) {
 // newGRPC returns a server for messages of so many bytes, which refuses unknown fields in them.
 func (s *Server) newGRPC(message int) *grpc.Server {
 	return grpc.NewServer(grpc.ForceServerCodecV2(codec{encoding.GetCodecV2("proto")}), grpc.MaxRecvMsgSize(message), grpc.MaxSendMsgSize(maxAnswer),
-		grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (_ any, err error) {
+			defer s.recovered(ctx, &err)
 			if err := strict(req); err != nil {
 				return nil, s.status(err)
 			}
 			resp, err := handle(ctx, req)
 			return resp, s.status(err)
 		}),
-		grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+		grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
+			defer s.recovered(stream.Context(), &err)
 			return s.status(handle(srv, strictStream{stream}))
 		}))
+}
+
+// recovered makes a panic of a call its error: gRPC runs calls in goroutines of its own, where one
+// would end the process.
+func (s *Server) recovered(ctx context.Context, err *error) {
+	if v := recover(); v != nil {
+		s.opts.Panicked(ctx, v)
+		*err = status.Error(codes.Internal, "something went wrong; the server's log tells more")
+	}
 }
 
 // reconnectTime is how long a call waits for an engine that was away.
