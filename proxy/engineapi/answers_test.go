@@ -82,3 +82,28 @@ func TestImagesOneByOne(t *testing.T) {
 		}
 	})
 }
+
+// TestOddAnswers has an engine leave out what all known ones tell.
+func TestOddAnswers(t *testing.T) {
+	_, s, address := scripted(t, "1.51", "")
+	const img = "berm.local/busybox:latest"
+	id := "sha256:" + standInID
+	for _, ref := range []string{img, id} {
+		s.answers["GET /images/"+ref+"/json"] = fmt.Sprintf(`{"Id":%q,"RepoTags":[%q],"Config":null}`, id, img)
+	}
+	s.answers["GET /images/json"], s.answers["GET /containers/json"] = "[]", "[]"
+	for target, answer := range map[string]string{
+		"/version":                    `{"Components":[{"Name":"Engine"},{}]}`,
+		"/info":                       `{"RegistryConfig":{"InsecureRegistryCIDRs":[null]}}`,
+		"/images/" + img + "/history": `[null,{"Id":"x"}]`,
+	} {
+		for _, asked := range []string{target, strings.Replace(target, img, id, 1), "/"} { // the last is /version
+			s.answers["GET "+asked] = answer
+		}
+		resp := must(raw(address).Get("http://d/v1.51" + target))(t)
+		text := must(io.ReadAll(resp.Body))(t)
+		if resp.StatusCode != http.StatusOK {
+			t.Errorf("%s: %s: %s", target, resp.Status, text)
+		}
+	}
+}

@@ -282,6 +282,7 @@ func imageHistory(c *call) error {
 	if err := c.engine.Get(c.ctx, c.version, "/images/"+img.ID+"/history", c.passed, &layers); err != nil {
 		return err
 	}
+	layers = slices.DeleteFunc(layers, func(layer map[string]json.RawMessage) bool { return layer == nil })
 	for i, layer := range layers {
 		var tags []string
 		if raw := layer["Tags"]; raw != nil {

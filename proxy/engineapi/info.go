@@ -95,7 +95,7 @@ func shownRegistries(of *registry.ServiceConfig) *registry.ServiceConfig {
 		return told
 	}
 	for _, n := range of.InsecureRegistryCIDRs {
-		if (*net.IPNet)(n).IP.IsLoopback() {
+		if n != nil && (*net.IPNet)(n).IP.IsLoopback() {
 			told.InsecureRegistryCIDRs = append(told.InsecureRegistryCIDRs, n)
 		}
 	}

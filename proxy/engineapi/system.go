@@ -66,7 +66,11 @@ func engineVersions(c *call) error {
 	if least, ok := upstream.ParseVersion("v" + told.MinAPIVersion); !ok || least < upstream.Oldest {
 		told.MinAPIVersion = upstream.Oldest.String()
 	}
-	for _, part := range told.Components {
+	for i := range told.Components {
+		part := &told.Components[i]
+		if part.Details == nil {
+			part.Details = map[string]string{}
+		}
 		maps.DeleteFunc(part.Details, func(_, value string) bool { return strings.HasPrefix(value, "/") }) // a path of the host
 		if part.Name == "Engine" {
 			part.Details["ApiVersion"], part.Details["MinAPIVersion"] = told.APIVersion, told.MinAPIVersion
