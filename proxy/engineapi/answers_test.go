@@ -83,6 +83,41 @@ func TestImagesOneByOne(t *testing.T) {
 	})
 }
 
+// TestUnreadLists has callers not read lists, of which each holds a connection to the engine.
+func TestUnreadLists(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ended := make(chan string, 2)
+		var d *Proxy
+		d, l := boundedDoor(t, Options{}, func(w http.ResponseWriter, r *http.Request) {
+			if !strings.HasSuffix(r.URL.Path, "/images/json") && !strings.HasSuffix(r.URL.Path, "/volumes") {
+				return
+			}
+			labels := must(json.Marshal(d.labels(lifecycle.ObjectVolume, "red")))(t)
+			entry, err := fmt.Sprintf(`{"Name":"v","RepoTags":["berm.local/a:1"],"Labels":%s}`, labels), error(nil)
+			begin := "["
+			if strings.HasSuffix(r.URL.Path, "/volumes") {
+				begin = `{"Volumes":[`
+			}
+			for _, err = io.WriteString(w, begin+entry); err == nil; {
+				_, err = io.WriteString(w, ","+entry)
+			}
+			ended <- r.URL.Path
+		}, "red")
+		for _, path := range []string{"/images/json", "/volumes"} {
+			conn := l[0].dial()
+			defer conn.Close()
+			must(io.WriteString(conn, fmt.Sprintf(getRequest, path)))(t)
+		}
+		for range 2 {
+			select {
+			case <-ended:
+			case <-time.After(answerTime + time.Minute): // of the bubble's clock
+				t.Fatal("a list that nobody reads goes on")
+			}
+		}
+	})
+}
+
 // TestOddAnswers has an engine leave out what all known ones tell.
 func TestOddAnswers(t *testing.T) {
 	_, s, address := scripted(t, "1.51", "")

@@ -127,7 +127,11 @@ func relayEntries(c *call, a upstream.Ask, begin, end string, first []json.RawMe
 	resp.Header.Del("Content-Length")
 	c.head(resp)
 	defer c.hurry()()
+	conn := http.NewResponseController(c.w)
 	write := func(text string) {
+		if c.ctx.Err() == nil { // whose end sets another
+			_ = conn.SetWriteDeadline(time.Now().Add(answerTime))
+		}
 		if _, err := io.WriteString(c.w, text); err != nil {
 			panic(http.ErrAbortHandler)
 		}
