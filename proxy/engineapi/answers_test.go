@@ -7,6 +7,8 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -113,6 +115,38 @@ func TestUnreadLists(t *testing.T) {
 			case <-ended:
 			case <-time.After(answerTime + time.Minute): // of the bubble's clock
 				t.Fatal("a list that nobody reads goes on")
+			}
+		}
+	})
+}
+
+// TestManyWalks has a tenant wait for what holds whole lists until the engine has walked.
+func TestManyWalks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var d *Proxy
+		d, l := boundedDoor(t, Options{}, func(w http.ResponseWriter, r *http.Request) {
+			switch {
+			case strings.HasSuffix(r.URL.Path, "/images/json"):
+				_, _ = fmt.Fprintf(w, `[{"Id":%q,"Labels":%s}]`, "sha256:"+standInID, must(json.Marshal(d.labels(lifecycle.ObjectImage, "red")))(t))
+			case strings.HasSuffix(r.URL.Path, "/system/df"), r.Method == http.MethodGet && r.URL.Query().Get("size") == "1":
+				time.Sleep(time.Second)
+				_, _ = io.WriteString(w, map[bool]string{true: "{}", false: "[]"}[strings.HasSuffix(r.URL.Path, "/df")])
+			case strings.Contains(r.URL.Path, "/images/"):
+				w.WriteHeader(http.StatusNotFound)
+			}
+		}, "red")
+		for path, most := range map[string]int{"GET /v1.41/system/df": maxUsages, "POST /v1.41/images/prune": maxPrunes, "POST /v1.41/containers/prune": maxPrunes} {
+			var got [600]atomic.Int64
+			var all sync.WaitGroup
+			for range 2 * most {
+				all.Go(func() {
+					status, _ := exchange(l[0], path+" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n", strings.NewReader(""))
+					got[status].Add(1)
+				})
+			}
+			all.Wait()
+			if ok, refused := got[200].Load(), got[429].Load(); ok != int64(most) || refused != int64(most) {
+				t.Errorf("%s: %d are answered, %d refused", path, ok, refused)
 			}
 		}
 	})

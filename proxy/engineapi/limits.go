@@ -22,6 +22,10 @@ const recountTime = 5 * time.Second
 const (
 	maxActs  = 64 // starts, restarts and stops of one tenant that go on at a time
 	maxStops = 8  // stops of one container that go on at a time
+
+	// Of a tenant at a time. Each holds whole lists until the engine has walked through all layers.
+	maxUsages = 32
+	maxPrunes = 4
 )
 
 // limits counts what callers are making now, by tenant and kind.

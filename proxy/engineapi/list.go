@@ -245,6 +245,11 @@ func pruneBuilds(c *call) error {
 // pruneContainers removes the caller's containers that don't run, one by one: the engine's
 // own way waits for every container's lock, another tenant's too.
 func pruneContainers(c *call) error {
+	leave, err := c.enter("prunes", maxPrunes)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	before, err := c.filter.before()
 	if err != nil {
 		return err
@@ -306,6 +311,11 @@ func (f filters) before() (int64, error) {
 // pruneImages removes the images that the caller built and nobody uses: one by one, as
 // the engine's own way takes every image that was made without a configuration.
 func pruneImages(c *call) error {
+	leave, err := c.enter("prunes", maxPrunes)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	list, err := prunableImages(c, c.filter)
 	if err != nil {
 		return err
