@@ -95,12 +95,12 @@ func TestUnreadLists(t *testing.T) {
 				return
 			}
 			labels := must(json.Marshal(d.labels(lifecycle.ObjectVolume, "red")))(t)
-			entry, err := fmt.Sprintf(`{"Name":"v","RepoTags":["berm.local/a:1"],"Labels":%s}`, labels), error(nil)
+			entry := fmt.Sprintf(`{"Name":"v","RepoTags":["berm.local/a:1"],"Labels":%s}`, labels)
 			begin := "["
 			if strings.HasSuffix(r.URL.Path, "/volumes") {
 				begin = `{"Volumes":[`
 			}
-			for _, err = io.WriteString(w, begin+entry); err == nil; {
+			for _, err := io.WriteString(w, begin+entry); err == nil; {
 				_, err = io.WriteString(w, ","+entry)
 			}
 			ended <- r.URL.Path
