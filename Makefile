@@ -18,16 +18,13 @@ LONG        := ^Test(Soak|Clients)
 TEST        := BERM_REQUIRE=docker,containerd,compose,python,newer $(GO) run $(GOTESTSUM)
 
 .DEFAULT_GOAL := help
-.PHONY: help build agent demo run test soak newer clients attack test-unit lint check bench fuzz quota-vm release image image-files image-layout clean compiler crun compose curl libseccomp engines bin/berm-engine
+.PHONY: help build agent run test soak newer clients attack test-unit lint check bench fuzz quota-vm release image image-files image-layout clean compiler crun compose curl libseccomp engines bin/berm-engine
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: agent ## build the one static binary, bin/berm
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X github.com/bermhq/berm/cmd/berm/config.Version=$(VERSION) -X github.com/bermhq/berm/cmd/berm/config.Revision=$(REVISION)' -o bin/berm ./cmd/berm
-
-demo: build bin/berm-engine ## watch Berm make, reuse, refuse, use and collect sandboxes on a real engine
-	@bin/berm-engine --engine $(ENGINE) -- bin/berm demo --engine $(ENGINE)
 
 run: build bin/berm-engine ## keep a server and an engine up until Ctrl-C, and print how to call it
 	@export BERM_TOKEN=$$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n'); \

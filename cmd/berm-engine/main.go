@@ -1,5 +1,5 @@
 // Command berm-engine runs a command with a container engine: one that is there, or
-// a private one that ends with the command. It is for development and demonstrations.
+// a private one that ends with the command. It is for development.
 package main
 
 import (

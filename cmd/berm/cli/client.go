@@ -32,7 +32,7 @@ type clientFlags struct {
 func NewCommands() []*cobra.Command {
 	return []*cobra.Command{
 		newSandboxCommand(), newWorkspaceCommand(), newChatCommand(), newFileCommand(),
-		newConfigCommand(), newPolicyCommand(), newStoreCommand(), newDemoCommand(), newInitCommand(), newVersionCommand(), newManCommand(),
+		newConfigCommand(), newPolicyCommand(), newStoreCommand(), newInitCommand(), newVersionCommand(), newManCommand(),
 	}
 }
 
