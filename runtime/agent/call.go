@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -56,22 +57,27 @@ var (
 var past = time.Unix(1, 0)
 
 // begin makes a request on a session, and returns when the program has been told to go. It
-// takes over the caller's use of the session. Other errors than errDead, errSilent, errBusy
-// and the context's are a *wire.Failure.
-func (b *container) begin(ctx context.Context, id string, s *session, request request) (*call, error) {
-	c, err := s.open(request.most)
+// takes over the caller's use of the session. The error is errDead, errSilent, a *wire.Failure,
+// or classed.
+func (b *container) begin(ctx context.Context, id string, s *session, req *wire.Request) (*call, error) {
+	payload, err := json.Marshal(req)
+	if err == nil && len(payload) > wire.MaxRequest {
+		err = runtime.Invalid("the request has %d bytes, and may have %d", len(payload), wire.MaxRequest)
+	}
+	var c *conn
+	if err == nil {
+		c, err = s.open(req.Op)
+	}
 	if err != nil {
 		s.release()
 		return nil, err
 	}
 	x := newCall(ctx, b, id, c)
-	err = x.request(request.bytes)
-	if err == nil {
+	if err = x.request(payload); err == nil {
 		return x, nil
 	}
 	x.drop()
-	var failure *wire.Failure
-	if !errors.As(err, &failure) && ctx.Err() != nil {
+	if _, refused := errors.AsType[*wire.Failure](err); !refused && ctx.Err() != nil {
 		err = runtime.Ended(ctx)
 	}
 	return nil, err
@@ -106,10 +112,10 @@ func (x *call) request(request []byte) error {
 		x.within(asked.Add(x.b.r.pace.ready))
 		kind, _, err = x.frame()
 	}
-	var failure *wire.Failure
+	_, refused := errors.AsType[*wire.Failure](err)
 	switch {
-	case errors.As(err, &failure):
-		return failure
+	case refused:
+		return err
 	case err != nil:
 		return absent(err)
 	case kind != wire.KindReady:
@@ -250,69 +256,36 @@ func (r *Runtime) open(ctx context.Context, id string, req *wire.Request) (*call
 // open begins an operation as a user; empty is the container's own. Where the program
 // doesn't answer at its socket, the engine starts one if anyway is set. The error is classed.
 func (b *container) open(ctx context.Context, id, user string, req *wire.Request, anyway bool) (*call, error) {
-	request, err := encode(req)
-	if err != nil {
-		return nil, err
-	}
 	if !b.socketless() {
-		x, err := b.start(ctx, id, request, func(ctx context.Context) (*session, error) {
+		x, err := b.start(ctx, id, req, func(ctx context.Context) (*session, error) {
 			s, err := b.take(ctx)
 			if err == nil && !s.fits(user) {
 				err = errUnfit
 			}
 			return s, err
 		})
-		absent := errors.Is(err, errAbsent)
-		if !absent && !errors.Is(err, errUnfit) {
+		switch {
+		case errors.Is(err, errUnfit):
+		case !errors.Is(err, errLost):
 			b.missed.Store(false)
 			return x, classed(err)
-		}
-		if absent {
-			if why := b.excuse(ctx); why != nil {
-				return nil, why
-			}
+		default:
 			if !b.missed.Swap(true) {
 				b.r.log.WarnContext(ctx, "agent_absent", "container_id", id)
 			}
 			if !anyway {
-				return nil, errLost
+				return nil, err
 			}
 		}
 	}
-	x, err := b.start(ctx, id, request, func(ctx context.Context) (*session, error) { return b.serve(ctx, id, user) })
+	x, err := b.start(ctx, id, req, func(ctx context.Context) (*session, error) { return b.serve(ctx, id, user) })
 	return x, classed(err)
 }
 
-// request is an encoded request.
-type request struct {
-	bytes []byte
-	most  int // operations in the container, with this one
-}
-
-// spareStreams are for kills, when there are as many other operations as may be.
-const spareStreams = 16
-
-// encode encodes a request.
-func encode(req *wire.Request) (request, error) {
-	b, err := json.Marshal(req)
-	if err == nil && len(b) > wire.MaxRequest {
-		err = runtime.Invalid("the request has %d bytes, and may have %d", len(b), wire.MaxRequest)
-	}
-	most := wire.MaxStreams
-	if req.Op == wire.OpKill {
-		most += spareStreams
-	}
-	return request{b, most}, err
-}
-
-// classed gives an error its class.
+// classed gives a Failure its class.
 func classed(err error) error {
-	var failure *wire.Failure
-	switch {
-	case errors.As(err, &failure):
+	if failure, ok := errors.AsType[*wire.Failure](err); ok {
 		return failed(failure)
-	case errors.Is(err, errAbsent):
-		return errLost
 	}
 	return err
 }
@@ -323,28 +296,28 @@ var errUnfit = errors.New("the program has another user")
 // errLost is for a container whose program doesn't answer.
 var errLost = runtime.Unavailable(errors.New("the container's agent doesn't answer"))
 
-// start makes a request on one session after the other, until one isn't dead. The error is
-// errAbsent, one of session's, the context's or a *wire.Failure.
-func (b *container) start(ctx context.Context, id string, request request, session func(context.Context) (*session, error)) (*call, error) {
-	for dead := range maxRetries {
-		if dead > 0 && !b.connected() && !b.runs(ctx) {
-			return nil, errAbsent // which is why
-		}
+// start makes a request on one session after the other, until one isn't dead. If none
+// answers, the error says why that is no wonder, or is errLost. Others are errUnfit, a
+// *wire.Failure, or classed.
+func (b *container) start(ctx context.Context, id string, req *wire.Request, session func(context.Context) (*session, error)) (*call, error) {
+	for dead := 0; dead < maxRetries && (dead == 0 || b.connected() || b.runs(ctx)); dead++ {
 		s, err := session(ctx)
+		if errors.Is(err, errLost) {
+			break
+		}
 		if err != nil {
 			return nil, err
 		}
-		x, err := b.begin(ctx, id, s, request)
-		switch {
-		case errors.Is(err, errDead):
-		case errors.Is(err, errSilent):
+		x, err := b.begin(ctx, id, s, req)
+		if errors.Is(err, errSilent) {
 			s.distrust()
-			return nil, errAbsent
-		default:
+			break
+		}
+		if !errors.Is(err, errDead) {
 			return x, err
 		}
 	}
-	return nil, errAbsent
+	return nil, cmp.Or(b.excuse(ctx), errLost)
 }
 
 // excuse is the error for a container in which nobody answers, if it is no wonder.
@@ -383,13 +356,12 @@ func (x *call) broken(err error) error {
 // over, as it is after any other.
 func (x *call) next() (wire.Kind, []byte, error) {
 	kind, payload, err := x.frame()
-	var failure *wire.Failure
-	switch {
-	case err == nil:
+	if err == nil {
 		return kind, payload, nil
-	case errors.As(err, &failure):
+	}
+	if failure, ok := errors.AsType[*wire.Failure](err); ok {
 		err = failed(failure)
-	default:
+	} else {
 		err = x.broken(err)
 	}
 	x.drop() // it may wait for the rest of an input

@@ -289,11 +289,8 @@ func (b *container) wakeLocked() {
 	b.arrived = make(chan struct{})
 }
 
-// errAbsent says that the program doesn't answer.
-var errAbsent = errors.New("the program doesn't answer")
-
 // take gives the latest session that the container's first process dialled, and waits a
-// little for one. The error is errAbsent, errOutdated, or that of ctx.
+// little for one. The error is errLost, errOutdated, or that of ctx.
 func (b *container) take(ctx context.Context) (*session, error) {
 	var late <-chan time.Time
 	for asked := false; ; {
@@ -310,7 +307,7 @@ func (b *container) take(ctx context.Context) (*session, error) {
 		case s != nil:
 			return s, nil
 		case !heard:
-			return nil, errAbsent
+			return nil, errLost
 		case unsure && !asked: // another process may be the first by now
 			asked = true
 			b.ask(ctx)
@@ -331,9 +328,9 @@ func (b *container) take(ctx context.Context) (*session, error) {
 				b.met, b.until = false, time.Time{}
 			}
 			b.mu.Unlock()
-			return nil, errAbsent
+			return nil, errLost
 		case <-b.done:
-			return nil, errAbsent
+			return nil, errLost
 		case <-ctx.Done():
 			return nil, runtime.Ended(ctx)
 		}

@@ -34,11 +34,6 @@ func (r *Runtime) openEvents(ctx context.Context, id string) (*events, error) {
 	e.ctx, e.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	if !b.socketless() {
 		x, err := b.start(ctx, id, eventsRequest, b.take)
-		if errors.Is(err, errAbsent) {
-			if why := b.excuse(ctx); why != nil {
-				return nil, why
-			}
-		}
 		if err != nil {
 			return nil, classed(err)
 		}
@@ -68,7 +63,7 @@ func (r *Runtime) openEvents(ctx context.Context, id string) (*events, error) {
 	return e, nil
 }
 
-var eventsRequest, _ = encode(&wire.Request{Op: wire.OpEvents}) // of strings
+var eventsRequest = &wire.Request{Op: wire.OpEvents}
 
 // events follows the processes of a container, which may be of several sessions.
 type events struct {

@@ -295,10 +295,7 @@ func (in *input) Close() error {
 // error is classed.
 func (b *container) rejoin(ctx context.Context, id string, out output, how runtime.Follow, pid int) (*call, error) {
 	how.From = out.seq
-	request, err := encode(&wire.Request{Op: wire.OpFollow, Process: &wire.Process{ID: out.proc, Follow: wireFollow(how)}})
-	if err != nil {
-		return nil, err
-	}
+	request := &wire.Request{Op: wire.OpFollow, Process: &wire.Process{ID: out.proc, Follow: wireFollow(how)}}
 	soon, cancel := context.WithTimeout(ctx, b.r.pace.rejoin)
 	defer cancel()
 	away := false

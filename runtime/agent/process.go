@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -116,15 +117,8 @@ func (r *Runtime) reach(ctx context.Context, id string, req *wire.Request) (*cal
 // reach begins an operation on a process of a served session, whose use it takes over, or
 // for nil of one that was dialled.
 func (b *container) reach(ctx context.Context, id string, s *session, req *wire.Request) (*call, error) {
-	request, err := encode(req)
-	if err != nil {
-		if s != nil {
-			s.release()
-		}
-		return nil, err
-	}
 	if s != nil {
-		x, err := b.begin(ctx, id, s, request)
+		x, err := b.begin(ctx, id, s, req)
 		if errors.Is(err, errDead) || errors.Is(err, errSilent) {
 			return nil, b.lost(ctx, s, err)
 		}
@@ -133,12 +127,7 @@ func (b *container) reach(ctx context.Context, id string, s *session, req *wire.
 	if b.socketless() {
 		return nil, errNoProcess
 	}
-	x, err := b.start(ctx, id, request, b.take)
-	if errors.Is(err, errAbsent) {
-		if why := b.excuse(ctx); why != nil {
-			return nil, why
-		}
-	}
+	x, err := b.start(ctx, id, req, b.take)
 	return x, classed(err)
 }
 
@@ -146,10 +135,7 @@ func (b *container) reach(ctx context.Context, id string, s *session, req *wire.
 // error says what became of its processes.
 func (b *container) lost(ctx context.Context, s *session, err error) error {
 	if errors.Is(err, errSilent) && !b.runs(ctx) {
-		if why := b.excuse(ctx); why != nil { // it is paused
-			return why
-		}
-		return errLost // it was
+		return cmp.Or(b.excuse(ctx), errLost) // it is paused, or was
 	}
 	if why := s.fail(); why != nil {
 		return notKilled(runtime.Interrupted("out of reach"), why)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -62,13 +63,16 @@ func (s *session) greet(within time.Duration) error {
 }
 
 func (s *session) readHello() error {
-	first := &opening{from: s.carrier, left: maxHello}
+	first := &io.LimitedReader{R: s.carrier, N: maxHello}
 	r := bufio.NewReader(first) // a wire.Reader uses it as it is
 	payload, err := wire.NewReader(r).Expect(wire.KindHello)
+	if err != nil && first.N == 0 {
+		err = fmt.Errorf("%w: a Hello of more than %d bytes", wire.ErrProtocol, maxHello)
+	}
 	if err != nil {
 		return err
 	}
-	first.left = -1
+	first.N = math.MaxInt64
 	if err := wire.Decode(payload, &s.hello); err != nil {
 		return err
 	}
@@ -120,9 +124,16 @@ func (s *session) fits(user string) bool {
 	return user == "" || uid == strconv.Itoa(s.hello.UID) && (!both || gid == strconv.Itoa(s.hello.GID))
 }
 
-// open opens a stream if the container has fewer than most. The error is errDead, errSilent,
-// or says that there are too many.
-func (s *session) open(most int) (*conn, error) {
+// spareStreams are for kills, when there are as many other operations as may be.
+const spareStreams = 16
+
+// open opens a stream for an operation. The error is errDead, errSilent, or errBusy if the
+// container has too many.
+func (s *session) open(op wire.Op) (*conn, error) {
+	most := wire.MaxStreams
+	if op == wire.OpKill {
+		most += spareStreams
+	}
 	n := s.b.opening.Add(1)
 	defer s.b.opening.Add(-1)
 	if streams(s.b)+int(n) > most {
@@ -144,24 +155,6 @@ func (s *session) open(most int) (*conn, error) {
 	s.stuck.Store(false)
 	nc := &stream{Stream: st}
 	return &conn{s: s, nc: nc, r: wire.NewReader(nc), w: wire.NewWriter(nc)}, nil
-}
-
-// opening lets no more through than a Hello needs, until it was read.
-type opening struct {
-	from io.Reader
-	left int // -1 is no limit
-}
-
-func (o *opening) Read(p []byte) (int, error) {
-	if o.left < 0 {
-		return o.from.Read(p)
-	}
-	if o.left == 0 {
-		return 0, fmt.Errorf("%w: a Hello of more than %d bytes", wire.ErrProtocol, maxHello)
-	}
-	n, err := o.from.Read(p[:min(len(p), o.left)])
-	o.left -= n
-	return n, err
 }
 
 // inbound passes on yamux frames, each once all of it has come: yamux holds a lock of the

@@ -27,7 +27,7 @@ func hostile(t *testing.T) (*conn, net.Conn) {
 		_, _ = io.Copy(io.Discard, far)
 	}()
 	must(t, s.greet(time.Minute))
-	c, err := s.open(wire.MaxStreams)
+	c, err := s.open(wire.OpProcess)
 	must(t, err)
 	return c, far
 }
@@ -90,7 +90,7 @@ func TestLargeWindow(t *testing.T) {
 			got, most = got+n, max(most, n)
 		}
 	}()
-	c, err := s.open(wire.MaxStreams)
+	c, err := s.open(wire.OpProcess)
 	must(t, err)
 	if _, err := c.nc.Write(make([]byte, size)); err != nil {
 		t.Fatal(err)
@@ -132,17 +132,15 @@ func TestStreamsOfAllSessions(t *testing.T) {
 	first.s.greeted, second.s.greeted = true, true
 	b.dialled = []*session{first.s, second.s}
 	for range wire.MaxStreams - 2 {
-		if _, err := first.s.open(wire.MaxStreams); err != nil {
+		if _, err := first.s.open(wire.OpProcess); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := second.s.open(wire.MaxStreams); !errors.Is(err, errBusy) {
+	if _, err := second.s.open(wire.OpProcess); !errors.Is(err, errBusy) {
 		t.Errorf("one more stream: %v", err)
 	}
 	for op, spare := range map[wire.Op]bool{wire.OpKill: true, wire.OpProcess: false} {
-		req, err := encode(&wire.Request{Op: op})
-		must(t, err)
-		if _, err := second.s.open(req.most); (err == nil) != spare {
+		if _, err := second.s.open(op); (err == nil) != spare {
 			t.Errorf("one more to %s: %v", op, err)
 		}
 	}
@@ -160,7 +158,7 @@ func TestStreamCantBeOpened(t *testing.T) {
 	go func() { _ = wire.NewWriter(far).SendJSON(wire.KindHello, wire.Hello{Version: wire.Version}) }()
 	must(t, s.greet(time.Minute))
 	for range 5 {
-		if _, err := s.open(wire.MaxStreams); !errors.Is(err, errSilent) {
+		if _, err := s.open(wire.OpProcess); !errors.Is(err, errSilent) {
 			t.Fatal(err)
 		}
 	}
@@ -169,7 +167,7 @@ func TestStreamCantBeOpened(t *testing.T) {
 	}
 	engine.state = runtime.StateRunning
 	go func() { _, _ = io.Copy(io.Discard, far) }()
-	if _, err := s.open(wire.MaxStreams); err != nil || streams(b) != 1 || s.stuck.Load() {
+	if _, err := s.open(wire.OpProcess); err != nil || streams(b) != 1 || s.stuck.Load() {
 		t.Errorf("%v, and %d are counted", err, streams(b))
 	}
 }
