@@ -72,8 +72,7 @@ func FaultOf(err error) Fault {
 		return Fault{Status: http.StatusServiceUnavailable, Code: "going_down", Title: "Server going down",
 			Detail: "the server is going down, and can't finish this", RetryAfter: retrySoon, Cause: err}
 	}
-	var own *Fault
-	if errors.As(err, &own) {
+	if own, ok := errors.AsType[*Fault](err); ok {
 		return *own
 	}
 	f := publicFault(err)
@@ -236,12 +235,12 @@ func Unreachable(engine string, err error) *Fault {
 // startReason tells why a sandbox could not be started, by class only: engines'
 // own words may carry what isn't for callers. Of a pull it gives what pullReason leaves.
 func startReason(err error) string {
-	var file *fs.PathError
-	var pull *lifecycle.PullError
-	switch {
-	case errors.As(err, &pull):
+	if pull, ok := errors.AsType[*lifecycle.PullError](err); ok {
 		return fmt.Sprintf("the image %s can't be pulled: %s", cut(pull.Image, maxPullReason), pullReason(pull.Err))
-	case errors.As(err, &file):
+	}
+	_, file := errors.AsType[*fs.PathError](err)
+	switch {
+	case file:
 		return "a directory that the sandbox is to have isn't there, or can't be used"
 	case errdefs.IsNotFound(err):
 		return "the image, or the network, isn't there and can't be had"

@@ -32,8 +32,7 @@ func register[C prometheus.Collector](r prometheus.Registerer, c C) (C, error) {
 		return c, nil
 	}
 	err := r.Register(c)
-	var there prometheus.AlreadyRegisteredError
-	if errors.As(err, &there) {
+	if there, ok := errors.AsType[prometheus.AlreadyRegisteredError](err); ok {
 		if own, ok := there.ExistingCollector.(C); ok {
 			return own, nil
 		}

@@ -23,8 +23,8 @@ func WithClass(class, err error) error { return &classedError{class, err} }
 
 // HasClass reports whether an error got its class from WithClass.
 func HasClass(err error) bool {
-	var classed *classedError
-	return errors.As(err, &classed)
+	_, has := errors.AsType[*classedError](err)
+	return has
 }
 
 // Unavailable makes an error of this class that says what err says.

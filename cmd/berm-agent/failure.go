@@ -1,9 +1,6 @@
 package main
 
-import (
-	"github.com/bermhq/berm/runtime/agent/files"
-	"github.com/bermhq/berm/runtime/agent/wire"
-)
+import "github.com/bermhq/berm/runtime/agent/files"
 
 var (
 	// failureOf returns what Berm is sent of an error.
@@ -15,5 +12,3 @@ var (
 	// reason returns an error's text without the names in it.
 	reason = files.Reason
 )
-
-func classOf(err error) wire.Class { return failureOf(err).Class }

@@ -157,14 +157,11 @@ func (p *process) launch(s *wire.Start) error {
 
 // noRoom is the failure to start anything at all.
 func noRoom(err error) error {
-	var failure *wire.Failure
-	switch {
-	case errors.As(err, &failure):
-		return err
-	case classOf(err) == wire.ClassExhausted:
-		return &wire.Failure{Class: wire.ClassExhausted, Message: "there is no room for another process: " + reason(err)}
+	failure := failureOf(err)
+	if _, said := errors.AsType[*wire.Failure](err); !said && failure.Class == wire.ClassExhausted {
+		failure.Message = "there is no room for another process: " + reason(err)
 	}
-	return failureOf(err)
+	return failure
 }
 
 // findIn finds a program from a directory, which is to be entered.
@@ -352,11 +349,9 @@ func (p *process) fail(err error, s *wire.Start) {
 // explain says why there is no command, as a shell would.
 func (p *process) explain(err error, s *wire.Start) {
 	code, text := exitNotExecutable, s.Command[0]+": "+reason(err)
-	var dir *chdirError
-	switch {
-	case errors.As(err, &dir):
+	if dir, ok := errors.AsType[*chdirError](err); ok {
 		text = s.Dir + ": " + reason(dir.error)
-	case errors.Is(err, fs.ErrNotExist):
+	} else if errors.Is(err, fs.ErrNotExist) {
 		code, text = exitNotFound, s.Command[0]+": not found"
 	}
 	p.mu.Lock()

@@ -161,12 +161,10 @@ type dialError struct{ error }
 
 // portFault says what kept a request from being answered.
 func portFault(err error) error {
-	var dial *dialError
-	var timeout net.Error
-	switch {
-	case errors.As(err, &dial):
+	if dial, ok := errors.AsType[*dialError](err); ok {
 		return dial.error
-	case errors.As(err, &timeout) && timeout.Timeout():
+	}
+	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
 		return &proxy.Fault{Status: http.StatusGatewayTimeout, Code: "port_timeout", Title: "No answer in time",
 			Detail: "what listens at the port took the request, and didn't answer in time", Cause: err}
 	}

@@ -129,8 +129,7 @@ func (a *api) usable(ctx context.Context, c fileClaim, put bool) error {
 			Detail: "this address is for " + c.methods() + " only"}
 	}
 	found, err := a.Chats.Get(ctx, c.Tenant, c.Chat)
-	var missing *chat.NotFoundError
-	if errors.As(err, &missing) || err == nil && found.CreatedAt.UnixNano() != c.Made {
+	if _, missing := errors.AsType[*chat.NotFoundError](err); missing || err == nil && found.CreatedAt.UnixNano() != c.Made {
 		return expiredFileURL(nil)
 	}
 	return err

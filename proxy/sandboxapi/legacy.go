@@ -56,7 +56,6 @@ func legacyRequest(r *http.Request, b apitype.LegacyCreateRequest) (lifecycle.Cr
 
 // legacyFault brings an error down to what the old service could answer.
 func legacyFault(err error) error {
-	var denied *policy.DeniedError
 	f := proxy.FaultOf(err)
 	switch f.Code {
 	case "malformed", "unsupported_media_type", "too_large", "validation":
@@ -64,7 +63,7 @@ func legacyFault(err error) error {
 	case "sandbox_conflict":
 		f.Detail = f.Code
 	case "sandbox_start_failed", "backend_unavailable", "image_pulling", "capacity", "policy_denied":
-		if errors.As(err, &denied) {
+		if denied, ok := errors.AsType[*policy.DeniedError](err); ok {
 			f.Reasons = denied.Reasons
 		}
 		f.Status, f.Detail = http.StatusServiceUnavailable, "sandbox_start_failed: "+f.Detail

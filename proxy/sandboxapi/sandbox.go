@@ -38,8 +38,7 @@ func noContent(w http.ResponseWriter, err error) error {
 func (a *api) put(w http.ResponseWriter, r *http.Request, body apitype.SandboxRequest) error {
 	_, key := target(r)
 	res, err := a.Manager.Create(r.Context(), createRequest(r, key, body))
-	var pulling *lifecycle.PullingError
-	if errors.As(err, &pulling) {
+	if pulling, ok := errors.AsType[*lifecycle.PullingError](err); ok {
 		w.Header().Set("Location", location(key))
 		proxy.SetRetryAfter(w, max(pulling.RetryAfter, time.Second))
 		sb := pulling.Sandbox

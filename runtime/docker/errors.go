@@ -64,7 +64,7 @@ func answered(err error) bool {
 
 // cut reports whether the engine couldn't be reached, or went away in mid-answer.
 func cut(err error) bool {
-	var netErr net.Error
-	return errdefs.IsUnavailable(err) || client.IsErrConnectionFailed(err) || errors.As(err, &netErr) ||
+	_, network := errors.AsType[net.Error](err)
+	return network || errdefs.IsUnavailable(err) || client.IsErrConnectionFailed(err) ||
 		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }

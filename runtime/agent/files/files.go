@@ -157,8 +157,7 @@ func join(dir, name string) string {
 
 // Failure returns what the peer is sent of an error: a class, what it was about, and why.
 func Failure(err error) *wire.Failure {
-	var failure *wire.Failure
-	if errors.As(err, &failure) {
+	if failure, ok := errors.AsType[*wire.Failure](err); ok {
 		return failure
 	}
 	text := Reason(err)
@@ -168,12 +167,9 @@ func Failure(err error) *wire.Failure {
 	case errors.Is(err, unix.EBUSY):
 		text = "it is in use, or a file system is mounted there"
 	}
-	var of *fs.PathError
-	var link *os.LinkError
-	switch {
-	case errors.As(err, &of):
+	if of, ok := errors.AsType[*fs.PathError](err); ok {
 		text = Quote(of.Path) + ": " + text
-	case errors.As(err, &link):
+	} else if link, ok := errors.AsType[*os.LinkError](err); ok {
 		text = Quote(link.Old) + " to " + Quote(link.New) + ": " + text
 	}
 	return &wire.Failure{Class: classOf(err), Message: text}
@@ -181,8 +177,7 @@ func Failure(err error) *wire.Failure {
 
 // Reason returns an error's text without the names in it.
 func Reason(err error) string {
-	var number syscall.Errno
-	if errors.As(err, &number) {
+	if number, ok := errors.AsType[syscall.Errno](err); ok {
 		return number.Error()
 	}
 	return err.Error()
@@ -204,8 +199,7 @@ func classOf(err error) wire.Class {
 	if errors.Is(err, path.ErrBadPattern) {
 		return wire.ClassInvalid
 	}
-	var number syscall.Errno
-	if errors.As(err, &number) && classes[number] != "" {
+	if number, ok := errors.AsType[syscall.Errno](err); ok && classes[number] != "" {
 		return classes[number]
 	}
 	return wire.ClassInternal

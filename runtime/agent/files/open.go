@@ -52,8 +52,8 @@ func unlessMissing(err error) error {
 // unlessVanished returns nil for the error of a file that isn't there any more, or another
 // by now.
 func unlessVanished(err error) error {
-	var failure *wire.Failure // it isn't regular
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) || errors.As(err, &failure) {
+	_, irregular := errors.AsType[*wire.Failure](err)
+	if irregular || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
 		return nil
 	}
 	return unlessMissing(err)

@@ -118,11 +118,10 @@ func pullFailure(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return runtime.Ended(ctx)
 	}
-	var registry *registryError
-	switch {
-	case errors.As(err, &registry):
+	if registry, ok := errors.AsType[*registryError](err); ok {
 		return runtime.WithClass(registry.class, err)
-	case errdefs.IsNotFound(err), errdefs.IsUnavailable(err):
+	}
+	if errdefs.IsNotFound(err) || errdefs.IsUnavailable(err) {
 		return runtime.Classify(ctx, err)
 	}
 	return runtime.WithClass(errdefs.ErrUnknown, err)
@@ -142,16 +141,13 @@ func registryFailure(err error) error {
 		return err
 	}
 	out := &registryError{class: errdefs.ErrUnknown, text: err.Error()}
-	var status remoteerrors.ErrUnexpectedStatus
-	var request *url.Error
-	switch {
-	case errors.As(err, &status):
+	if status, ok := errors.AsType[remoteerrors.ErrUnexpectedStatus](err); ok {
 		out.text = fmt.Sprintf("%s %s: %s", status.RequestMethod, withoutQuery(status.RequestURL), status.Status)
 		switch status.StatusCode {
 		case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound:
 			out.class = errdefs.ErrNotFound
 		}
-	case errors.As(err, &request):
+	} else if request, ok := errors.AsType[*url.Error](err); ok {
 		out.text = fmt.Sprintf("%s %s: %v", request.Op, withoutQuery(request.URL), request.Err)
 	}
 	if errdefs.IsNotFound(err) || errors.Is(err, docker.ErrInvalidAuthorization) {

@@ -33,8 +33,8 @@ func findBridge(name string) (*netlink.Bridge, error) {
 }
 
 func isNoLink(err error) bool {
-	var none netlink.LinkNotFoundError
-	return errors.As(err, &none)
+	_, is := errors.AsType[netlink.LinkNotFoundError](err)
+	return is
 }
 
 // makeBridge makes a network's bridge, or completes it, and brings it up. The firewall must
