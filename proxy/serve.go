@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/runtime"
 )
 
 const unixScheme = "unix://"
@@ -270,17 +272,8 @@ func PeerOf(conn net.Conn) (cred unix.Ucred, ok bool) {
 	if !ok {
 		return cred, false
 	}
-	raw, err := u.SyscallConn()
-	if err != nil {
-		return cred, false
-	}
-	ok = false
-	_ = raw.Control(func(fd uintptr) {
-		if c, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			cred, ok = *c, true
-		}
-	})
-	return cred, ok
+	cred, err := runtime.PeerOf(u)
+	return cred, err == nil
 }
 
 // wait waits for a group until ctx ends. What waits on is ended by the group's end.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	goruntime "runtime"
 	"runtime/debug"
@@ -94,6 +95,22 @@ func TryFlock(f *os.File, how int) (bool, error) {
 		return false, nil
 	}
 	return err == nil, err
+}
+
+// PeerOf returns the process at the other end of a unix socket, as the kernel says. Its pid is
+// 0 for a process of a PID namespace that this one can't see into.
+func PeerOf(conn *net.UnixConn) (unix.Ucred, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return unix.Ucred{}, err
+	}
+	var cred *unix.Ucred
+	var failed error
+	err = raw.Control(func(fd uintptr) { cred, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err = errors.Join(err, failed); err != nil {
+		return unix.Ucred{}, err
+	}
+	return *cred, nil
 }
 
 // Together runs f once for all callers that ask for the same key of a group at the same

@@ -61,7 +61,7 @@ func (p *process) take(access func(func(fd uintptr) bool) error, stderr bool) (n
 	var failed error
 	err = access(func(fd uintptr) bool {
 		buf = chunks.Get().(*wire.OutputFrame)
-		if n, failed = readOnce(int(fd), buf.Data()); failed == nil && n > 0 {
+		if n, failed = gatedTransfer(unix.Read)(fd, buf.Data()); failed == nil && n > 0 {
 			return true
 		}
 		chunks.Put(buf)
@@ -76,15 +76,6 @@ func (p *process) take(access func(func(fd uintptr) bool) error, stderr bool) (n
 	p.add(stderr, buf.Data()[:n])
 	chunks.Put(buf)
 	return n, nil
-}
-
-func readOnce(fd int, b []byte) (n int, err error) {
-	for {
-		err = kernel.do(func() error { n, err = unix.Read(fd, b); return err })
-		if !errors.Is(err, unix.EINTR) {
-			return n, err
-		}
-	}
 }
 
 // pipeSize is how much a pipe or terminal can hold.

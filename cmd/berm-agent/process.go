@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -194,24 +195,14 @@ func lookEnv(env []string, name string) (string, bool) {
 	return "", false
 }
 
-// merge puts variables over others. The last of a name counts.
+// merge puts variables over others, and sorts them. The last of a name counts.
 func merge(env, over []string) []string {
-	out := slices.Clone(env)
-	at := make(map[string]int, len(out))
-	for i, e := range out {
+	vars := map[string]string{}
+	for _, e := range slices.Concat(env, over) {
 		name, _, _ := strings.Cut(e, "=")
-		at[name] = i
+		vars[name] = e
 	}
-	for _, e := range over {
-		name, _, _ := strings.Cut(e, "=")
-		if i, ok := at[name]; ok {
-			out[i] = e
-			continue
-		}
-		at[name] = len(out)
-		out = append(out, e)
-	}
-	return out
+	return slices.Sorted(maps.Values(vars))
 }
 
 // open makes what the program reads from and writes to, and gives this process' sides

@@ -165,7 +165,7 @@ func (g gated) Read(b []byte) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	return transfer(raw.Read, b, func(fd uintptr, b []byte) (int, error) { return readOnce(int(fd), b) })
+	return transfer(raw.Read, b, gatedTransfer(unix.Read))
 }
 
 func (g gated) Write(b []byte) (int, error) {
@@ -173,13 +173,19 @@ func (g gated) Write(b []byte) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	return writeAll(raw, b, func(fd uintptr, b []byte) (n int, err error) {
-		err = kernel.do(func() error { n, err = unix.Write(int(fd), b); return err })
-		if errors.Is(err, unix.EINTR) {
-			return 0, unix.EAGAIN
+	return writeAll(raw, b, gatedTransfer(unix.Write))
+}
+
+// gatedTransfer makes a call once, and again if a signal interrupts it.
+func gatedTransfer(call func(fd int, b []byte) (int, error)) func(uintptr, []byte) (int, error) {
+	return func(fd uintptr, b []byte) (n int, err error) {
+		for {
+			err = kernel.do(func() error { n, err = call(int(fd), b); return err })
+			if !errors.Is(err, unix.EINTR) {
+				return max(n, 0), err
+			}
 		}
-		return max(n, 0), err
-	})
+	}
 }
 
 // roomFor is whether so many processes or threads can be made. One that has ended

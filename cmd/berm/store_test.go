@@ -299,7 +299,7 @@ func TestRestoreRefuses(t *testing.T) {
 	id := fillState(t, a, "one")
 	step{args: "store backup " + file + " --state-dir " + a, stderr: []string{"backed up"}}.run(t)
 	data := string(slurp(t, file))
-	_, known, err := store.Look(file)
+	d, err := store.Look(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -334,7 +334,7 @@ func TestRestoreRefuses(t *testing.T) {
 	}
 	manifest := func(format int, key string) string {
 		return fmt.Sprintf(`{"format": %d, "berm": "0.8", "schema": %d, "instance": %q, "seal_key": %q, "created": "2026-01-02T03:04:05Z", "members": [{"name": "berm.db", "size": %d, "sha256": "%x"}]}`,
-			format, known, id, key, len(plain), sha256.Sum256([]byte(plain)))
+			format, d.Known, id, key, len(plain), sha256.Sum256([]byte(plain)))
 	}
 	sealed := strings.Repeat("0b", lifecycle.SealKeyBytes)
 	earlier := pack(manifest(2, sealed), plain)
@@ -348,7 +348,7 @@ func TestRestoreRefuses(t *testing.T) {
 		"a view":           {change("DROP TABLE backup; CREATE VIEW backup AS SELECT 1"), "isn't that of a backup"},
 		"a trigger":        {change("CREATE TRIGGER x AFTER DELETE ON backup BEGIN DELETE FROM chats; END"), "isn't that of a backup"},
 		"another's":        {change("CREATE TABLE more (x)"), "its tables aren't those"},
-		"newer":            {change(fmt.Sprintf("PRAGMA user_version = %d", known+1)), fmt.Sprintf("its schema is version %d, and this berm knows %d: use the newer berm", known+1, known)},
+		"newer":            {change(fmt.Sprintf("PRAGMA user_version = %d", d.Known+1)), fmt.Sprintf("its schema is version %d, and this berm knows %d: use the newer berm", d.Known+1, d.Known)},
 		"no instance":      {change("UPDATE backup SET instance = ''"), "doesn't say which server"},
 		"odd instance":     {change("UPDATE backup SET instance = char(27)"), "doesn't say which server"},
 		"bad seal key":     {change("UPDATE backup SET seal_key = '00'"), "not a seal key"},

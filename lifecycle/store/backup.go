@@ -41,7 +41,7 @@ func PutOrigin(ctx context.Context, path string, o Origin) error {
 // TakeOrigin turns the backup at path into a store again. It fails if the file is no
 // backup, and doesn't check the rest of it.
 func TakeOrigin(ctx context.Context, path string) (o Origin, err error) {
-	if _, _, err := Look(path); err != nil {
+	if _, err := Look(path); err != nil {
 		return o, err
 	}
 	db, err := openFile(path, url.Values{"mode": {"rw"}}, "trusted_schema(0)", "cell_size_check(1)", "secure_delete(1)", unsynced)

@@ -95,30 +95,51 @@ func openFile(path string, query url.Values, pragmas ...string) (*sql.DB, error)
 	return db, err
 }
 
-// Look returns the version of a database's schema, and the newest that Open knows, without
-// changing or locking the file: what a running process hasn't merged into it yet isn't seen.
-// A version of 0 is of one that has no schema there. It is an error of fs.ErrNotExist if there is no file,
+// Database is what the files of a database say.
+type Database struct {
+	Schema, Known int   // version of the schema, 0 without one; and the newest that Open knows
+	Merging       bool  // there is more beside the file
+	Size, Whole   int64 // bytes of the file, and that it has to have; 0 if it doesn't say
+}
+
+// Look looks at a database without changing or locking it: what a running process hasn't
+// merged into the file yet isn't seen. It is an error of fs.ErrNotExist if there is no file,
 // and another if it is no database.
-func Look(path string) (version, known int, err error) {
+func Look(path string) (d Database, err error) {
 	names, err := migrationNames()
 	if err != nil {
-		return 0, 0, err
+		return d, err
 	}
+	d.Known = len(names)
 	f, err := os.Open(path)
 	if err != nil {
-		return 0, len(names), err
+		return d, err
 	}
 	defer func() { _ = f.Close() }()
 	var header [100]byte // https://www.sqlite.org/fileformat.html#the_database_header
 	switch _, err := io.ReadFull(f, header[:]); {
 	case errors.Is(err, io.EOF):
-		return 0, len(names), nil
+		return d, nil
 	case err != nil && !errors.Is(err, io.ErrUnexpectedEOF):
-		return 0, len(names), fmt.Errorf("read %s: %w", path, err)
+		return d, fmt.Errorf("read %s: %w", path, err)
 	case err != nil, !bytes.HasPrefix(header[:], []byte("SQLite format 3\x00")):
-		return 0, len(names), fmt.Errorf("%s is no database", path)
+		return d, fmt.Errorf("%s is no database", path)
 	}
-	return int(int32(binary.BigEndian.Uint32(header[60:]))), len(names), nil
+	d.Schema = int(int32(binary.BigEndian.Uint32(header[60:])))
+	if wal, err := os.Stat(path + "-wal"); err == nil {
+		d.Merging = wal.Size() > 0
+	}
+	if page := int64(binary.BigEndian.Uint16(header[16:])); bytes.Equal(header[24:28], header[92:96]) {
+		if page == 1 {
+			page = 64 << 10
+		}
+		d.Whole = page * int64(binary.BigEndian.Uint32(header[28:]))
+	}
+	fi, err := f.Stat()
+	if err == nil {
+		d.Size = fi.Size()
+	}
+	return d, err
 }
 
 // migrate applies what the file's schema lacks, all or nothing.

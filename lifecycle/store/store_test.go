@@ -213,7 +213,7 @@ func TestProjects(t *testing.T) {
 func TestLook(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "berm.db")
-	if _, _, err := Look(path); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := Look(path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no file: %v", err)
 	}
 	db, err := Open(t.Context(), Options{Path: path})
@@ -221,9 +221,9 @@ func TestLook(t *testing.T) {
 	must(t, db.Close())
 	before, err := os.ReadFile(path)
 	must(t, err)
-	version, known, err := Look(path)
-	if err != nil || version != known || known == 0 {
-		t.Errorf("version %d of %d, %v", version, known, err)
+	d, err := Look(path)
+	if err != nil || d.Schema != d.Known || d.Known == 0 || d.Merging || d.Whole != d.Size || d.Size == 0 {
+		t.Errorf("%+v, %v", d, err)
 	}
 	after, err := os.ReadFile(path)
 	if entries, dirErr := os.ReadDir(dir); err != nil || dirErr != nil || len(entries) != 1 || !bytes.Equal(before, after) {
@@ -231,8 +231,8 @@ func TestLook(t *testing.T) {
 	}
 	for content, ok := range map[string]bool{"": true, "short": false, strings.Repeat("long", 100): false} {
 		must(t, os.WriteFile(path, []byte(content), 0o600))
-		if version, _, err := Look(path); version != 0 || (err == nil) != ok {
-			t.Errorf("%.10q: version %d, %v", content, version, err)
+		if d, err := Look(path); d.Schema != 0 || (err == nil) != ok {
+			t.Errorf("%.10q: %+v, %v", content, d, err)
 		}
 	}
 }

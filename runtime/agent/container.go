@@ -249,17 +249,8 @@ func (b *container) crowded() bool {
 // peer returns the pid of the process that dialled. It is 0 for a process of a PID
 // namespace that this one can't see into: any process of the sandbox may be that.
 func peer(nc *net.UnixConn) (int, error) {
-	raw, err := nc.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var cred *unix.Ucred
-	var failed error
-	err = raw.Control(func(fd uintptr) { cred, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	if err = errors.Join(err, failed); err != nil {
-		return 0, err
-	}
-	return int(cred.Pid), nil
+	cred, err := runtime.PeerOf(nc)
+	return int(cred.Pid), err
 }
 
 // hold waits for the Hello of a session that was dialled, and keeps it until it ends.

@@ -1,13 +1,10 @@
 package doctor
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -33,7 +30,7 @@ type storageFacts struct {
 	lockedBy     string // process that has the state directory; empty if none does, or none that can be seen
 	instance     string
 	instanceErr  error
-	database     databaseFacts
+	database     store.Database
 	databaseErr  error // why it can't be used; fs.ErrNotExist: there is none yet
 	chats        dirFacts
 	unused       bool  // no server ever had chats there
@@ -41,13 +38,6 @@ type storageFacts struct {
 	dependencies dirFacts
 	tools        dirFacts
 	temporary    dirFacts
-}
-
-// databaseFacts are of a database.
-type databaseFacts struct {
-	schema  int
-	known   int  // the newest schema that this berm knows
-	merging bool // its log isn't merged into it
 }
 
 // dirFacts are of a directory, or of the one above it that is there.
@@ -83,7 +73,7 @@ func lookAtStorage(ctx context.Context, limit time.Duration, cfg *config.Config)
 	s.lockedBy, _ = serve.Within(ctx, limit, func(context.Context) (string, error) { return lockHolder("/proc", filepath.Join(cfg.StateDir, "lock")) })
 	s.instance, s.instanceErr = reading(ctx, limit, filepath.Join(cfg.StateDir, serve.StateInstance), func() (string, error) { return serve.Instance(cfg.StateDir, cfg.Engine.Instance) })
 	database := filepath.Join(cfg.StateDir, serve.StateStore)
-	s.database, s.databaseErr = reading(ctx, limit, database, func() (databaseFacts, error) { return lookAtDatabase(database) })
+	s.database, s.databaseErr = reading(ctx, limit, database, func() (store.Database, error) { return lookAtDatabase(database) })
 	if s.chats.path != "" && s.chats.err == nil {
 		err := serve.Try(ctx, limit, func(context.Context) error { _, err := os.Lstat(filepath.Join(s.chats.path, ".staging")); return err }) // lifecycle/chat's
 		s.unused = errors.Is(err, fs.ErrNotExist)
@@ -99,8 +89,8 @@ func lookAtStorage(ctx context.Context, limit time.Duration, cfg *config.Config)
 }
 
 // lookAtDatabase goes by the database's header: SQLite would make files beside it.
-func lookAtDatabase(path string) (d databaseFacts, err error) {
-	if d.schema, d.known, err = store.Look(path); err != nil {
+func lookAtDatabase(path string) (d store.Database, err error) {
+	if d, err = store.Look(path); err != nil {
 		return d, err
 	}
 	for _, name := range []string{path, path + "-wal", path + "-shm"} {
@@ -108,37 +98,10 @@ func lookAtDatabase(path string) (d databaseFacts, err error) {
 			return d, err
 		}
 	}
-	if fi, err := os.Stat(path + "-wal"); err == nil && fi.Size() > 0 {
-		d.merging = true // and what the file lacks may be in there
-		return d, nil
+	if d.Size < d.Whole && !d.Merging { // else what the file lacks may be beside it
+		err = fmt.Errorf("%s is cut off: it has %d of %d bytes", path, d.Size, d.Whole)
 	}
-	return d, entire(path)
-}
-
-// entire refuses a database that is shorter than its header says.
-func entire(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = f.Close() }()
-	fi, err := f.Stat()
-	if err != nil || fi.Size() == 0 {
-		return err
-	}
-	var header [100]byte // https://www.sqlite.org/fileformat.html#the_database_header
-	if _, err := io.ReadFull(f, header[:]); err != nil {
-		return fmt.Errorf("read %s: %w", path, err)
-	}
-	page := int64(binary.BigEndian.Uint16(header[16:]))
-	if page == 1 {
-		page = 64 << 10
-	}
-	size := page * int64(binary.BigEndian.Uint32(header[28:]))
-	if known := bytes.Equal(header[24:28], header[92:96]); known && fi.Size() < size {
-		return fmt.Errorf("%s is cut off: it has %d of %d bytes", path, fi.Size(), size)
-	}
-	return nil
+	return d, err
 }
 
 func lookAtDir(path string) dirFacts {
@@ -267,11 +230,11 @@ func (s *storageFacts) judgeDatabase() []finding {
 		bad(foreign, said(err), wontStart, "run it as the user whose it is, or give that file to this one"),
 		bad(stuck, said(err), "berm serve is stuck there, too", "see what keeps it from being read"),
 		bad(err != nil, said(err), wontStart, "restore it; with the file moved away no sandbox is lost, but whose the chats are"),
-		bad(d.schema > d.known, fmt.Sprintf("its schema is version %d, and this berm knows %d", d.schema, d.known), wontStart, "use the newer berm"),
-		okay(d.merging && d.schema < d.known && s.lockedBy != "", "in use"),
-		okay(d.merging && d.schema < d.known, "left by a crash: what is new in it isn't merged yet, as berm serve will"),
-		okay(d.schema < d.known, fmt.Sprintf("schema %d, which berm serve brings up to %d", d.schema, d.known)),
-		okay(true, fmt.Sprintf("schema %d, the newest that this berm knows", d.schema)))
+		bad(d.Schema > d.Known, fmt.Sprintf("its schema is version %d, and this berm knows %d", d.Schema, d.Known), wontStart, "use the newer berm"),
+		okay(d.Merging && d.Schema < d.Known && s.lockedBy != "", "in use"),
+		okay(d.Merging && d.Schema < d.Known, "left by a crash: what is new in it isn't merged yet, as berm serve will"),
+		okay(d.Schema < d.Known, fmt.Sprintf("schema %d, which berm serve brings up to %d", d.Schema, d.Known)),
+		okay(true, fmt.Sprintf("schema %d, the newest that this berm knows", d.Schema)))
 }
 
 func (s *storageFacts) judgeChats(cfg *config.Config) []finding {

@@ -55,10 +55,10 @@ func TestDoctorJudgesStorage(t *testing.T) {
 		"bad instance":     {func(s *storageFacts, _ *config.Config) { s.instanceErr = errors.New("no id") }, "storage.instance", gradeBad, "no id"},
 		"no database":      {func(s *storageFacts, _ *config.Config) { s.databaseErr = fs.ErrNotExist }, "storage.database", gradeOK, "none yet"},
 		"bad database":     {func(s *storageFacts, _ *config.Config) { s.databaseErr = errors.New("it is no database") }, "storage.database", gradeBad, "no database"},
-		"newer database":   {func(s *storageFacts, _ *config.Config) { s.database.schema = 9 }, "storage.database", gradeBad, "version 9"},
-		"older database":   {func(s *storageFacts, _ *config.Config) { s.database.schema = 1 }, "storage.database", gradeOK, "schema 1, which berm serve brings up to 2"},
-		"being written":    {func(s *storageFacts, _ *config.Config) { s.database = databaseFacts{0, 2, true} }, "storage.database", gradeOK, "isn't merged yet"},
-		"a server's":       {func(s *storageFacts, _ *config.Config) { s.database, s.lockedBy = databaseFacts{0, 2, true}, "7" }, "storage.database", gradeOK, "in use"},
+		"newer database":   {func(s *storageFacts, _ *config.Config) { s.database.Schema = 9 }, "storage.database", gradeBad, "version 9"},
+		"older database":   {func(s *storageFacts, _ *config.Config) { s.database.Schema = 1 }, "storage.database", gradeOK, "schema 1, which berm serve brings up to 2"},
+		"being written":    {func(s *storageFacts, _ *config.Config) { s.database = store.Database{Known: 2, Merging: true} }, "storage.database", gradeOK, "isn't merged yet"},
+		"a server's":       {func(s *storageFacts, _ *config.Config) { s.database, s.lockedBy = store.Database{Known: 2, Merging: true}, "7" }, "storage.database", gradeOK, "in use"},
 		"its, in use":      {func(s *storageFacts, _ *config.Config) { s.databaseErr, s.lockedBy = fs.ErrPermission, "7" }, "storage.database", gradeSoft, ""},
 		"another's":        {func(s *storageFacts, _ *config.Config) { s.databaseErr = fs.ErrPermission }, "storage.database", gradeBad, ""},
 		"stuck":            {func(s *storageFacts, _ *config.Config) { s.databaseErr = serve.ErrStuck }, "storage.database", gradeBad, serve.ErrStuck.Error()},
@@ -83,7 +83,7 @@ func TestDoctorJudgesStorage(t *testing.T) {
 		}, "storage.temporary", gradeSoft, ""},
 	} {
 		s := &storageFacts{
-			state: dirFacts{path: "/s", there: true, kind: "ext4", free: 100 << 30, created: true}, database: databaseFacts{schema: 2, known: 2},
+			state: dirFacts{path: "/s", there: true, kind: "ext4", free: 100 << 30, created: true}, database: store.Database{Schema: 2, Known: 2},
 			chats: dirFacts{path: "/c", there: true, kind: "xfs", free: 100 << 30},
 		}
 		cfg := config.Default()
@@ -136,7 +136,7 @@ func TestLookAtDatabase(t *testing.T) {
 	look := func(want string) {
 		t.Helper()
 		d, err := lookAtDatabase(path)
-		if want == "" && (err != nil || d.known == 0) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+		if want == "" && (err != nil || d.Known == 0) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%+v, %v, want %q", d, err, want)
 		}
 		if entries, err := os.ReadDir(filepath.Dir(path)); err != nil || slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == serve.StateStore+"-shm" }) {
