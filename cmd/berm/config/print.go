@@ -1,10 +1,10 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"io"
-	"reflect"
-	"strings"
+	"slices"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -15,79 +15,65 @@ const redacted = "[redacted]"
 // came from. A secret that is set is shown as [redacted]; one that isn't is named in a
 // comment, with its environment variable.
 func (c *Config) Print(w io.Writer) error {
-	root := &yaml.Node{Kind: yaml.MappingNode}
-	sections := map[string]*yaml.Node{}
-	above := "" // comments on what isn't in the file
-	for _, f := range fields(c) {
-		into, name := root, f.key
-		if section, rest, ok := strings.Cut(f.key, "."); ok {
-			name = rest
-			if sections[section] == nil {
-				sections[section] = &yaml.Node{Kind: yaml.MappingNode}
-				root.Content = append(root.Content, scalar(section), sections[section])
-			}
-			into = sections[section]
-		}
-		value, err := printed(f)
-		if err != nil {
-			return fmt.Errorf("print %s: %w", f.key, err)
-		}
-		if value == nil {
-			above += f.env() + ", never in this file: " + f.doc + "\n"
-			continue
-		}
-		key := scalar(name)
-		key.HeadComment, above = above+f.doc, ""
-		if list, ok := listOf(f.value.Type()); ok {
-			for _, e := range elements(name, list) {
-				key.HeadComment += "\n" + e.key + ": " + e.doc
-			}
-		}
-		source := c.source[f.key]
-		if source == "" {
-			source = "default"
-		}
-		if value.Style != yaml.FlowStyle && len(value.Content) > 0 {
-			key.HeadComment += "\n" + source
-		} else {
-			value.LineComment = source
-		}
-		into.Content = append(into.Content, key, value)
+	var root yaml.Node
+	if err := root.Encode(c); err != nil {
+		return fmt.Errorf("print the configuration: %w", err)
 	}
+	settings := map[string]field{}
+	for _, f := range fields(c) {
+		settings[f.key] = f
+	}
+	c.annotate(&root, "", settings)
 	enc := yaml.NewEncoder(w)
 	enc.SetIndent(2)
-	if err := enc.Encode(root); err != nil {
+	if err := enc.Encode(&root); err != nil {
 		return fmt.Errorf("print the configuration: %w", err)
 	}
 	return enc.Close()
 }
 
-// printed is the node of a field's value; nil for a secret that isn't set.
-func printed(f field) (*yaml.Node, error) {
-	var node yaml.Node
-	switch {
-	case f.secret == "true" && f.value.IsZero():
-		return nil, nil
-	case f.secret == "true":
-		return scalar(redacted), nil
-	case f.secret == "values" && f.value.Len() > 0:
-		shown := map[string]string{}
-		for _, name := range f.value.MapKeys() {
-			shown[name.String()] = redacted
+// annotate puts comments on the keys of a section, and hides its secrets.
+func (c *Config) annotate(section *yaml.Node, prefix string, settings map[string]field) {
+	var content []*yaml.Node
+	above := "" // comments on what isn't in the file
+	for pair := range slices.Chunk(section.Content, 2) {
+		key, value := pair[0], pair[1]
+		f, ok := settings[prefix+key.Value]
+		switch {
+		case !ok:
+			c.annotate(value, key.Value+".", settings)
+		case f.secret == "true" && f.value.IsZero():
+			above += f.env() + ", never in this file: " + f.doc + "\n"
+			continue
+		default:
+			key.HeadComment, above = above+f.doc, ""
+			c.describe(f, key, value)
 		}
-		return &node, node.Encode(shown)
-	case f.value.Kind() == reflect.Map:
-		return &yaml.Node{Kind: yaml.MappingNode, Style: yaml.FlowStyle}, nil
+		content = append(content, key, value)
 	}
-	err := node.Encode(f.value.Interface())
-	if node.Kind == yaml.SequenceNode && (len(node.Content) == 0 || node.Content[0].Kind == yaml.ScalarNode) {
-		node.Style = yaml.FlowStyle
-	}
-	return &node, err
+	section.Content = content
 }
 
-func scalar(text string) *yaml.Node {
-	n := &yaml.Node{}
-	n.SetString(text)
-	return n
+// describe shows a setting.
+func (c *Config) describe(f field, key, value *yaml.Node) {
+	if list, ok := listOf(f.value.Type()); ok {
+		for _, e := range elements(key.Value, list) {
+			key.HeadComment += "\n" + e.key + ": " + e.doc
+		}
+	}
+	switch {
+	case f.secret == "true":
+		value.SetString(redacted)
+	case f.secret == "values":
+		for pair := range slices.Chunk(value.Content, 2) {
+			pair[1].SetString(redacted)
+		}
+	}
+	source := cmp.Or(c.source[f.key], "default")
+	if len(value.Content) > 0 && (value.Kind == yaml.MappingNode || value.Content[0].Kind == yaml.MappingNode) {
+		key.HeadComment += "\n" + source
+		return
+	}
+	value.LineComment = source
+	value.Style |= yaml.FlowStyle
 }
