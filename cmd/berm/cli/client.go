@@ -157,12 +157,12 @@ func ask[T any](f *clientFlags, call func(*client.Client, context.Context, strin
 	})
 }
 
-// collect returns the values of an iterator, never nil.
+// collect returns the values of an iterator, never nil, up to the first error.
 func collect[T any](seq iter.Seq2[T, error]) ([]T, error) {
 	list := []T{}
 	for v, err := range seq {
 		if err != nil {
-			return nil, err
+			return list, err
 		}
 		list = append(list, v)
 	}

@@ -64,18 +64,12 @@ func newFileListCommand(flags *clientFlags) *cobra.Command {
 		Short:   "List a chat's files",
 		Example: "  berm file list chat-42 -o json",
 		RunE: flags.clientAction(func(cmd *cobra.Command, c *client.Client, args []string) error {
-			files := []apitype.ChatFile{}
-			for file, err := range c.ChatFiles(cmd.Context(), args[0], 0) {
-				if errors.Is(err, client.ErrMoreFiles) {
-					_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "berm: "+err.Error())
-					break
-				}
-				if err != nil {
-					return err
-				}
-				files = append(files, file)
+			files, err := collect(c.ChatFiles(cmd.Context(), args[0], 0))
+			if errors.Is(err, client.ErrMoreFiles) {
+				_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "berm: "+err.Error())
+				err = nil
 			}
-			return answer(flags, cmd, files, nil, showChatFiles)
+			return answer(flags, cmd, files, err, showChatFiles)
 		}),
 	}, "{{.Name}}")
 }

@@ -203,13 +203,7 @@ func execStreamed(cmd *cobra.Command, c *client.Client, key string, req apitype.
 
 // withTerm sets TERM unless env has it.
 func withTerm(env map[string]string) map[string]string {
-	if _, ok := env["TERM"]; ok {
-		return env
-	}
-	env = maps.Clone(env)
-	if env == nil {
-		env = map[string]string{}
-	}
-	env["TERM"] = cmp.Or(os.Getenv("TERM"), "xterm")
-	return env
+	out := map[string]string{"TERM": cmp.Or(os.Getenv("TERM"), "xterm")}
+	maps.Copy(out, env)
+	return out
 }

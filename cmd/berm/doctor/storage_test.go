@@ -58,7 +58,9 @@ func TestDoctorJudgesStorage(t *testing.T) {
 		"newer database":   {func(s *storageFacts, _ *config.Config) { s.database.Schema = 9 }, "storage.database", gradeBad, "version 9"},
 		"older database":   {func(s *storageFacts, _ *config.Config) { s.database.Schema = 1 }, "storage.database", gradeOK, "schema 1, which berm serve brings up to 2"},
 		"being written":    {func(s *storageFacts, _ *config.Config) { s.database = store.Database{Known: 2, Merging: true} }, "storage.database", gradeOK, "isn't merged yet"},
-		"a server's":       {func(s *storageFacts, _ *config.Config) { s.database, s.lockedBy = store.Database{Known: 2, Merging: true}, "7" }, "storage.database", gradeOK, "in use"},
+		"a server's": {func(s *storageFacts, _ *config.Config) {
+			s.database, s.lockedBy = store.Database{Known: 2, Merging: true}, "7"
+		}, "storage.database", gradeOK, "in use"},
 		"its, in use":      {func(s *storageFacts, _ *config.Config) { s.databaseErr, s.lockedBy = fs.ErrPermission, "7" }, "storage.database", gradeSoft, ""},
 		"another's":        {func(s *storageFacts, _ *config.Config) { s.databaseErr = fs.ErrPermission }, "storage.database", gradeBad, ""},
 		"stuck":            {func(s *storageFacts, _ *config.Config) { s.databaseErr = serve.ErrStuck }, "storage.database", gradeBad, serve.ErrStuck.Error()},

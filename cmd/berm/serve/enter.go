@@ -8,13 +8,13 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	goruntime "runtime"
 	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/runtime"
 )
 
 // drained are the signals that the server in the engine's mount namespace gets from
@@ -58,7 +58,7 @@ func EnterEngine(ctx context.Context, cfg config.Engine) (done bool, err error) 
 	signal.Notify(signals, drained...)
 	defer signal.Stop(signals)
 	started, ended := make(chan *os.Process, 1), make(chan error, 1)
-	onOtherThread(func() { ended <- runEntered(ns, self, started) })
+	go func() { ended <- runtime.OnThread(func() error { return runEntered(ns, self, started) }) }()
 	var child *os.Process
 	select {
 	case child = <-started: // what was signalled meanwhile waits
@@ -76,22 +76,6 @@ func EnterEngine(ctx context.Context, cfg config.Engine) (done bool, err error) 
 			return true, err
 		}
 	}
-}
-
-// onOtherThread runs a function on a thread that ends with it, and so may be spoilt, and isn't
-// the first one: as that one is, the whole process is seen from outside.
-func onOtherThread(f func()) {
-	go func() {
-		goruntime.LockOSThread() // and never unlocked
-		if unix.Gettid() != unix.Getpid() {
-			f()
-			return
-		}
-		locked := make(chan struct{})
-		onOtherThread(func() { close(locked); f() }) // as this one is taken
-		<-locked
-		goruntime.UnlockOSThread()
-	}()
 }
 
 // runEntered moves its thread into a mount namespace and runs a program there, with this

@@ -2,12 +2,9 @@ package serve
 
 import (
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/cmd/berm/config"
 )
@@ -34,18 +31,6 @@ func TestEnterEngine(t *testing.T) {
 		done, err := EnterEngine(t.Context(), tt.cfg)
 		if done || (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: done %v, %v, want %q", name, done, err, tt.want)
-		}
-	}
-}
-
-// The first thread is what others take for the process.
-func TestOnOtherThread(t *testing.T) {
-	t.Parallel()
-	for range 100 {
-		tid := make(chan int)
-		onOtherThread(func() { tid <- unix.Gettid() })
-		if <-tid == os.Getpid() {
-			t.Fatal("it ran on the first thread")
 		}
 	}
 }

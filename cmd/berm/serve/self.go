@@ -153,18 +153,12 @@ type describer interface {
 }
 
 // find asks the engine about every guess, again while it is away, until ctx ends.
-func (t *selfFacts) find(ctx context.Context, engine describer) (Self, error) {
-	for {
-		found, err := t.ask(ctx, engine)
-		if !errdefs.IsUnavailable(err) {
-			return found, err
-		}
-		select {
-		case <-ctx.Done():
-			return Self{}, err
-		case <-time.After(200 * time.Millisecond):
-		}
-	}
+func (t *selfFacts) find(ctx context.Context, engine describer) (found Self, err error) {
+	_ = runtime.Poll(ctx, 200*time.Millisecond, func() (bool, error) {
+		found, err = t.ask(ctx, engine)
+		return !errdefs.IsUnavailable(err), nil
+	})
+	return found, err
 }
 
 // ask answers the zero value if the engine knows none of the guesses, or another container by it.
