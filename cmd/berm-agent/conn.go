@@ -31,10 +31,26 @@ type handler func(c *conn, req *wire.Request) (result any, err error)
 
 // ready tells Berm that the operation can begin, and waits for its word.
 func (c *conn) ready() error {
-	if err := c.w.Send(wire.KindReady, nil); err != nil {
+	err := c.send(wire.KindReady, nil)
+	if err == nil {
+		if _, failed := c.r.Expect(wire.KindGo); failed != nil {
+			err = errGone
+		}
+	}
+	return err
+}
+
+// send sends a frame. Its error is errGone.
+func (c *conn) send(kind wire.Kind, payload []byte) error {
+	if c.w.Send(kind, payload) != nil {
 		return errGone
 	}
-	if _, err := c.r.Expect(wire.KindGo); err != nil {
+	return nil
+}
+
+// item sends one of many answers. Its error is errGone.
+func (c *conn) item(v any) error {
+	if c.w.SendJSON(wire.KindItem, v) != nil {
 		return errGone
 	}
 	return nil

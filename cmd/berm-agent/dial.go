@@ -31,29 +31,25 @@ func dialPort(c *conn, req *wire.Request) (any, error) {
 	if err := c.ready(); err != nil {
 		return nil, err
 	}
-	in, out := make(chan error, 1), make(chan error, 1)
-	go func() { in <- toPort(&upload{conn: c}, s) }()
-	go func() { out <- fromPort(c, s) }()
-	for sending, taking := true, true; sending || taking; {
-		select {
-		case err := <-in:
-			if err != nil {
-				_ = s.Close()
-				// The other side must not send after the failure.
-				if sending && errors.Is(<-out, errGone) {
-					return nil, errGone
-				}
-				return nil, err
-			}
-			taking = false
-		case err := <-out:
-			if err != nil {
-				return nil, err
-			}
-			sending = false
+	in := make(chan error, 1)
+	go func() {
+		err := toPort(&upload{conn: c}, s)
+		in <- err
+		if err != nil {
+			_ = s.Close() // fromPort ends
 		}
+	}()
+	if err := fromPort(c, s); err != nil {
+		select {
+		case first := <-in:
+			if first != nil && !errors.Is(err, errGone) {
+				return nil, first
+			}
+		default:
+		}
+		return nil, err
 	}
-	return nil, nil
+	return nil, <-in
 }
 
 // toPort takes Data until its End.
@@ -86,14 +82,11 @@ func fromPort(c *conn, s *socket) error {
 	defer buffers.Put(buf)
 	for {
 		n, err := s.Read(buf[:])
-		if n > 0 && c.w.Send(wire.KindData, buf[:n]) != nil {
+		if n > 0 && c.send(wire.KindData, buf[:n]) != nil {
 			return errGone
 		}
 		if errors.Is(err, io.EOF) {
-			if c.w.Send(wire.KindEnd, nil) != nil {
-				return errGone
-			}
-			return nil
+			return c.send(wire.KindEnd, nil)
 		}
 		if err != nil {
 			return broken(err)

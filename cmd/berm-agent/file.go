@@ -71,7 +71,7 @@ func (p *peer) Read(b []byte) (n int, err error) {
 func (p *peer) Write(b []byte) (int, error) {
 	for done := 0; done < len(b); {
 		n := min(len(b)-done, wire.MaxData)
-		if err := p.outside(func() error { return p.send(b[done : done+n]) }); err != nil {
+		if err := p.outside(func() error { return p.send(wire.KindData, b[done:done+n]) }); err != nil {
 			return done, err
 		}
 		done += n
@@ -116,22 +116,6 @@ func (u *upload) Read(p []byte) (int, error) {
 	n := copy(p, u.rest)
 	u.rest = u.rest[n:]
 	return n, nil
-}
-
-// send sends Data, at most wire.MaxData bytes.
-func (c *conn) send(p []byte) error {
-	if c.w.Send(wire.KindData, p) != nil {
-		return errGone
-	}
-	return nil
-}
-
-// item sends one of many answers.
-func (c *conn) item(v any) error {
-	if c.w.SendJSON(wire.KindItem, v) != nil {
-		return errGone
-	}
-	return nil
 }
 
 // again makes a system call about files until no signal interrupts it.

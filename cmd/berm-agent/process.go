@@ -12,7 +12,6 @@ import (
 	"sync"
 	"syscall"
 	"time"
-	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -85,13 +84,7 @@ func cutCommand(command []string) []string {
 		if room <= 0 {
 			break
 		}
-		if len(arg) > room {
-			for room > 0 && !utf8.RuneStart(arg[room]) {
-				room--
-			}
-			arg = arg[:room]
-		}
-		out = append(out, strings.Clone(arg))
+		out = append(out, strings.Clone(wire.Cut(arg, room)))
 		room -= len(arg) + 1
 	}
 	return out

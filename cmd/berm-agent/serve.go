@@ -87,14 +87,8 @@ func runServe(args []string) int {
 	if err != nil {
 		return complain("read the limit of open files: "+reason(err), exitNotExecutable)
 	}
-	ended := make(chan struct{})
 	go func() {
-		_ = srv.session(stdioConn{in, out}) // its end is the end of this process
-		close(ended)
-	}()
-	for {
-		select {
-		case sig := <-signals:
+		for sig := range signals {
 			switch sig {
 			case unix.SIGCHLD:
 				srv.kids.reap()
@@ -103,24 +97,13 @@ func runServe(args []string) int {
 				_ = in.Close() // the session ends, and serve
 				go srv.processes.close()
 			}
-			continue
-		case <-ended:
 		}
-		break
+	}()
+	_ = srv.session(stdioConn{in, out}) // its end is the end of this process
+	if !srv.killAll() {
+		return 1
 	}
-	done := make(chan bool)
-	go func() { done <- srv.killAll() }()
-	for {
-		select {
-		case <-signals:
-			srv.kids.reap()
-		case killed := <-done:
-			if !killed {
-				return 1
-			}
-			return 0
-		}
-	}
+	return 0
 }
 
 // enterOwn enters the container's working directory, which its first process was given. The

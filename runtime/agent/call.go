@@ -9,7 +9,6 @@ import (
 	"os"
 	"sync"
 	"time"
-	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
 
@@ -211,13 +210,7 @@ func (c *conn) frame() (wire.Kind, []byte, error) {
 	if err := wire.Decode(payload, f); err != nil {
 		return 0, nil, err
 	}
-	if len(f.Message) > maxReason {
-		cut := f.Message[:maxReason]
-		for len(cut) > 0 && !utf8.ValidString(cut) {
-			cut = cut[:len(cut)-1]
-		}
-		f.Message = cut
-	}
+	f.Message = wire.Cut(f.Message, maxReason)
 	return 0, nil, f
 }
 
@@ -391,32 +384,6 @@ func (x *call) result() error {
 		x.done()
 	}
 	return err
-}
-
-// items hands on the Items of an operation, at most so many, until its Result. The
-// error of f ends it.
-func (x *call) items(most int, f func(payload []byte) error) error {
-	for n := 0; ; n++ {
-		kind, payload, err := x.next()
-		switch {
-		case err != nil:
-			return err
-		case kind == wire.KindResult:
-			x.done()
-			return nil
-		case kind != wire.KindItem:
-			return x.unexpected("something else than an item")
-		case n >= most:
-			return x.unexpected("more items than were asked for")
-		}
-		if err := f(payload); err != nil {
-			if errors.Is(err, wire.ErrProtocol) {
-				return x.unexpected(err.Error())
-			}
-			x.drop()
-			return err
-		}
-	}
 }
 
 // input sends bytes as Data.

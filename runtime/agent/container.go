@@ -218,24 +218,18 @@ func (b *container) admit(nc *net.UnixConn) bool {
 	s := &session{b: b, carrier: nc, pid: pid}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	select {
-	case <-b.done:
-		return false
-	default:
-	}
 	b.unseen = pid == 0
 	if b.unseen || b.pid != 0 && s.pid != b.pid {
 		b.refused = true
 		return false
 	}
-	if len(b.dialled) >= maxSessions {
+	if len(b.dialled) >= maxSessions || !b.taskLocked(func() { b.hold(s) }) {
 		return false
 	}
 	if b.pid == 0 {
 		b.strange++
 	}
 	b.dialled = append(b.dialled, s)
-	b.r.tasks.Go(func() { b.hold(s) })
 	return true
 }
 
@@ -345,15 +339,9 @@ func (b *container) pickLocked() (s *session, unsure bool) {
 
 // ask asks the engine who the first process is.
 func (b *container) ask(ctx context.Context) {
-	b.r.mu.Lock()
-	id := b.id
-	b.r.mu.Unlock()
-	if id == "" {
-		return
-	}
 	ctx, cancel := context.WithTimeout(ctx, b.r.pace.ready)
 	defer cancel()
-	if c, err := b.r.Inspect(ctx, id); err == nil {
+	if c, err := b.inspect(ctx); err == nil {
 		b.meet(c)
 	}
 }

@@ -57,7 +57,6 @@ func (r *Runtime) openEvents(ctx context.Context, id string) (*events, error) {
 		return nil, b.left()
 	}
 	for _, s := range b.serving() {
-		s.release()
 		e.watch(s)
 	}
 	return e, nil

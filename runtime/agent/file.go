@@ -134,15 +134,31 @@ func (x *call) readFile(length int64, fio runtime.FileIO) error {
 	return x.output(fio.Out, length)
 }
 
-// items delivers the Items of an operation, at most so many.
+// items delivers the Items of an operation, at most so many, until its Result. The error of
+// deliver ends it.
 func items[T any](x *call, most int, parse func([]byte) (T, error), deliver func(T) error) error {
-	return x.items(most, func(payload []byte) error {
+	for n := 0; ; n++ {
+		kind, payload, err := x.next()
+		switch {
+		case err != nil:
+			return err
+		case kind == wire.KindResult:
+			x.done()
+			return nil
+		case kind != wire.KindItem:
+			return x.unexpected("something else than an item")
+		case n >= most:
+			return x.unexpected("more items than were asked for")
+		}
 		v, err := parse(payload)
 		if err != nil {
+			return x.unexpected(err.Error())
+		}
+		if err := deliver(v); err != nil {
+			x.drop()
 			return err
 		}
-		return deliver(v)
-	})
+	}
 }
 
 // validPath reports whether a container may name a file like this.

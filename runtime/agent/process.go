@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -286,17 +287,11 @@ func (b *container) lists(s *session, process string) bool {
 	return owner == s || owner == nil && s.served == nil
 }
 
-// serving gives the served sessions that have processes, with a use of each.
-func (b *container) serving() (out []*session) {
+// serving gives the served sessions that have processes.
+func (b *container) serving() []*session {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, s := range b.served {
-		if s.served.processes > 0 {
-			b.useLocked(s)
-			out = append(out, s)
-		}
-	}
-	return out
+	return slices.DeleteFunc(slices.Collect(maps.Values(b.served)), func(s *session) bool { return s.served.processes == 0 })
 }
 
 // hasServed reports whether there is any process of a served session.

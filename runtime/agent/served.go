@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strconv"
 	"strings"
 	"time"
@@ -59,16 +60,13 @@ func (b *container) serve(ctx context.Context, id, user string) (*session, error
 		return nil, err
 	}
 	b.mu.Lock()
-	select {
-	case <-b.done:
-		err = errGone
-	default:
-		if len(b.served) >= maxServed {
-			err = runtime.WithClass(errdefs.ErrResourceExhausted, fmt.Errorf("commands of %d users run in the container, and no more may", maxServed))
-			break
-		}
+	switch {
+	case len(b.served) >= maxServed:
+		err = runtime.WithClass(errdefs.ErrResourceExhausted, fmt.Errorf("commands of %d users run in the container, and no more may", maxServed))
+	case b.taskLocked(s.finish):
 		b.served[user] = s
-		b.r.tasks.Go(s.finish)
+	default:
+		err = errGone
 	}
 	b.mu.Unlock()
 	if err != nil {
@@ -224,11 +222,7 @@ func (s *session) finish() {
 	close(x.over)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for process, owner := range b.owners {
-		if owner == s {
-			delete(b.owners, process)
-		}
-	}
+	maps.DeleteFunc(b.owners, func(_ string, owner *session) bool { return owner == s })
 }
 
 // watch returns when the session ends. It ends one whose program doesn't answer pings.

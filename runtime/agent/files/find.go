@@ -10,7 +10,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -336,7 +335,7 @@ func (s *search) file(f *file) error {
 		if !s.match(line) {
 			continue
 		}
-		if err := s.Item(&wire.FileMatch{Path: []byte(f.path), Line: number, Text: cut(line)}); err != nil {
+		if err := s.Item(&wire.FileMatch{Path: []byte(f.path), Line: number, Text: wire.Cut(line, maxText)}); err != nil {
 			return err
 		}
 		if s.left--; s.left == 0 {
@@ -365,16 +364,4 @@ func (s *search) line() ([]byte, error) {
 			return s.long, nil
 		}
 	}
-}
-
-// cut returns the beginning of a line, with no half of a character at its end.
-func cut(line []byte) []byte {
-	if len(line) <= maxText {
-		return line
-	}
-	end := maxText
-	for end > maxText-utf8.UTFMax && !utf8.RuneStart(line[end]) {
-		end--
-	}
-	return line[:end]
 }

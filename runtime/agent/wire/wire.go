@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"unicode/utf8"
 )
 
 // Version is of the protocol. Version 1 had a connection for each operation, version 2 one
@@ -254,6 +255,19 @@ func (o Output) head(b []byte) {
 		b[0] = 1
 	}
 	binary.BigEndian.PutUint64(b[1:], uint64(o.Seq))
+}
+
+// Cut returns the beginning of a text, at most so many bytes, with no half of a character at
+// its end.
+func Cut[T string | []byte](text T, most int) T {
+	if len(text) <= most {
+		return text
+	}
+	end := most
+	for end > max(most-utf8.UTFMax, 0) && !utf8.RuneStart(text[end]) {
+		end--
+	}
+	return text[:end]
 }
 
 // ParseOutput takes a frame of KindOutput apart. Data is part of the payload.
