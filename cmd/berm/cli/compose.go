@@ -10,7 +10,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -68,8 +67,6 @@ type stackOptions struct {
 	dockerAPI    bool
 }
 
-var tagPattern = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$`)
-
 // complete sets defaults, and refuses options that exclude each other.
 func (o *stackOptions) complete() error {
 	if !slices.Contains(compose.Stacks, o.stack) {
@@ -79,11 +76,10 @@ func (o *stackOptions) complete() error {
 		return errors.New("--with-docker-api needs a Docker Engine: take another --stack")
 	}
 	if o.image == "" {
-		tag := config.Version
-		if !tagPattern.MatchString(tag) {
-			tag = "devel"
+		o.image = "berm:" + config.Version
+		if _, err := reference.ParseNormalizedNamed(o.image); err != nil {
+			o.image = "berm:devel"
 		}
-		o.image = "berm:" + tag
 	}
 	ref, err := reference.ParseNormalizedNamed(o.image)
 	if err != nil {

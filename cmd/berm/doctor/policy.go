@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/distribution/reference"
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/cmd/berm/serve"
@@ -144,14 +145,10 @@ func (p *policyFacts) judgeImages(cfg config.Engine) []finding {
 // inFull is a reference as an engine's own client wants it: containerd's knows no default
 // registry.
 func inFull(ref, kind string) string {
-	host, _, deep := strings.Cut(ref, "/")
-	switch {
-	case kind != "containerd" || deep && (strings.ContainsAny(host, ".:") || host == "localhost"):
-		return ref
-	case deep:
-		return "docker.io/" + ref
+	if named, err := reference.ParseNormalizedNamed(ref); err == nil && kind == "containerd" {
+		return named.String()
 	}
-	return "docker.io/library/" + ref
+	return ref
 }
 
 // judgeNetworks is about where sandboxes get to.
