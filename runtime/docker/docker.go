@@ -46,9 +46,9 @@ type Options struct {
 	Host string
 	// CallTimeout is how long the engine may take to answer one call. 0 is 30 seconds.
 	CallTimeout time.Duration
-	// RegistryAuth returns the encoded credentials that the engine sends to the
-	// registry of ref. Nil sends none.
-	RegistryAuth func(ctx context.Context, ref string) (string, error)
+	// RegistryAuth returns the credentials for a registry by its host name and port;
+	// an empty user with a secret is an identity token. Nil, and empty strings, send none.
+	RegistryAuth func(ctx context.Context, host string) (user, secret string, err error)
 	// Program reads Berm's program, for sandboxes on engines that don't see this host's
 	// files: see runtime.Agent. Nil is none.
 	Program func() ([]byte, error)
@@ -62,7 +62,7 @@ type Runtime struct {
 	url       *url.URL // of host, as the transport takes it
 	transport *http.Transport
 	timeout   time.Duration
-	auth      func(context.Context, string) (string, error)
+	auth      func(ctx context.Context, host string) (user, secret string, err error)
 	log       *slog.Logger
 
 	session     atomic.Pointer[session] // nil until connected

@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/errdefs/pkg/errhttp"
 	"github.com/distribution/reference"
 	"github.com/docker/docker/api/types/image"
+	"github.com/docker/docker/api/types/registry"
 	"github.com/docker/docker/pkg/jsonmessage"
 
 	"github.com/bermhq/berm/runtime"
@@ -39,6 +40,17 @@ func (r *Runtime) Image(ctx context.Context, ref string) (runtime.Image, error) 
 	return out, err
 }
 
+// encodeAuth encodes credentials as the engine takes them; without a secret there are none.
+func encodeAuth(user, secret string) (string, error) {
+	switch {
+	case secret == "":
+		return "", nil
+	case user == "":
+		return registry.EncodeAuthConfig(registry.AuthConfig{IdentityToken: secret})
+	}
+	return registry.EncodeAuthConfig(registry.AuthConfig{Username: user, Password: secret})
+}
+
 // Pull brings an image from its registry. It may take as long as ctx does: engines
 // are silent for minutes over large layers and slow registries.
 func (r *Runtime) Pull(ctx context.Context, ref string, progress func(runtime.PullProgress)) (runtime.Image, error) {
@@ -49,13 +61,17 @@ func (r *Runtime) Pull(ctx context.Context, ref string, progress func(runtime.Pu
 }
 
 func (r *Runtime) pull(ctx context.Context, ref string, progress func(runtime.PullProgress)) error {
-	if _, err := reference.ParseNormalizedNamed(ref); err != nil {
+	named, err := reference.ParseNormalizedNamed(ref)
+	if err != nil {
 		return runtime.Invalid("%w", err)
 	}
 	opts := image.PullOptions{}
 	if r.auth != nil {
-		var err error
-		if opts.RegistryAuth, err = r.auth(ctx, ref); err != nil {
+		user, secret, err := r.auth(ctx, reference.Domain(named))
+		if err == nil {
+			opts.RegistryAuth, err = encodeAuth(user, secret)
+		}
+		if err != nil {
 			return fmt.Errorf("registry credentials: %w", err)
 		}
 	}

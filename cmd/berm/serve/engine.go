@@ -130,11 +130,8 @@ func CheckEngine(cfg config.Engine, stateDir string) error {
 
 func dockerOptions(cfg config.Engine) (docker.Options, error) {
 	opts := docker.Options{Host: cfg.Address, CallTimeout: cfg.CallTimeout, Program: builtinAgent}
-	auth := registryAuth{path: cfg.RegistryAuthFile}
-	if auth.path != "" {
-		opts.RegistryAuth = auth.forRef
-	}
-	_, err := auth.read()
+	var err error
+	opts.RegistryAuth, err = openRegistryAuth(cfg.RegistryAuthFile)
 	return opts, err
 }
 
@@ -153,11 +150,7 @@ func containerdOptions(cfg config.Engine, stateDir string) (containerd.Options, 
 	if opts.Agent, err = builtinAgent(); err != nil {
 		return opts, err
 	}
-	auth := registryAuth{path: cfg.RegistryAuthFile}
-	if auth.path != "" {
-		opts.RegistryAuth = auth.forHost
-	}
-	_, err = auth.read()
+	opts.RegistryAuth, err = openRegistryAuth(cfg.RegistryAuthFile)
 	return opts, err
 }
 

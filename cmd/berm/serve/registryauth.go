@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/distribution/reference"
-
 	"github.com/bermhq/berm/cmd/berm/config"
 )
 
@@ -20,63 +18,38 @@ const maxRegistryAuth = 1 << 20
 // Docker Hub, whose other names lead there.
 const dockerHub = "index.docker.io"
 
-// registryAuth gives the credentials that a file has for registries. The file is
-// read each time, for tokens in it may be short-lived. The zero value has none.
-type registryAuth struct{ path string }
+// registryAuth returns the credentials for a registry, as the backends' options ask for them.
+type registryAuth func(ctx context.Context, host string) (user, secret string, err error)
 
-type registryCredentials struct {
-	User          string `json:"username,omitempty"`
-	Password      string `json:"password,omitempty"`
-	IdentityToken string `json:"identitytoken,omitempty"`
-}
-
-// forHost gives what containerd's Options.RegistryAuth asks for.
-func (a registryAuth) forHost(_ context.Context, host string) (user, secret string, err error) {
-	all, err := a.read()
-	if err != nil {
-		return "", "", err
-	}
-	c := all[registryHost(host)]
-	if c.IdentityToken != "" {
-		return "", c.IdentityToken, nil
-	}
-	return c.User, c.Password, nil
-}
-
-// forRef gives what docker's Options.RegistryAuth asks for.
-func (a registryAuth) forRef(_ context.Context, ref string) (string, error) {
-	all, err := a.read()
-	if err != nil {
-		return "", err
-	}
-	named, err := reference.ParseNormalizedNamed(ref)
-	if err != nil {
-		return "", err
-	}
-	c, found := all[registryHost(reference.Domain(named))]
-	if !found {
-		return "", nil
-	}
-	encoded, err := json.Marshal(c)
-	if err != nil {
-		return "", err
-	}
-	return base64.URLEncoding.EncodeToString(encoded), nil
-}
-
-// read gives the credentials by host. Its errors quote nothing of the file but the
-// names of registries.
-func (a registryAuth) read() (map[string]registryCredentials, error) {
-	if a.path == "" {
+// openRegistryAuth returns the credentials that a file has for registries; nil without a file.
+// The file is read each time, for tokens in it may be short-lived.
+func openRegistryAuth(path string) (registryAuth, error) {
+	if path == "" {
 		return nil, nil
 	}
-	out, err := readRegistryAuth(a.path)
-	if err != nil {
-		return nil, fmt.Errorf("engine.registry_auth_file: %w", err)
+	auth := func(_ context.Context, host string) (user, secret string, err error) {
+		all, err := readRegistryAuth(path)
+		if err != nil {
+			return "", "", fmt.Errorf("engine.registry_auth_file: %w", err)
+		}
+		c := all[registryHost(host)]
+		if c.IdentityToken != "" {
+			return "", c.IdentityToken, nil
+		}
+		return c.User, c.Password, nil
 	}
-	return out, nil
+	_, _, err := auth(context.Background(), "") // it is of use
+	return auth, err
 }
 
+type registryCredentials struct {
+	User          string `json:"username"`
+	Password      string `json:"password"`
+	IdentityToken string `json:"identitytoken"`
+}
+
+// readRegistryAuth gives the credentials by host. Its errors quote nothing of the file but the
+// names of registries.
 func readRegistryAuth(path string) (map[string]registryCredentials, error) {
 	data, err := config.ReadFile(path, maxRegistryAuth)
 	if err != nil {
