@@ -161,10 +161,6 @@ func noRoom(err error) error {
 // findIn finds a program from a directory, which is to be entered.
 func findIn(dir, name string, env []string) (string, error) {
 	if dir != "" {
-		var info fs.FileInfo
-		if again(func() (err error) { info, err = os.Stat(dir); return err }) == nil && !info.IsDir() {
-			return "", &chdirError{syscall.ENOTDIR}
-		}
 		if err := again(func() error { return unix.Access(dir, unix.X_OK) }); err != nil {
 			return "", &chdirError{err}
 		}

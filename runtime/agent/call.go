@@ -303,7 +303,9 @@ func (b *container) start(ctx context.Context, id string, req *wire.Request, ses
 		}
 		x, err := b.begin(ctx, id, s, req)
 		if errors.Is(err, errSilent) {
-			s.distrust()
+			if !s.paused() {
+				s.hangUp()
+			}
 			break
 		}
 		if !errors.Is(err, errDead) {

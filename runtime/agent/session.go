@@ -92,13 +92,6 @@ func (s *session) readHello() error {
 // hangUp ends the session. It doesn't wait.
 func (s *session) hangUp() { _ = s.carrier.Close() }
 
-// distrust ends a session whose program didn't answer, unless its container is paused.
-func (s *session) distrust() {
-	if !s.paused() {
-		s.hangUp()
-	}
-}
-
 // paused reports whether the engine says that the container doesn't run.
 func (s *session) paused() bool {
 	ctx, cancel := context.WithTimeout(context.Background(), s.b.r.pace.ready)
