@@ -61,10 +61,10 @@ func (c *Config) describe(f field, key, value *yaml.Node) {
 			key.HeadComment += "\n" + e.key + ": " + e.doc
 		}
 	}
-	switch {
-	case f.secret == "true":
+	switch f.secret {
+	case "true":
 		value.SetString(redacted)
-	case f.secret == "values":
+	case "values":
 		for pair := range slices.Chunk(value.Content, 2) {
 			pair[1].SetString(redacted)
 		}
