@@ -25,15 +25,13 @@ const (
 
 // process is a command that was started, or couldn't be.
 type process struct {
-	srv     *server
-	id      string
-	label   string
-	command []string
-	tty     bool
-	stdin   bool
-	once    bool // the output is to be given once
-	exec    bool // it has no name: it is killed with its follower's connection, and not listed
-	order   int  // among all
+	srv   *server
+	id    string
+	tty   bool
+	stdin bool
+	once  bool // the output is to be given once
+	exec  bool // it has no name: it is killed with its follower's connection, and not listed
+	order int  // among all
 
 	// These are set before anybody else knows the process.
 	supervisor *supervisor // nil if there was nothing to start
@@ -69,10 +67,10 @@ func precondition(format string, args ...any) *wire.Failure {
 
 // newProcess makes one that hasn't been started.
 func newProcess(srv *server, s *wire.Start) *process {
-	p := &process{srv: srv, id: s.ID, label: s.Label, command: cutCommand(s.Command), tty: s.TTY, stdin: s.Stdin, once: s.Once, exec: s.Exec, exited: make(chan struct{})}
+	p := &process{srv: srv, id: s.ID, tty: s.TTY, stdin: s.Stdin, once: s.Once, exec: s.Exec, exited: make(chan struct{})}
 	p.ring = wire.NewRing(cmp.Or(s.KeepBytes, defaultKeep))
 	p.change.L = &p.mu
-	p.info = wire.ProcessInfo{ID: p.id, Label: p.label, Command: p.command, Running: true, TTY: p.tty}
+	p.info = wire.ProcessInfo{ID: p.id, Label: s.Label, Command: cutCommand(s.Command), Running: true, TTY: p.tty}
 	return p
 }
 
@@ -362,7 +360,7 @@ func (p *process) tell() *wire.ProcessInfo {
 	defer p.mu.Unlock()
 	info := p.info
 	if info.Running { // the end is told when it is complete
-		info = wire.ProcessInfo{ID: p.id, Label: p.label, Command: p.command, Running: true, TTY: p.tty, StartedAt: p.info.StartedAt}
+		info = wire.ProcessInfo{ID: p.id, Label: info.Label, Command: info.Command, Running: true, TTY: p.tty, StartedAt: info.StartedAt}
 	}
 	info.PID = p.pid
 	info.FirstSeq, info.NextSeq = p.ring.Bounds()

@@ -35,12 +35,7 @@ import (
 // be open beside a server. A nil logger discards.
 func OpenRuntime(cfg config.Engine, stateDir string, log *slog.Logger) (agent.Engine, error) {
 	if cfg.Kind == "docker" {
-		opts, err := dockerOptions(cfg)
-		if err != nil {
-			return nil, err
-		}
-		opts.Logger = log
-		return docker.New(opts)
+		return newDocker(cfg, log)
 	}
 	opts, err := containerdOptions(cfg, stateDir)
 	if err != nil {
@@ -120,19 +115,16 @@ func CheckEngine(cfg config.Engine, stateDir string) error {
 		_, err := containerdOptions(cfg, stateDir)
 		return err
 	}
-	opts, err := dockerOptions(cfg)
-	if err != nil {
-		return err
-	}
-	_, err = docker.New(opts)
+	_, err := newDocker(cfg, nil)
 	return err
 }
 
-func dockerOptions(cfg config.Engine) (docker.Options, error) {
-	opts := docker.Options{Host: cfg.Address, CallTimeout: cfg.CallTimeout, Program: builtinAgent}
-	var err error
-	opts.RegistryAuth, err = openRegistryAuth(cfg.RegistryAuthFile)
-	return opts, err
+func newDocker(cfg config.Engine, log *slog.Logger) (*docker.Runtime, error) {
+	auth, err := openRegistryAuth(cfg.RegistryAuthFile)
+	if err != nil {
+		return nil, err
+	}
+	return docker.New(docker.Options{Host: cfg.Address, CallTimeout: cfg.CallTimeout, RegistryAuth: auth, Program: builtinAgent, Logger: log})
 }
 
 func containerdOptions(cfg config.Engine, stateDir string) (containerd.Options, error) {

@@ -207,11 +207,7 @@ func FindSelf(ctx context.Context, cfg config.Engine, v View, wait time.Duration
 	if err != nil || len(t.ids) == 0 {
 		return Self{}, err
 	}
-	opts, err := dockerOptions(cfg)
-	if err != nil {
-		return Self{}, err
-	}
-	engine, err := docker.New(opts)
+	engine, err := newDocker(cfg, nil)
 	if err != nil {
 		return Self{}, err
 	}
