@@ -435,3 +435,19 @@ func FuzzReader(f *testing.F) {
 		}
 	})
 }
+
+// TestCut checks that texts are cut between characters, and bytes that are none anywhere.
+func TestCut(t *testing.T) {
+	for _, tt := range []struct {
+		text string
+		most int
+		want string
+	}{
+		{"short", 5, "short"}, {"shorter", 5, "short"}, {"aé", 2, "a"}, {"a€€", 4, "a€"}, {"a😀", 4, "a"}, {"é", 1, ""}, {"é", 0, ""},
+		{"\x80\x80\x80\x80\x80\x80\x80", 6, "\x80\x80"},
+	} {
+		if got, bytes := Cut(tt.text, tt.most), Cut([]byte(tt.text), tt.most); got != tt.want || string(bytes) != tt.want {
+			t.Errorf("%q to %d: %q, %q, want %q", tt.text, tt.most, got, bytes, tt.want)
+		}
+	}
+}
