@@ -79,7 +79,7 @@ func collect(j *journal, part int, streams ...*stream) {
 	for {
 		var fds []unix.PollFd
 		var open []*stream
-		wait := time.Duration(-1)
+		wait := -1 // milliseconds
 		for _, s := range streams {
 			if s.fd < 0 {
 				continue
@@ -87,7 +87,7 @@ func collect(j *journal, part int, streams ...*stream) {
 			open = append(open, s)
 			fds = append(fds, unix.PollFd{Fd: int32(s.fd), Events: unix.POLLIN})
 			if len(s.rest) > 0 {
-				left := max(0, time.Until(s.due))
+				left := max(0, int(time.Until(s.due).Milliseconds())+1)
 				if wait < 0 || left < wait {
 					wait = left
 				}
@@ -96,11 +96,7 @@ func collect(j *journal, part int, streams ...*stream) {
 		if len(open) == 0 {
 			return
 		}
-		millis := -1
-		if wait >= 0 {
-			millis = int((wait + time.Millisecond - 1) / time.Millisecond)
-		}
-		if _, err := unix.Poll(fds, millis); err != nil && !errors.Is(err, unix.EINTR) {
+		if _, err := unix.Poll(fds, wait); err != nil && !errors.Is(err, unix.EINTR) {
 			time.Sleep(partDelay) // ENOMEM: the kernel's trouble, which passes
 			continue
 		}

@@ -76,21 +76,16 @@ func lookAtHost(root string, uid int) (hostFacts, error) {
 	h.system = fmt.Sprintf("%s, Linux %s, %s, %d CPUs", distribution, cmp.Or(text("proc/sys/kernel/osrelease"), "?"), goruntime.GOARCH, goruntime.NumCPU())
 
 	const cgroup = "sys/fs/cgroup/"
+	available, v2 := strings.Fields(text(cgroup+"cgroup.controllers")), there(cgroup+"cgroup.controllers")
+	h.controllers = slices.DeleteFunc(slices.Clone(wantedControllers), func(c string) bool { return !slices.Contains(available, c) && (v2 || !there(cgroup+c)) })
+	h.swapLimits = v2 || there(cgroup+"memory/memory.memsw.limit_in_bytes")
 	switch {
-	case there(cgroup + "cgroup.controllers"):
+	case v2:
 		h.cgroups = "v2"
-		available := strings.Fields(text(cgroup + "cgroup.controllers"))
-		h.controllers = slices.DeleteFunc(slices.Clone(wantedControllers), func(c string) bool { return !slices.Contains(available, c) })
-		h.swapLimits = true
-	default:
-		h.controllers = slices.DeleteFunc(slices.Clone(wantedControllers), func(c string) bool { return !there(cgroup + c) })
-		h.swapLimits = there(cgroup + "memory/memory.memsw.limit_in_bytes")
-		if len(h.controllers) > 0 {
-			h.cgroups = "v1"
-		}
-		if there(cgroup + "unified/cgroup.controllers") {
-			h.cgroups = "v1 (hybrid)"
-		}
+	case there(cgroup + "unified/cgroup.controllers"):
+		h.cgroups = "v1 (hybrid)"
+	case len(h.controllers) > 0:
+		h.cgroups = "v1"
 	}
 	h.swap = strings.Count(text("proc/swaps"), "\n") > 0 // below a heading
 	if strings.HasPrefix(text("sys/module/apparmor/parameters/enabled"), "Y") {
