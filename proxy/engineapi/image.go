@@ -3,7 +3,6 @@ package engineapi
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -111,34 +110,21 @@ func listImages(c *call) error {
 			return proxy.Malformed("the filter \"reference\" has a pattern that is none")
 		}
 	}
-	return relayEntries(c, upstream.Ask{Path: "/images/json", Query: c.passed}, "[", "]\n", nil, func(_ string, raw json.RawMessage) (json.RawMessage, error) {
-		var entry map[string]json.RawMessage
-		if err := json.Unmarshal(raw, &entry); err != nil {
-			return nil, err
-		}
-		ok, err := trimImage(c, entry, names)
-		if err != nil || !ok {
-			return nil, err
-		}
-		return json.Marshal(entry)
+	return relayEntries(c, upstream.Ask{Path: "/images/json", Query: c.passed}, "[", "]\n", nil, func(_ string, entry json.RawMessage) (json.RawMessage, error) {
+		return trimImage(c, entry, names)
 	})
 }
 
-// trimImage takes the names from an image's description that the caller may not see, or that
-// don't match any of the patterns, if there are any. It tells whether the image is to be
-// seen at all.
-func trimImage(c *call, entry map[string]json.RawMessage, patterns []string) (bool, error) {
+// trimImage takes from an image's description what the caller may not see: names, also those
+// that match none of the patterns, if there are any, Berm's labels, and others' containers. It
+// returns nil if the image isn't to be seen at all.
+func trimImage(c *call, entry json.RawMessage, patterns []string) (json.RawMessage, error) {
 	var img struct {
-		RepoTags, RepoDigests []string
-		Labels                map[string]string
-		Config                struct{ Labels map[string]string }
+		imageInfo
+		Labels map[string]string // in a list
 	}
-	for name, into := range map[string]any{"RepoTags": &img.RepoTags, "RepoDigests": &img.RepoDigests, "Labels": &img.Labels, "Config": &img.Config} {
-		if raw, ok := entry[name]; ok {
-			if err := json.Unmarshal(raw, into); err != nil {
-				return false, fmt.Errorf("the engine's description of an image can't be read: %w", err)
-			}
-		}
+	if err := json.Unmarshal(entry, &img); err != nil {
+		return nil, fmt.Errorf("the engine's description of an image can't be read: %w", err)
 	}
 	if img.Labels == nil {
 		img.Labels = img.Config.Labels
@@ -147,68 +133,30 @@ func trimImage(c *call, entry map[string]json.RawMessage, patterns []string) (bo
 	var err error
 	if len(patterns) > 0 {
 		if tags, err = matching(tags, patterns); err != nil {
-			return false, err
+			return nil, err
 		}
 		if digests, err = matching(digests, patterns); err != nil {
-			return false, err
+			return nil, err
 		}
 		ok = ok && len(tags)+len(digests) > 0
 	}
-	// The engine's is of the container that the image was made of, with its environment.
-	delete(entry, "ContainerConfig")
-	for name, path := range map[string][]string{"Labels": nil, "Config": {"Labels"}} {
-		if entry[name] == nil {
-			continue
-		}
-		if entry[name], err = hideLabels(c, entry[name], path...); err != nil {
-			return false, err
-		}
-	}
-	if entry["Config"] != nil && c.version < 45 {
-		entry["ContainerConfig"] = entry["Config"]
-	}
 	if !ok {
-		return false, nil
+		return nil, nil
 	}
-	if err := errors.Join(countContainers(c, entry), trimManifests(c, entry)); err != nil {
-		return false, err
+	if entry, err = trimContainers(c, entry, img.ID); err != nil {
+		return nil, err
 	}
-	if entry["RepoTags"], err = json.Marshal(tags); err != nil {
-		return false, err
-	}
-	if entry["RepoDigests"], err = json.Marshal(digests); err != nil {
-		return false, err
-	}
-	return ok, nil
-}
-
-// trimManifests takes the containers that aren't the caller's from an image's manifests.
-func trimManifests(c *call, entry map[string]json.RawMessage) error {
-	if entry["Manifests"] == nil {
-		return nil
-	}
-	mine, err := ownContainers(c)
-	if err != nil {
-		return err
-	}
-	var manifests []map[string]any
-	err = json.Unmarshal(entry["Manifests"], &manifests)
-	for _, m := range manifests {
-		data, ok := m["ImageData"].(map[string]any)
-		if !ok {
-			continue
+	for _, path := range [][]string{{"Labels"}, {"Config", "Labels"}} {
+		if entry, err = hideLabels(c, entry, path...); err != nil {
+			return nil, err
 		}
-		ids, _ := data["Containers"].([]any)
-		data["Containers"] = slices.DeleteFunc(append([]any{}, ids...), func(id any) bool {
-			s, _ := id.(string)
-			_, own := mine[s]
-			return !own
-		})
 	}
-	if err == nil {
-		entry["Manifests"], err = json.Marshal(manifests)
+	for name, shown := range map[string][]string{"RepoTags": tags, "RepoDigests": digests} {
+		if entry, err = edit(entry, func(names *[]string) { *names = shown }, name); err != nil {
+			return nil, err
+		}
 	}
-	return err
+	return entry, nil
 }
 
 // matching keeps the names that match one of the patterns, as the engine reads them.
@@ -238,38 +186,31 @@ func inspectImage(c *call) error {
 	if err != nil {
 		return err
 	}
-	var told map[string]json.RawMessage
-	if err := c.engine.Get(c.ctx, c.version, "/images/"+img.ID+"/json", c.passed, &told); err != nil {
+	var raw json.RawMessage
+	if err := c.engine.Get(c.ctx, c.version, "/images/"+img.ID+"/json", c.passed, &raw); err != nil {
 		return err
 	}
-	if ok, err := trimImage(c, told, nil); err != nil || !ok {
+	if raw, err = trimImage(c, raw, nil); err != nil || raw == nil {
 		return noImage(c.name)
 	}
-	if err := hidePaths(told); err != nil {
+	// Where on the host the layers are. Newer engines' image stores say nothing of it.
+	raw, err = edit(raw, func(data *map[string]string) {
+		for name := range *data {
+			(*data)[name] = redacted
+		}
+	}, "GraphDriver", "Data")
+	if err != nil {
 		return err
 	}
-	return c.answer(http.StatusOK, told)
-}
-
-// hidePaths keeps back where on the host an object's layers are.
-func hidePaths(told map[string]json.RawMessage) error {
-	raw, ok := told["GraphDriver"]
-	if !ok { // newer engines' image stores have none
-		return nil
-	}
-	var driver struct {
-		Data map[string]string
-		Name string
-	}
-	err := json.Unmarshal(raw, &driver)
-	if err != nil {
+	var told map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &told); err != nil {
 		return fmt.Errorf("the engine's description of an image can't be read: %w", err)
 	}
-	for name := range driver.Data {
-		driver.Data[name] = redacted
+	// The engine's is of the container that the image was made of, with its environment.
+	if delete(told, "ContainerConfig"); told["Config"] != nil && c.version < 45 {
+		told["ContainerConfig"] = told["Config"]
 	}
-	told["GraphDriver"], err = json.Marshal(driver)
-	return err
+	return c.answer(http.StatusOK, told)
 }
 
 // imageHistory tells how an image was built, and no other images' names.
@@ -278,26 +219,17 @@ func imageHistory(c *call) error {
 	if err != nil {
 		return err
 	}
-	var layers []map[string]json.RawMessage
+	var layers []json.RawMessage
 	if err := c.engine.Get(c.ctx, c.version, "/images/"+img.ID+"/history", c.passed, &layers); err != nil {
 		return err
 	}
-	layers = slices.DeleteFunc(layers, func(layer map[string]json.RawMessage) bool { return layer == nil })
-	for i, layer := range layers {
-		var tags []string
-		if raw := layer["Tags"]; raw != nil {
-			if err := json.Unmarshal(raw, &tags); err != nil {
-				return fmt.Errorf("the engine's history of an image can't be read: %w", err)
-			}
-		}
-		var labels map[string]string
-		if i == 0 { // the image itself
-			labels = img.Config.Labels
-		}
-		tags, _, _ = listedImage(c, tags, nil, labels)
-		if layer["Tags"], err = json.Marshal(tags); err != nil {
+	labels := img.Config.Labels // of the image itself, which is the first
+	for i := range layers {
+		layers[i], err = edit(layers[i], func(tags *[]string) { *tags, _, _ = listedImage(c, *tags, nil, labels) }, "Tags")
+		if err != nil {
 			return err
 		}
+		labels = nil
 	}
 	return c.answer(http.StatusOK, layers)
 }

@@ -2,12 +2,11 @@ package engineapi
 
 import (
 	"encoding/json"
-	"fmt"
+	"errors"
 	"net"
 	"net/http"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/docker/docker/api/types/container"
@@ -17,6 +16,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
@@ -144,48 +144,58 @@ func ownContainers(c *call) (map[string]string, error) {
 	return mine, err
 }
 
-// countContainers makes the number of an image's containers, where the engine counted them,
-// that of the caller's.
-func countContainers(c *call, entry map[string]json.RawMessage) error {
-	if raw := string(entry["Containers"]); raw == "" || raw == "-1" {
-		return nil
+// trimContainers leaves the caller's own containers of those that an image is said to have: in
+// their number, where the engine counted them, and in its manifests.
+func trimContainers(c *call, entry json.RawMessage, image string) (json.RawMessage, error) {
+	_, number, _ := proxy.CutField(entry, "Containers")
+	_, manifests, _ := proxy.CutField(entry, "Manifests")
+	if counted := number != nil && string(number) != "-1"; !counted && manifests == nil {
+		return entry, nil
 	}
 	mine, err := ownContainers(c)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var id string
-	if err := json.Unmarshal(entry["Id"], &id); err != nil {
-		return fmt.Errorf("the engine's description of an image can't be read: %w", err)
-	}
-	n := 0
-	for _, of := range mine {
-		if of == id {
-			n++
+	entry, err = edit(entry, func(n *int) {
+		if *n < 0 {
+			return
 		}
+		*n = 0
+		for _, of := range mine {
+			if of == image {
+				*n++
+			}
+		}
+	}, "Containers")
+	if err != nil {
+		return nil, err
 	}
-	entry["Containers"] = json.RawMessage(strconv.Itoa(n))
-	return nil
+	var errs []error
+	entry, err = edit(entry, func(manifests *[]json.RawMessage) {
+		for i := range *manifests {
+			(*manifests)[i], err = edit((*manifests)[i], func(ids *[]string) {
+				*ids = slices.DeleteFunc(*ids, func(id string) bool { _, own := mine[id]; return !own })
+			}, "ImageData", "Containers")
+			errs = append(errs, err)
+		}
+	}, "Manifests")
+	return entry, errors.Join(append(errs, err)...)
 }
 
 // imageUsage is what the images take that a caller may see.
 type imageUsage struct {
-	list                  []map[string]json.RawMessage
+	list                  []json.RawMessage
 	alone, shared, shares int64 // bytes of layers of one image, the most of others, and of how many images these are
 }
 
 // add takes an entry of the engine's, unless the caller may not see it.
-func (u *imageUsage) add(c *call, raw json.RawMessage) error {
+func (u *imageUsage) add(c *call, entry json.RawMessage) error {
 	var of listed
-	var entry map[string]json.RawMessage
-	if err := json.Unmarshal(raw, &of); err != nil {
+	if err := json.Unmarshal(entry, &of); err != nil {
 		return err
 	}
-	if err := json.Unmarshal(raw, &entry); err != nil {
-		return fmt.Errorf("the engine's description of an image can't be read: %w", err)
-	}
-	ok, err := trimImage(c, entry, nil)
-	if err != nil || !ok {
+	entry, err := trimImage(c, entry, nil)
+	if err != nil || entry == nil {
 		return err
 	}
 	shared := max(of.SharedSize, 0)
@@ -200,11 +210,9 @@ func (u *imageUsage) add(c *call, raw json.RawMessage) error {
 
 // size is at least what the images' layers take together: it counts the largest of what they
 // share once. What only images share with it that the caller may not see counts as its own.
-func (u *imageUsage) size() int64 {
-	if u.shares == 1 {
-		for _, entry := range u.list {
-			entry["SharedSize"] = json.RawMessage("0")
-		}
+func (u *imageUsage) size() (size int64, err error) {
+	for i := 0; i < len(u.list) && u.shares == 1 && err == nil; i++ {
+		u.list[i], err = edit(u.list[i], func(n *int64) { *n = 0 }, "SharedSize")
 	}
-	return u.alone + u.shared
+	return u.alone + u.shared, err
 }

@@ -32,23 +32,26 @@ func hideLabels(c *call, raw json.RawMessage, path ...string) (json.RawMessage, 
 
 // withoutLabels is hideLabels for a caller who doesn't see them.
 func withoutLabels(raw json.RawMessage, path ...string) (json.RawMessage, error) {
+	return edit(raw, func(labels *map[string]string) { maps.DeleteFunc(*labels, hiddenLabel) }, path...)
+}
+
+// edit changes the value at a path in JSON of the engine's. It leaves JSON without such a value
+// as it is.
+func edit[T any](raw json.RawMessage, change func(*T), path ...string) (json.RawMessage, error) {
 	if len(path) > 0 {
 		before, old, after := proxy.CutField(raw, path[0])
 		if old == nil {
 			return raw, nil
 		}
-		inner, err := withoutLabels(old, path[1:]...)
+		inner, err := edit(old, change, path[1:]...)
 		return slices.Concat(before, inner, after), err
 	}
-	var labels map[string]string
-	if err := json.Unmarshal(raw, &labels); err != nil {
-		return nil, fmt.Errorf("the engine's labels can't be read: %w", err)
+	var value T
+	if err := json.Unmarshal(raw, &value); err != nil {
+		return nil, fmt.Errorf("the engine's answer can't be read: %w", err)
 	}
-	had := len(labels)
-	if maps.DeleteFunc(labels, hiddenLabel); len(labels) == had {
-		return raw, nil
-	}
-	return json.Marshal(labels)
+	change(&value)
+	return json.Marshal(value)
 }
 
 // hideFilters has filters for Berm's own labels find what they would find without these.

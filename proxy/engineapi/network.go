@@ -22,7 +22,6 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
-	"github.com/bermhq/berm/proxy"
 )
 
 // inhibitOption leaves a bridge without an address of the host's. An internal network has
@@ -86,29 +85,24 @@ func inspectNetwork(c *call) error {
 	if builtin != nil {
 		return c.answer(http.StatusOK, builtin)
 	}
-	n, raw, err := ownNetworkOf(c, c.name)
+	_, raw, err := ownNetworkOf(c, c.name)
 	if err != nil {
 		return err
 	}
 	if raw, err = hideLabels(c, raw, "Labels"); err != nil {
 		return err
 	}
-	if len(n.Containers) == 0 {
-		return c.answer(http.StatusOK, raw)
-	}
-	var there map[string]json.RawMessage
-	_, joined, _ := proxy.CutField(raw, "Containers")
-	if err := json.Unmarshal(joined, &there); err != nil {
-		return fmt.Errorf("inspect network: the engine's answer can't be read: %w", err)
-	}
-	for id := range there { // somebody else could have connected another
-		if _, err := c.containerID(id); isMissing(err) {
-			delete(there, id)
-		} else if err != nil {
-			return err
+	var failed error
+	raw, err = edit(raw, func(joined *map[string]json.RawMessage) {
+		for id := range *joined { // somebody else could have connected another
+			if _, err := c.containerID(id); isMissing(err) {
+				delete(*joined, id)
+			} else {
+				failed = cmp.Or(failed, err)
+			}
 		}
-	}
-	if raw, err = (replacing{"Containers": there}).in(raw); err != nil {
+	}, "Containers")
+	if err := cmp.Or(failed, err); err != nil {
 		return err
 	}
 	return c.answer(http.StatusOK, raw)

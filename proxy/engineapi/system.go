@@ -94,7 +94,7 @@ func diskUsage(c *call) error {
 	all := c.version < 42 || len(c.query["type"]) == 0
 	kinds := map[string]lifecycle.ObjectKind{"Images": lifecycle.ObjectImage, "Containers": lifecycle.ObjectContainer, "Volumes": lifecycle.ObjectVolume}
 	lists := map[string][]json.RawMessage{"Containers": {}, "Volumes": {}}
-	images := imageUsage{list: []map[string]json.RawMessage{}}
+	images := imageUsage{list: []json.RawMessage{}}
 	entries, err := c.usage.of(c)
 	if err != nil {
 		return err
@@ -123,12 +123,15 @@ func diskUsage(c *call) error {
 		}
 		lists[e.list] = append(lists[e.list], entry)
 	}
+	size, err := images.size()
+	if err != nil {
+		return err
+	}
 	return c.answer(http.StatusOK, struct {
-		LayersSize                      int64
-		Images                          []map[string]json.RawMessage
-		Containers, Volumes, BuildCache []json.RawMessage
-		BuilderSize                     int64
-	}{LayersSize: images.size(), Images: images.list, Containers: lists["Containers"], Volumes: lists["Volumes"], BuildCache: []json.RawMessage{}})
+		LayersSize                              int64
+		Images, Containers, Volumes, BuildCache []json.RawMessage
+		BuilderSize                             int64
+	}{LayersSize: size, Images: images.list, Containers: lists["Containers"], Volumes: lists["Volumes"], BuildCache: []json.RawMessage{}})
 }
 
 // usageTime bounds a walk of the engine through all volumes and layers.
