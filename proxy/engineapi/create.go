@@ -257,14 +257,7 @@ func missingIsFine(err error) error {
 // eachContainer gives f the containers, running or not, that have all the labels.
 func (d *Proxy) eachContainer(ctx context.Context, v upstream.Version, f func(*listed), labels ...string) error {
 	query := url.Values{"all": {"1"}, "filters": {filters{"label": labels}.String()}}
-	return d.engine.Each(ctx, upstream.Ask{Version: v, Path: "/containers/json", Query: query}, func(_ string, entry json.RawMessage) error {
-		var ct listed
-		if err := json.Unmarshal(entry, &ct); err != nil {
-			return err
-		}
-		f(&ct)
-		return nil
-	})
+	return each(ctx, d, v, lifecycle.ObjectContainer, query, f)
 }
 
 // undo takes back what was done, the last first.

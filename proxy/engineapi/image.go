@@ -67,15 +67,10 @@ func seenImage(c *call, ref string) (*imageInfo, error) {
 		return nil, nil
 	}
 	var found []string
-	err = c.engine.Each(c.ctx, upstream.Ask{Version: c.version, Path: "/images/json", Query: url.Values{"all": {"1"}}}, func(_ string, entry json.RawMessage) error {
-		var o listed
-		if err := json.Unmarshal(entry, &o); err != nil {
-			return err
-		}
+	err = each(c.ctx, c.Proxy, c.version, lifecycle.ObjectImage, url.Values{"all": {"1"}}, func(o *listed) {
 		if _, _, ok := listedImage(c, o.RepoTags, o.RepoDigests, o.Labels); ok && strings.HasPrefix(o.ID, "sha256:"+start) {
 			found = append(found, o.ID)
 		}
-		return nil
 	})
 	if err != nil || len(found) != 1 {
 		return nil, err

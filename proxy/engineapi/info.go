@@ -17,7 +17,6 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
-	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
 // info is what an engine says of itself, with what newer versions of the API lack.
@@ -104,13 +103,10 @@ func shownRegistries(of *registry.ServiceConfig) *registry.ServiceConfig {
 
 // countOwn counts the caller's containers, and the images that it may see.
 func countOwn(c *call, told *system.Info) error {
-	err := c.engine.Each(c.ctx, upstream.Ask{Version: c.version, Path: "/images/json"}, func(_ string, entry json.RawMessage) error {
-		var o listed
-		err := json.Unmarshal(entry, &o)
+	err := each(c.ctx, c.Proxy, c.version, lifecycle.ObjectImage, nil, func(o *listed) {
 		if _, _, ok := listedImage(c, o.RepoTags, o.RepoDigests, o.Labels); ok {
 			told.Images++
 		}
-		return err
 	})
 	if err != nil {
 		return err

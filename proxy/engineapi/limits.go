@@ -2,7 +2,6 @@ package engineapi
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -184,10 +183,7 @@ func recountExecs(c *call, but string, n, most int64) (all int64) {
 func countObjects(c *call, kind string) (n int64, err error) {
 	if kind == "images" { // also those that a build leaves behind, which have no seal
 		query := url.Values{"filters": {imageFilters(c).String()}}
-		err = c.engine.Each(c.ctx, upstream.Ask{Version: c.version, Path: "/images/json", Query: query}, func(string, json.RawMessage) error {
-			n++
-			return nil
-		})
+		err = each(c.ctx, c.Proxy, c.version, lifecycle.ObjectImage, query, func(*listed) { n++ })
 		return n, err
 	}
 	err = eachOwn(c, lifecycle.ObjectKind(strings.TrimSuffix(kind, "s")), filters{}, func(*labelled) { n++ })

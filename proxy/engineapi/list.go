@@ -2,6 +2,7 @@ package engineapi
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -212,6 +213,18 @@ func ownEntry(c *call, kind lifecycle.ObjectKind, list string, entry json.RawMes
 var listPaths = map[lifecycle.ObjectKind]string{
 	lifecycle.ObjectContainer: "/containers/json", lifecycle.ObjectNetwork: "/networks", lifecycle.ObjectVolume: "/volumes",
 	lifecycle.ObjectImage: "/images/json",
+}
+
+// each gives f the entries of the engine's list of containers, networks or images.
+func each[T any](ctx context.Context, d *Proxy, v upstream.Version, kind lifecycle.ObjectKind, query url.Values, f func(*T)) error {
+	return d.engine.Each(ctx, upstream.Ask{Version: v, Path: listPaths[kind], Query: query}, func(_ string, raw json.RawMessage) error {
+		var entry T
+		err := json.Unmarshal(raw, &entry)
+		if err == nil {
+			f(&entry)
+		}
+		return err
+	})
 }
 
 // eachOwn gives do the caller's own containers, networks or volumes that the filters leave.

@@ -377,11 +377,8 @@ func checkIDName(c *call, kind lifecycle.ObjectKind, name string) error {
 	if kind != lifecycle.ObjectImage {
 		query.Set("filters", filters{"id": {name}}.String())
 	}
-	err := c.engine.Each(c.ctx, upstream.Ask{Version: c.version, Path: listPaths[kind], Query: query}, func(_ string, entry json.RawMessage) error {
-		var o labelled
-		err := json.Unmarshal(entry, &o)
+	err := each(c.ctx, c.Proxy, c.version, kind, query, func(o *labelled) {
 		taken = taken || strings.HasPrefix(strings.TrimPrefix(o.ID, "sha256:"), name)
-		return err
 	})
 	if err == nil && taken {
 		err = denied(nameRules[kind], "name", fmt.Sprintf("the name %q reads as an ID", body.Shorten(name)), "another name")

@@ -2,7 +2,6 @@ package engineapi
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
@@ -12,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy/engineapi/body"
 
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
@@ -163,15 +163,10 @@ func findSharer(c *call, u *mountpin.Use, tenants bool) (id string, err error) {
 	if (&mountpin.Use{Binds: c.opts.Mounts()}).Writes(u) {
 		return "sandbox", nil
 	}
-	err = c.engine.Each(c.ctx, upstream.Ask{Version: c.version, Path: "/containers/json"}, func(_ string, entry json.RawMessage) error {
-		var ct listed
-		if err := json.Unmarshal(entry, &ct); err != nil {
-			return err
-		}
+	err = each(c.ctx, c.Proxy, c.version, lifecycle.ObjectContainer, nil, func(ct *listed) {
 		if ct.ID != u.ID && (useOf(ct.ID, ct.Labels, ct.Mounts).Writes(u) || tenants && c.tenants(ct.Labels)) {
 			id = ct.ID
 		}
-		return nil
 	})
 	return id, err
 }
