@@ -90,11 +90,9 @@ func putArchive(c *call, _ upstream.Ask, id string) error {
 				return err
 			}
 			if _, compressed := r.(*inflated); compressed {
-				leave, err := c.enter("compressed archives", maxCompressed)
-				if err != nil {
+				if err := c.untilEnd(c.enter("compressed archives", maxCompressed)); err != nil {
 					return err
 				}
-				defer leave()
 			}
 			plain, err := plainTar(r)
 			if err != nil {
@@ -231,11 +229,9 @@ func transfer(c *call, id string, serve func(body io.Reader) error) error {
 	if err != nil {
 		return err
 	}
-	leave, err := c.enter("transfers", maxTransfers)
-	if err != nil {
+	if err := c.untilEnd(c.enter("transfers", maxTransfers)); err != nil {
 		return err
 	}
-	defer leave()
 	return transferArchive(c, until, func(end context.CancelCauseFunc, body io.Reader) error {
 		c.transfers.ends.Store(c, transferOf{id, end})
 		defer c.transfers.ends.Delete(c)

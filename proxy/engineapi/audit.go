@@ -135,7 +135,7 @@ func (c *call) close(err error) {
 	}
 	c.written = true
 	r := Record{
-		Time: time.Now().UTC(), RequestID: proxy.ExchangeOf(c.ctx).RequestID, Peer: c.peerName(), Method: method(c.r),
+		Time: time.Now().UTC(), RequestID: proxy.ExchangeOf(c.ctx).RequestID, Peer: peerName(c), Method: method(c.r),
 		Caller: c.caller.Name, Tenant: c.caller.Tenant, Profile: c.caller.Profile,
 		Route: unmatched.template, Verdict: VerdictAllowed, Objects: slices.Compact(c.objects), // an object may be looked up twice
 	}

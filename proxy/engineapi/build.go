@@ -72,11 +72,9 @@ func buildTurn(c *call) (over func(), err error) {
 // buildImage has the engine's classic builder make an image of the caller's from files that
 // come with the request. The image gets its names only when it has been looked at.
 func buildImage(c *call) error {
-	over, err := buildTurn(c)
-	if err != nil {
+	if err := c.untilEnd(buildTurn(c)); err != nil {
 		return err
 	}
-	defer over()
 	args, err := buildArgs(c)
 	if err != nil {
 		return err
@@ -94,11 +92,9 @@ func buildImage(c *call) error {
 		return err
 	}
 	query.Set("labels", string(text))
-	leave, err := c.room("images", 1)
-	if err != nil {
+	if err := c.untilEnd(c.room("images", 1)); err != nil {
 		return err
 	}
-	defer leave()
 	defer buildBefore(c, labels)()
 	lease := c.spooled.Lease(c.caller.Tenant)
 	defer lease.Release()

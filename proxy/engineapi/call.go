@@ -44,6 +44,8 @@ type call struct {
 
 	mine map[string]string // the images of the caller's containers, by ID; nil until they are looked up
 
+	leaves []func() // what is given back at the call's end, the last first
+
 	unconfined bool // the caller may not work in the container that was looked up last; see bars
 }
 
@@ -52,6 +54,14 @@ type call struct {
 func (c *call) untilDrain() (stop context.CancelFunc) {
 	c.ctx, stop = proxy.UntilDrain(c.ctx)
 	return stop
+}
+
+// untilEnd calls leave at the call's end, if err is nil. It returns err.
+func (c *call) untilEnd(leave func(), err error) error {
+	if err == nil {
+		c.leaves = append(c.leaves, leave)
+	}
+	return err
 }
 
 // about notes which object a call works on.
@@ -125,11 +135,9 @@ func (c *call) completed(a upstream.Ask) upstream.Ask {
 // that every piece of it is to be passed on at once, for as long as it takes.
 func (c *call) forward(a upstream.Ask, stream bool) error {
 	if stream {
-		leave, err := c.enter("streams", maxStreams)
-		if err != nil {
+		if err := c.untilEnd(c.enter("streams", maxStreams)); err != nil {
 			return err
 		}
-		defer leave()
 	}
 	resp, err := c.ask(a) //nolint:bodyclose // relay closes it
 	if err != nil {

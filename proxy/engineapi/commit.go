@@ -68,11 +68,9 @@ func commit(c *call) error {
 			return denied("commit.env", "", fmt.Sprintf("the variable %q is kept back from the caller, and the engine would keep it in the image", body.Shorten(name)), "containers without such variables")
 		}
 	}
-	leave, err := c.room("images", 1)
-	if err != nil {
+	if err := c.untilEnd(c.room("images", 1)); err != nil {
 		return err
 	}
-	defer leave()
 	var made struct {
 		ID string `json:"Id"`
 	}

@@ -46,16 +46,12 @@ func createContainer(c *call, asked *body.Create) error {
 	if err != nil {
 		return err
 	}
-	leave, err := c.room("containers", 1)
-	if err != nil {
+	if err := c.untilEnd(c.room("containers", 1)); err != nil {
 		return err
 	}
-	defer leave()
-	leaveVolumes, err := c.room("volumes", p.anonymous())
-	if err != nil {
+	if err := c.untilEnd(c.room("volumes", p.anonymous())); err != nil {
 		return err
 	}
-	defer leaveVolumes()
 	made, err := makeContainer(c, p, query)
 	if err != nil {
 		return err

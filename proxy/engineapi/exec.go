@@ -46,10 +46,9 @@ func createExec(c *call, body *execBody) error {
 		body.ConsoleSize = nil
 	}
 	ct, leave, err := execRoom(c, c.name)
-	if err != nil {
+	if err := c.untilEnd(leave, err); err != nil {
 		return err
 	}
-	defer leave()
 	id := ct.ID
 	if err := refuseUnconfined(c); err != nil {
 		return err

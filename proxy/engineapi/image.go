@@ -368,11 +368,9 @@ func replaceable(c *call, img *imageInfo, names []string) error {
 // removeImage takes a name from an image, and the image away with its last one. By its ID
 // only an image goes of which every name is the caller's to take.
 func removeImage(c *call) error {
-	unlock, err := lockNames(c, c.name)
-	if err != nil {
+	if err := c.untilEnd(lockNames(c, c.name)); err != nil {
 		return err
 	}
-	defer unlock()
 	img, err := visibleImage(c, c.name)
 	if err != nil {
 		return err
@@ -453,11 +451,9 @@ func saveNamed(c *call, refs []string) error {
 		}
 		query.Add("names", name)
 	}
-	leave, err := c.enter("saves of images", maxSaves)
-	if err != nil {
+	if err := c.untilEnd(c.enter("saves of images", maxSaves)); err != nil {
 		return err
 	}
-	defer leave()
 	return transferArchive(c, time.Now().Add(saveTime), func(context.CancelCauseFunc, io.Reader) error {
 		resp, err := c.ask(upstream.Ask{Path: "/images/get", Query: query}) //nolint:bodyclose // relay closes it
 		if err != nil {

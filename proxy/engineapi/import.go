@@ -56,16 +56,12 @@ func importImage(c *call) error {
 			return err
 		}
 	}
-	over, err := c.enter("loads of images", maxLoads)
-	if err != nil {
+	if err := c.untilEnd(c.enter("loads of images", maxLoads)); err != nil {
 		return err
 	}
-	defer over()
-	leave, err := c.room("images", 1)
-	if err != nil {
+	if err := c.untilEnd(c.room("images", 1)); err != nil {
 		return err
 	}
-	defer leave()
 	query := c.passed
 	query.Set("fromSrc", "-")
 	query["changes"] = changes

@@ -46,11 +46,9 @@ var loadedID = regexp.MustCompile(`Loaded image ID: (sha256:[0-9a-f]{64})`)
 // configuration has the labels of what the caller owns. The images get their names only
 // when they have been looked at.
 func loadImages(c *call) error {
-	leave, err := c.enter("loads of images", maxLoads)
-	if err != nil {
+	if err := c.untilEnd(c.enter("loads of images", maxLoads)); err != nil {
 		return err
 	}
-	defer leave()
 	return transferArchive(c, time.Now().Add(saveTime), func(_ context.CancelCauseFunc, r io.Reader) error {
 		lease := c.spooled.Lease(c.caller.Tenant)
 		defer lease.Release()
@@ -63,11 +61,9 @@ func loadImages(c *call) error {
 		if err != nil {
 			return err
 		}
-		leave, err := c.room("images", int64(len(images)))
-		if err != nil {
+		if err := c.untilEnd(c.room("images", int64(len(images)))); err != nil {
 			return err
 		}
-		defer leave()
 		ids, err := sendArchive(c, a, images)
 		if err != nil {
 			return err

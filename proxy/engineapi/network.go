@@ -186,11 +186,9 @@ func createNetwork(c *call, asked *network.CreateRequest) error {
 	if err != nil {
 		return err
 	}
-	leave, err := c.room("networks", 1)
-	if err != nil {
+	if err := c.untilEnd(c.room("networks", 1)); err != nil {
 		return err
 	}
-	defer leave()
 	want := network.Inspect{Name: spec.Name, Driver: "bridge", Internal: spec.Internal, Options: spec.Options, Labels: labels, EnableIPv6: spec.IPv6}
 	for _, s := range spec.Subnets {
 		want.IPAM.Config = append(want.IPAM.Config, network.IPAMConfig{Subnet: s.Subnet, IPRange: s.Range, Gateway: s.Gateway})

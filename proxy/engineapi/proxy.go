@@ -16,6 +16,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -175,7 +176,12 @@ func (d *Proxy) serve(w http.ResponseWriter, r *http.Request, callers Callers) {
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Time{}) // that of the connection's last answer
 	rt, err := c.admit(callers)
 	d.gate.Handle(proxy.Route{Name: rt.template, Quiet: true}, func(http.ResponseWriter, *http.Request) error {
-		defer func() { c.close(err) }() // also of an answer that is broken off
+		defer func() { // also of an answer that is broken off
+			for _, leave := range slices.Backward(c.leaves) {
+				leave()
+			}
+			c.close(err)
+		}()
 		if err == nil {
 			err = concealPaths(c, rt.run(c))
 		}
@@ -278,7 +284,7 @@ func (c Callers) of(r *http.Request) (Caller, bool) {
 }
 
 // peerName is the other end of the connection, for the audit log.
-func (c *call) peerName() string {
+func peerName(c *call) string {
 	r := c.r
 	if p, ok := r.Context().Value(peerKey{}).(peer); ok && p.unix && c.caller.Socket {
 		return "socket uid=" + strconv.FormatUint(uint64(p.uid), 10) + " pid=" + strconv.Itoa(int(p.pid))

@@ -115,11 +115,9 @@ func pushImage(c *call) error {
 		return err
 	}
 	full := target.Get("repo") + ":" + target.Get("tag")
-	unlock, err := lockName(c, full)
-	if err != nil {
+	if err := c.untilEnd(lockName(c, full)); err != nil {
 		return err
 	}
-	defer unlock()
 	img, err := visibleImage(c, full)
 	if err != nil {
 		return err
@@ -183,11 +181,9 @@ func login(c *call, asked *credentials) error {
 	if err := c.judged(c.rules.Login(c.caller.Profile, registry)); err != nil {
 		return err
 	}
-	leave, err := c.enter("logins", maxLogins)
-	if err != nil {
+	if err := c.untilEnd(c.enter("logins", maxLogins)); err != nil {
 		return err
 	}
-	defer leave()
 	return c.forward(upstream.Ask{Path: "/auth", JSON: asked}, false)
 }
 

@@ -28,16 +28,12 @@ const endTime = body.MaxStopSeconds * time.Second
 // startContainer starts a container, or stops and starts it, if it is still as it was
 // allowed and still would be.
 func startContainer(c *call, a upstream.Ask, id string) error {
-	leave, err := c.enter(acts, maxActs)
-	if err != nil {
+	if err := c.untilEnd(c.enter(acts, maxActs)); err != nil {
 		return err
 	}
-	defer leave()
-	over, err := c.restarts.Starting(c.ctx, id)
-	if err != nil {
+	if err := c.untilEnd(c.restarts.Starting(c.ctx, id)); err != nil {
 		return err
 	}
-	defer over()
 	resp, err := startOne(c, a, id) //nolint:bodyclose // relay closes it
 	if err != nil {
 		return err
@@ -141,16 +137,12 @@ func (c *call) detach(most time.Duration) (back func()) {
 // stopContainer stops a container. The engine goes on with it when the caller has left,
 // so the call does too: it counts for as long.
 func stopContainer(c *call, a upstream.Ask, id string) error {
-	leave, err := c.enter(acts, maxActs)
-	if err != nil {
+	if err := c.untilEnd(c.enter(acts, maxActs)); err != nil {
 		return err
 	}
-	defer leave()
-	leaveOne, err := c.enter("stops of container "+id, maxStops)
-	if err != nil {
+	if err := c.untilEnd(c.enter("stops of container "+id, maxStops)); err != nil {
 		return err
 	}
-	defer leaveOne()
 	defer c.detach(makeTimeout + endTime)()
 	return endContainer(c, a, id, true)
 }

@@ -26,11 +26,9 @@ const maxStreams = 256
 // hijack connects the caller with the engine, both ways, until one of them is gone, or the
 // server: then what goes on in the engine does so without the caller.
 func (c *call) hijack(a upstream.Ask) error {
-	leave, err := c.enter("streams", maxStreams)
-	if err != nil {
+	if err := c.untilEnd(c.enter("streams", maxStreams)); err != nil {
 		return err
 	}
-	defer leave()
 	if a.Method == "" {
 		a.Method = c.r.Method
 	}

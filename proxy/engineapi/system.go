@@ -194,11 +194,9 @@ func streamEvents(c *call) error {
 	if len(c.filter) > 0 {
 		query.Set("filters", c.filter.String())
 	}
-	leave, err := c.enter("streams", maxStreams)
-	if err != nil {
+	if err := c.untilEnd(c.enter("streams", maxStreams)); err != nil {
 		return err
 	}
-	defer leave()
 	defer c.untilDrain()()
 	mine := witness{call: c, since: map[string]int64{}, past: query.Has("since")}
 	if err := mine.seed(); err != nil {
