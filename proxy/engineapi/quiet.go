@@ -3,7 +3,6 @@ package engineapi
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"os"
 	"path"
 	"regexp"
@@ -94,12 +93,7 @@ func claimMounts(ctx context.Context, c *call, ct *container.InspectResponse) (l
 // inspectSlow inspects a container for as long as the caller waits, as an archive call of
 // another may hold the engine's lock.
 func inspectSlow(c *call, id string) (*container.InspectResponse, error) {
-	var ct container.InspectResponse
-	err := c.engine.Do(c.ctx, upstream.Ask{Method: http.MethodGet, Version: c.version, Path: "/containers/" + id + "/json", Long: true}, &ct)
-	if err == nil && (ct.ContainerJSONBase == nil || ct.HostConfig == nil || ct.Config == nil || ct.State == nil) {
-		err = fmt.Errorf("inspect container: the engine's answer lacks a part")
-	}
-	return &ct, err
+	return inspected(c, upstream.Ask{Version: c.version, Long: true}, id)
 }
 
 // quietly serves an archive call while no process can exchange the directories that the

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/docker/docker/api/types/container"
+
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
@@ -47,7 +49,7 @@ func findPeer(c *call, p *policy.ContainerPeer) error {
 
 // related looks up a container of the caller's, and what it was allowed. It isn't confined if
 // the caller may not work in it; see bars.
-func related(c *call, ref string) (ct *seen, e effective, confined bool, err error) {
+func related(c *call, ref string) (ct *container.InspectResponse, e effective, confined bool, err error) {
 	defer func(was bool) { c.unconfined = was }(c.unconfined) // that of the call's own container
 	if ct, _, err = c.container(ref); err != nil {
 		return nil, e, false, err

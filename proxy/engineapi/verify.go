@@ -3,7 +3,6 @@ package engineapi
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -97,15 +96,25 @@ func verifyVolumes(c *call, d *body.Differences, audited bool, ct *container.Ins
 
 // inspect asks the engine for a container in its own version.
 func (c *call) inspect(id string, v upstream.Version) (*container.InspectResponse, error) {
-	var ct container.InspectResponse
-	if err := c.engine.Get(c.ctx, v, "/containers/"+id+"/json", nil, &ct); err != nil {
-		return nil, err
+	ct, err := inspected(c, upstream.Ask{Version: v}, id)
+	if err == nil && ct.NetworkSettings == nil {
+		err = errIncomplete
 	}
-	if ct.ContainerJSONBase == nil || ct.HostConfig == nil || ct.Config == nil || ct.NetworkSettings == nil {
-		return nil, fmt.Errorf("inspect container: the engine's answer lacks a part")
-	}
-	return &ct, nil
+	return ct, err
 }
+
+// inspected asks for a container, which has all parts but maybe its networks.
+func inspected(c *call, a upstream.Ask, id string) (*container.InspectResponse, error) {
+	a.Method, a.Path = http.MethodGet, "/containers/"+id+"/json"
+	var ct container.InspectResponse
+	err := c.engine.Do(c.ctx, a, &ct)
+	if err == nil && (ct.ContainerJSONBase == nil || ct.HostConfig == nil || ct.Config == nil || ct.State == nil) {
+		err = errIncomplete
+	}
+	return &ct, err
+}
+
+var errIncomplete = errors.New("inspect container: the engine's answer lacks a part")
 
 // differencesOf compares a container with what it was allowed, in all that can't be changed
 // by an update.
