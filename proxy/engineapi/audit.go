@@ -134,10 +134,17 @@ func (c *call) close(err error) {
 		return
 	}
 	c.written = true
+	r := record(c, err)
+	r.RequestID, r.Peer, r.Method, r.Objects = proxy.ExchangeOf(c.ctx).RequestID, peerName(c), method(c.r), slices.Compact(c.objects) // an object may be looked up twice
+	c.opts.Audit.write(r)
+	c.metrics.requests.WithLabelValues(r.Route, r.Verdict).Inc()
+}
+
+// record describes what came of the call.
+func record(c *call, err error) Record {
 	r := Record{
-		Time: time.Now().UTC(), RequestID: proxy.ExchangeOf(c.ctx).RequestID, Peer: peerName(c), Method: method(c.r),
-		Caller: c.caller.Name, Tenant: c.caller.Tenant, Profile: c.caller.Profile,
-		Route: unmatched.template, Verdict: VerdictAllowed, Objects: slices.Compact(c.objects), // an object may be looked up twice
+		Time: time.Now().UTC(), Caller: c.caller.Name, Tenant: c.caller.Tenant, Profile: c.caller.Profile,
+		Route: unmatched.template, Verdict: VerdictAllowed,
 	}
 	if c.route != nil {
 		r.Route = c.route.template
@@ -145,13 +152,6 @@ func (c *call) close(err error) {
 	if c.version != 0 {
 		r.Version = c.version.String()
 	}
-	r.judged(err, c.reasons)
-	c.opts.Audit.write(r)
-	c.metrics.requests.WithLabelValues(r.Route, r.Verdict).Inc()
-}
-
-// judged fills in what came of a call.
-func (r *Record) judged(err error, reasons []policy.Reason) {
 	var d *policy.DeniedError
 	switch {
 	case errors.As(err, &d):
@@ -162,12 +162,13 @@ func (r *Record) judged(err error, reasons []policy.Reason) {
 		if f.Status == http.StatusBadRequest && upstream.StatusOf(err) == 0 {
 			r.Verdict, r.Rule = VerdictDenied, "request."+f.Code // by the proxy itself
 		}
-	case len(reasons) > 0:
-		r.Verdict, r.Reasons = VerdictWouldDeny, reasons
+	case len(c.reasons) > 0:
+		r.Verdict, r.Reasons = VerdictWouldDeny, c.reasons
 	}
 	if len(r.Reasons) > 0 {
 		r.Rule = r.Reasons[0].Rule
 	}
+	return r
 }
 
 type metrics struct {

@@ -300,11 +300,7 @@ func fail(w http.ResponseWriter, _ *http.Request, f proxy.Fault) {
 	if f.Status == http.StatusUnprocessableEntity {
 		f.Status = http.StatusBadRequest
 	}
-	body, _ := json.Marshal(map[string]string{"message": message}) // a text can be encoded
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Content-Length", strconv.Itoa(len(body)+1)) // so that it is whole before the request's body is read
-	w.WriteHeader(f.Status)
-	_, _ = w.Write(append(body, '\n'))
+	_ = proxy.WriteJSON(w, f.Status, "application/json", map[string]string{"message": message}) // a text can be encoded
 }
 
 // denial says in one line what was refused, by which rule, and what would be allowed.

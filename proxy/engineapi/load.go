@@ -98,24 +98,10 @@ type loadedImage struct {
 
 // keepArchive writes an archive's regular files into a file.
 func keepArchive(c *call, r io.Reader, lease *proxy.Lease) (*imageArchive, error) {
-	f, err := os.CreateTemp(c.opts.SpoolDir, spoolPattern)
-	if err != nil {
-		return nil, fmt.Errorf("keep the images: %w", err)
-	}
-	_ = os.Remove(f.Name())
-	a := &imageArchive{file: f, files: map[string]*archivedFile{}, links: map[string]string{}, layers: map[string]*archivedFile{}}
-	plain, err := openTar(r, maxLoaded)
-	if err == nil {
-		err = a.read(plain, &spoolWriter{File: f, ctx: c.ctx, lease: lease})
-	}
-	if err == nil { // so that the engine isn't asked while the caller sends
-		_, err = io.Copy(io.Discard, r)
-	}
-	if err != nil {
-		_ = f.Close()
-		return nil, err
-	}
-	return a, nil
+	a := &imageArchive{files: map[string]*archivedFile{}, links: map[string]string{}, layers: map[string]*archivedFile{}}
+	var err error
+	a.file, err = spoolTar(c, &spoolWriter{ctx: c.ctx, lease: lease}, r, maxLoaded, a.read)
+	return a, err
 }
 
 func (a *imageArchive) read(from io.Reader, to *spoolWriter) error {

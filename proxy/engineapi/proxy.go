@@ -286,11 +286,12 @@ func (c Callers) of(r *http.Request) (Caller, bool) {
 // peerName is the other end of the connection, for the audit log.
 func peerName(c *call) string {
 	r := c.r
-	if p, ok := r.Context().Value(peerKey{}).(peer); ok && p.unix && c.caller.Socket {
-		return "socket uid=" + strconv.FormatUint(uint64(p.uid), 10) + " pid=" + strconv.Itoa(int(p.pid))
-	}
 	if p, ok := r.Context().Value(peerKey{}).(peer); ok && p.unix {
-		return "uid=" + strconv.FormatUint(uint64(p.uid), 10) + " pid=" + strconv.Itoa(int(p.pid))
+		name := "uid=" + strconv.FormatUint(uint64(p.uid), 10) + " pid=" + strconv.Itoa(int(p.pid))
+		if c.caller.Socket {
+			name = "socket " + name
+		}
+		return name
 	}
 	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
 		return r.RemoteAddr + " cn=" + r.TLS.PeerCertificates[0].Subject.CommonName

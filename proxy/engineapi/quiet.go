@@ -7,7 +7,6 @@ import (
 	"path"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/mount"
+	"github.com/docker/docker/api/types/versions"
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/bermhq/berm/lifecycle/mountpin"
@@ -28,7 +28,7 @@ import (
 // and CVE-2026-42306.
 const ArchiveFixed = "29.5.1"
 
-var releaseNumber = regexp.MustCompile(`^v?([0-9]{1,6})\.([0-9]{1,6})\.([0-9]{1,6})(.*)$`)
+var releaseNumber = regexp.MustCompile(`^v?([0-9]{1,6}\.[0-9]{1,6}\.[0-9]{1,6})(.*)$`)
 
 // SafeArchives tells whether an engine of this release has the fixes of ArchiveFixed. What
 // isn't the number of a release has none.
@@ -44,18 +44,11 @@ func safeRunc(version string) bool {
 
 // atLeast compares the numbers of releases. What isn't one is none.
 func atLeast(release, least string) bool {
-	have, want := releaseNumber.FindStringSubmatch(release), releaseNumber.FindStringSubmatch(least)
-	if have == nil {
+	have := releaseNumber.FindStringSubmatch(release)
+	if have == nil || versions.LessThan(have[1], least) {
 		return false
 	}
-	for i := 1; i <= 3; i++ {
-		h, errH := strconv.Atoi(have[i])
-		w, errW := strconv.Atoi(want[i])
-		if errH != nil || errW != nil || h != w {
-			return h > w
-		}
-	}
-	return !strings.HasPrefix(have[4], "-") // a release candidate
+	return versions.GreaterThan(have[1], least) || !strings.HasPrefix(have[2], "-") // a release candidate
 }
 
 // useOf gives what a container mounts. The engine's configuration may name a bind by a path

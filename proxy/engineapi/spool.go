@@ -37,20 +37,29 @@ func spool(c *call, args map[string]string, lease *proxy.Lease) (*os.File, error
 		return nil, err
 	}
 	auth := func(registry string) (json.RawMessage, error) { return auths[registry], nil }
-	f, err := os.CreateTemp(c.opts.SpoolDir, spoolPattern)
-	if err != nil {
-		return nil, fmt.Errorf("keep the build's files: %w", err)
-	}
-	_ = os.Remove(f.Name())
 	ctx, end := context.WithCancelCause(c.ctx)
 	defer end(nil)
 	rest := patient(ctx, c, end, http.MaxBytesReader(c.w, c.r.Body, maxContext))
-	body, err := openTar(rest, maxContext)
-	if err == nil {
-		err = rewrite(&spoolWriter{File: f, ctx: ctx, lease: lease}, body, name, func(text []byte) ([]byte, error) { return judgeDockerfile(c, text, args, auth) })
+	return spoolTar(c, &spoolWriter{ctx: ctx, lease: lease}, rest, maxContext, func(files io.Reader, to *spoolWriter) error {
+		return rewrite(to, files, name, func(text []byte) ([]byte, error) { return judgeDockerfile(c, text, args, auth) })
+	})
+}
+
+// spoolTar keeps in a file what keep writes of an archive, which may be compressed, of at most
+// most bytes. The file has no name any more.
+func spoolTar(c *call, to *spoolWriter, archive io.Reader, most int64, keep func(files io.Reader, to *spoolWriter) error) (*os.File, error) {
+	f, err := os.CreateTemp(c.opts.SpoolDir, spoolPattern)
+	if err != nil {
+		return nil, fmt.Errorf("keep the archive: %w", err)
 	}
-	if err == nil { // what is left would be read without a deadline
-		if _, err = io.Copy(io.Discard, rest); err != nil {
+	_ = os.Remove(f.Name())
+	to.File = f
+	files, err := openTar(archive, most)
+	if err == nil {
+		err = keep(files, to)
+	}
+	if err == nil { // the engine isn't asked while the caller sends, nor is anything read without a deadline
+		if _, err = io.Copy(io.Discard, archive); err != nil {
 			err = archiveError(err)
 		}
 	}

@@ -51,11 +51,8 @@ func (d *Proxy) StartContainer(ctx context.Context, id string) error {
 	}
 	c := &call{Proxy: d, ctx: ctx, rules: d.opts.Policy(), version: v}
 	resp, err := startOne(c, upstream.Ask{Method: http.MethodPost, Path: "/containers/" + id + "/start"}, id)
-	r := Record{
-		Time: time.Now().UTC(), Peer: "berm", Method: http.MethodPost, Route: "/containers/{id}/start", Version: v.String(),
-		Caller: c.caller.Name, Tenant: c.caller.Tenant, Profile: c.caller.Profile, Verdict: VerdictAllowed, Objects: []string{id},
-	}
-	r.judged(err, nil)
+	r := record(c, err)
+	r.Peer, r.Method, r.Route, r.Objects = "berm", http.MethodPost, "/containers/{id}/start", []string{id}
 	d.opts.Audit.write(r)
 	if err != nil {
 		return fmt.Errorf("start container %q: %w", id, err)
