@@ -102,6 +102,7 @@ func putArchive(c *call, _ upstream.Ask, id string) error {
 			if err != nil {
 				return err
 			}
+			defer func() { _ = body.Close() }()
 			a.Body, a.Length, a.Header = body, -1, http.Header{"Content-Type": {"application/x-tar"}}
 			c.close(nil) // now, as it may take long
 			err = c.forward(a, false)

@@ -87,11 +87,7 @@ func buildImage(c *call) error {
 	if err != nil {
 		return err
 	}
-	text, err := json.Marshal(labels)
-	if err != nil {
-		return err
-	}
-	query.Set("labels", string(text))
+	setJSON(query, "labels", labels)
 	if err := c.untilEnd(c.room("images", 1)); err != nil {
 		return err
 	}
@@ -164,11 +160,7 @@ func buildQuery(c *call, args map[string]string) (url.Values, []url.Values, erro
 	}
 	query.Set("dockerfile", builtFrom)
 	if len(args) > 0 {
-		text, err := json.Marshal(args)
-		if err != nil {
-			return nil, nil, err
-		}
-		query.Set("buildargs", string(text))
+		setJSON(query, "buildargs", args)
 	}
 	if err := cmp.Or(cacheFrom(c, query), buildLimits(c, query)); err != nil {
 		return nil, nil, err
@@ -193,6 +185,12 @@ func buildQuery(c *call, args map[string]string) (url.Values, []url.Values, erro
 		return nil, nil, proxy.Malformed(fmt.Sprintf("there are more than %d names", maxBuildTags))
 	}
 	return query, tags, nil
+}
+
+// setJSON sets a parameter to texts and numbers as JSON.
+func setJSON(query url.Values, name string, v any) {
+	text, _ := json.Marshal(v) // such values can be encoded
+	query.Set(name, string(text))
 }
 
 // buildArgs judges build arguments as a command's environment.
@@ -249,11 +247,10 @@ func cacheFrom(c *call, query url.Values) error {
 			return err
 		}
 	}
-	text, err := json.Marshal(ids)
 	if len(ids) > 0 {
-		query.Set("cachefrom", string(text))
+		setJSON(query, "cachefrom", ids)
 	}
-	return err
+	return nil
 }
 
 // buildLimits judges the hosts and limits that a build's commands are to have.
@@ -277,12 +274,10 @@ func buildLimits(c *call, query url.Values) error {
 	if len(req.ExtraHosts) > 0 {
 		query["extrahosts"] = verdict.Spec.ExtraHosts
 	}
-	if len(req.Ulimits) == 0 {
-		return nil
+	if len(req.Ulimits) > 0 {
+		setJSON(query, "ulimits", verdict.Spec.Ulimits)
 	}
-	text, err := json.Marshal(verdict.Spec.Ulimits)
-	query.Set("ulimits", string(text))
-	return err
+	return nil
 }
 
 // buildNetwork is the network that the build's commands have: the profile's, or none.

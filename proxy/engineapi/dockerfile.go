@@ -67,14 +67,11 @@ type imageUse struct {
 // engines of different versions read differently, or what the engine would fetch from an
 // address that begins with none of urls.
 func readDockerfile(text []byte, args map[string]string, urls []string) (*dockerfile, error) {
-	parsed, err := parseDockerfile(text)
+	d, err := parseDockerfile(text)
 	if err != nil {
 		return nil, err
 	}
-	d := &dockerfile{args: args, urls: urls, escape: parsed.EscapeToken, nodes: parsed.AST.Children}
-	if len(d.nodes) > maxInstructions {
-		return nil, fmt.Errorf("more than %d instructions", maxInstructions)
-	}
+	d.args, d.urls = args, urls
 	for _, n := range d.nodes {
 		if err := d.instruction(n); err != nil {
 			return nil, fmt.Errorf("line %d: %w", n.StartLine, err)
@@ -90,7 +87,7 @@ func readDockerfile(text []byte, args map[string]string, urls []string) (*docker
 }
 
 // parseDockerfile parses what doesn't keep the parser busy for long.
-func parseDockerfile(text []byte) (*parser.Result, error) {
+func parseDockerfile(text []byte) (*dockerfile, error) {
 	switch {
 	case len(text) > maxDockerfile || !utf8.Valid(text):
 		return nil, fmt.Errorf("larger than %d bytes or not UTF-8", maxDockerfile)
@@ -101,21 +98,25 @@ func parseDockerfile(text []byte) (*parser.Result, error) {
 	if err != nil {
 		return nil, errors.New(body.Shorten(err.Error()))
 	}
-	return parsed, nil
+	if len(parsed.AST.Children) > maxInstructions {
+		return nil, fmt.Errorf("more than %d instructions", maxInstructions)
+	}
+	return &dockerfile{escape: parsed.EscapeToken, nodes: parsed.AST.Children}, nil
 }
 
 // checkTrigger judges an ONBUILD instruction of a base image, which the engine reads as it
 // is. It must be one line that all engines read alike.
 func checkTrigger(text string, urls []string) error {
-	parsed, err := parseDockerfile([]byte(text))
+	d, err := parseDockerfile([]byte(text))
 	if err != nil {
 		return err
 	}
-	if len(parsed.AST.Children) != 1 {
+	if len(d.nodes) != 1 {
 		return errors.New("more than one instruction")
 	}
-	n := parsed.AST.Children[0]
-	if err := (&dockerfile{urls: urls, escape: parsed.EscapeToken}).onBuild(n); err != nil {
+	n := d.nodes[0]
+	d.urls = urls
+	if err := d.onBuild(n); err != nil {
 		return err
 	}
 	if _, err := instructionLine(n); err != nil {
@@ -134,14 +135,11 @@ func readChanges(changes []string) ([]string, error) {
 	if strings.TrimSpace(text) == "" {
 		return nil, nil
 	}
-	parsed, err := parseDockerfile([]byte(text))
+	d, err := parseDockerfile([]byte(text))
 	if err != nil {
 		return nil, err
 	}
-	d := &dockerfile{escape: parsed.EscapeToken, nodes: parsed.AST.Children, stages: 1}
-	if len(d.nodes) > maxInstructions {
-		return nil, fmt.Errorf("more than %d instructions", maxInstructions)
-	}
+	d.stages = 1
 	for _, n := range d.nodes {
 		if !slices.Contains(commitInstructions, strings.ToUpper(n.Value)) {
 			return nil, fmt.Errorf("%q changes more than an image's configuration", body.Shorten(n.Value))

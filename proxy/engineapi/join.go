@@ -98,20 +98,14 @@ func joinedNetworks(c *call, b *body.Create) ([]policy.ContainerNetwork, map[str
 		if n.Options, err = endpointOptions(asked[ref], n); err != nil {
 			return nil, nil, err
 		}
-		key := n.Mode + ":" + n.ID
-		if n.ID == "" && n.Mode == policy.NetNamed {
-			key += n.Asked
-		}
-		if taken[key] {
+		if taken[identity(n)] {
 			return nil, nil, proxy.Malformed(fmt.Sprintf("the network %q is there twice", body.Shorten(ref)))
 		}
-		taken[key] = true
+		taken[identity(n)] = true
 		if n.ID != "" && asked[ref] != nil {
 			endpoints[n.ID] = asked[ref]
 		}
-		same := func(o policy.ContainerNetwork) bool {
-			return o.Mode == n.Mode && o.ID == n.ID && (n.ID != "" || n.Mode != policy.NetNamed || o.Asked == n.Asked)
-		}
+		same := func(o policy.ContainerNetwork) bool { return identity(o) == identity(n) }
 		if i := slices.IndexFunc(list, same); i >= 0 {
 			list[i].Options = n.Options
 			continue
@@ -119,6 +113,14 @@ func joinedNetworks(c *call, b *body.Create) ([]policy.ContainerNetwork, map[str
 		list = append(list, n)
 	}
 	return list, endpoints, hostLinks(b.HostConfig.Links, &list[0], endpoints)
+}
+
+// identity returns what distinguishes a network from others: its name, if it isn't there.
+func identity(n policy.ContainerNetwork) string {
+	if n.ID == "" && n.Mode == policy.NetNamed {
+		return n.Mode + ":" + n.Asked
+	}
+	return n.Mode + ":" + n.ID
 }
 
 // hostLinks gives the links of HostConfig.Links to a network of the caller's own. Engines leave

@@ -93,13 +93,7 @@ func mountsFrom(c *call, p *plan) error {
 func holdsMounts(c *call, volume string) (held bool, err error) {
 	err = eachOwn(c, lifecycle.ObjectContainer, filters{"volume": {volume}}, func(o *labelled) {
 		e, _ := effectiveOf(o.Labels)
-		var targets []string
-		for _, b := range e.Binds {
-			targets = append(targets, b.MountPath)
-		}
-		for _, m := range slices.Concat(e.Volumes, e.Tmpfs) {
-			targets = append(targets, m.Target)
-		}
+		targets := e.Targets()
 		for _, v := range e.Volumes {
 			held = held || v.Source == "" && slices.ContainsFunc(targets, func(t string) bool { return t != v.Target && runtime.Below(t, v.Target) })
 		}

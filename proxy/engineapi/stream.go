@@ -10,7 +10,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -158,17 +157,9 @@ func copyPooled(w io.Writer, r io.Reader) (int64, error) {
 // is sent: when the engine says something, or by the kernel's keep-alive. Over both, the
 // end comes after what the peer said, and isn't seen before there is room for that.
 func awaitHangup(conn net.Conn, ended <-chan struct{}) bool {
-	signs := int16(unix.POLLHUP | unix.POLLERR | unix.POLLNVAL)
+	var events int16
 	if t, ok := conn.(*tls.Conn); ok {
-		conn, signs = t.NetConn(), signs|unix.POLLRDHUP
-	}
-	sc, ok := conn.(syscall.Conn)
-	if !ok {
-		return false
-	}
-	raw, err := sc.SyscallConn()
-	if err != nil {
-		return false
+		conn, events = t.NetConn(), unix.POLLRDHUP
 	}
 	tick := time.NewTicker(hangupPoll)
 	defer tick.Stop()
@@ -178,14 +169,8 @@ func awaitHangup(conn net.Conn, ended <-chan struct{}) bool {
 			return false
 		case <-tick.C:
 		}
-		gone := false
-		err := raw.Control(func(fd uintptr) {
-			fds := []unix.PollFd{{Fd: int32(fd), Events: signs}}
-			_, err := unix.Poll(fds, 0)
-			gone = err == nil && fds[0].Revents&signs != 0
-		})
-		if err != nil || gone {
-			return true // an error is that it is closed by us
+		if proxy.HungUp(conn, events) {
+			return true
 		}
 	}
 }

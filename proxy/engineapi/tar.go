@@ -2,7 +2,7 @@ package engineapi
 
 import (
 	"archive/tar"
-	"bytes"
+	"bufio"
 	"errors"
 	"fmt"
 	"hash/maphash"
@@ -16,7 +16,6 @@ import (
 	"github.com/bermhq/berm/proxy/engineapi/body"
 
 	"github.com/bermhq/berm/proxy"
-	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
 const (
@@ -29,87 +28,58 @@ const (
 // in its place: plain, with relative names, and with nothing but what was judged. After
 // the first header that is refused it reads no further.
 type tarFilter struct {
-	in      *tar.Reader
-	out     *tar.Writer
-	written bytes.Buffer
-	chunk   []byte
-	content bool // an entry's content is being copied
+	*bufio.Reader
+	io.Closer
 	entries int
 	seed    maphash.Seed
 	kinds   map[uint64]byte // types of the entries so far, by the hash of their name
 	// closed refuses entries whose parent isn't a directory of the archive itself. The
 	// engine follows a symbolic link that the container has there.
 	closed  bool
-	err     error
-	refusal atomic.Pointer[error] // why it reads no further, unless the archive is at its end
+	refusal atomic.Pointer[error] // why it reads no further, unless the archive is at its end, or it was closed
 }
 
 // newTarFilter judges the first header too.
-func newTarFilter(r io.Reader, closed bool) (*tarFilter, error) {
-	f := &tarFilter{in: tar.NewReader(r), chunk: make([]byte, upstream.BufferSize), seed: maphash.MakeSeed(), kinds: map[uint64]byte{}, closed: closed}
-	f.out = tar.NewWriter(&plainWriter{Writer: &f.written})
-	if f.fill(); f.refusal.Load() != nil {
-		return nil, f.err
-	}
-	return f, nil
-}
-
-func (f *tarFilter) Read(b []byte) (int, error) {
-	f.fill()
-	if f.written.Len() == 0 {
-		return 0, f.err
-	}
-	return f.written.Read(b)
-}
-
-// fill writes until something can be read or the archive ends.
-func (f *tarFilter) fill() {
-	for f.written.Len() == 0 && f.err == nil {
-		if f.err = f.step(); f.err != nil && !errors.Is(f.err, io.EOF) {
-			f.written.Reset()
-			err := f.err
+func newTarFilter(from io.Reader, closed bool) (*tarFilter, error) {
+	r, w := io.Pipe()
+	f := &tarFilter{Reader: bufio.NewReaderSize(r, upstream.BufferSize), Closer: r, seed: maphash.MakeSeed(), kinds: map[uint64]byte{}, closed: closed}
+	go func() {
+		err := f.copy(tar.NewWriter(&plainWriter{Writer: w}), tar.NewReader(from))
+		if err != nil && !errors.Is(err, io.ErrClosedPipe) {
 			f.refusal.Store(&err)
 		}
-	}
+		_ = w.CloseWithError(err)
+	}()
+	_, err := f.Peek(1)
+	return f, err
 }
 
-// step copies a header or a piece of an entry's content. The error is io.EOF at the end.
-func (f *tarFilter) step() error {
-	if f.content {
-		n, err := f.in.Read(f.chunk)
-		if _, werr := f.out.Write(f.chunk[:n]); werr != nil {
-			return fmt.Errorf("write archive: %w", werr)
+// copy copies the entries that judge lets through, and ends the archive.
+func (f *tarFilter) copy(to *tar.Writer, from *tar.Reader) error {
+	for {
+		h, err := from.Next()
+		switch {
+		case errors.Is(err, io.EOF):
+			return to.Close()
+		case err != nil:
+			return tarError(err)
+		case h.Typeflag == tar.TypeXGlobalHeader:
+			continue // git archive writes one; the engine ignores it
 		}
-		if f.content = err == nil; err == nil || errors.Is(err, io.EOF) {
-			return nil
+		if f.entries++; f.entries > maxTarEntries {
+			return denied("archive.entries", "", fmt.Sprintf("the archive has more than %d entries", maxTarEntries), "several archives")
 		}
-		return tarError(err)
-	}
-	h, err := f.in.Next()
-	if errors.Is(err, io.EOF) && f.err == nil {
-		if err := f.out.Close(); err != nil {
-			return fmt.Errorf("write archive: %w", err)
+		clean, err := f.judge(h)
+		if err != nil {
+			return err
 		}
-		return io.EOF
+		if err := to.WriteHeader(clean); err != nil {
+			return denied("archive.entry", "", fmt.Sprintf("the header of %q can't be written: %v", body.Shorten(h.Name), err), "another header")
+		}
+		if _, err := copyPooled(to, from); err != nil {
+			return tarError(err)
+		}
 	}
-	if err != nil {
-		return tarError(err)
-	}
-	if h.Typeflag == tar.TypeXGlobalHeader {
-		return nil // git archive writes one; the engine ignores it
-	}
-	if f.entries++; f.entries > maxTarEntries {
-		return denied("archive.entries", "", fmt.Sprintf("the archive has more than %d entries", maxTarEntries), "several archives")
-	}
-	clean, err := f.judge(h)
-	if err != nil {
-		return err
-	}
-	if err := f.out.WriteHeader(clean); err != nil {
-		return denied("archive.entry", "", fmt.Sprintf("the header of %q can't be written: %v", body.Shorten(h.Name), err), "another header")
-	}
-	f.content = clean.Size > 0
-	return nil
 }
 
 // tarError tells an archive that is none from a body that can't be read.

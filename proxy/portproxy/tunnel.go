@@ -3,7 +3,6 @@ package portproxy
 import (
 	"bufio"
 	"net"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -53,7 +52,7 @@ func (t *tunnel) watch() {
 			return
 		case <-tick.C:
 		}
-		if n, left := t.port.moves.Load(), t.port.over.Load() || hungUp(t.caller); n != moves || left != gone {
+		if n, left := t.port.moves.Load(), t.port.over.Load() || proxy.HungUp(t.caller, unix.POLLRDHUP); n != moves || left != gone {
 			moves, gone, since = n, left, time.Now()
 		}
 		quiet := time.Since(since)
@@ -63,25 +62,6 @@ func (t *tunnel) watch() {
 			return
 		}
 	}
-}
-
-// hungUp reports whether the other side of a connection sends no more, even if some of what
-// it sent is unread.
-func hungUp(c net.Conn) bool {
-	sc, ok := c.(syscall.Conn)
-	if !ok {
-		return false // an in-process one
-	}
-	raw, err := sc.SyscallConn()
-	if err != nil {
-		return true
-	}
-	fds := []unix.PollFd{{Events: unix.POLLRDHUP}}
-	err = raw.Control(func(fd uintptr) {
-		fds[0].Fd = int32(fd)
-		_, _ = unix.Poll(fds, 0) // if it is interrupted, the next look tells
-	})
-	return err != nil || fds[0].Revents != 0
 }
 
 // Hijack returns the caller's connection and begins to watch it.

@@ -249,15 +249,20 @@ type Nested struct {
 	File   bool
 }
 
-// Nested returns the mounts that the engine mounts by a path through a bind.
-func (g *Granted) Nested() (out []Nested) {
-	var targets []string
+// Targets returns where its mounts are: those of the binds come first.
+func (g *Granted) Targets() (targets []string) {
 	for _, b := range g.Binds {
 		targets = append(targets, b.MountPath)
 	}
 	for _, m := range slices.Concat(g.Volumes, g.Tmpfs) {
 		targets = append(targets, m.Target)
 	}
+	return targets
+}
+
+// Nested returns the mounts that the engine mounts by a path through a bind.
+func (g *Granted) Nested() (out []Nested) {
+	targets := g.Targets()
 	add := func(target string, file, engine bool) {
 		outer := -1
 		for i, t := range targets {

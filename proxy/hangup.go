@@ -1,0 +1,28 @@
+package proxy
+
+import (
+	"net"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// HungUp reports whether a connection has one of the events of poll(2), has failed, or has lost
+// its peer altogether, even if some of what that sent is unread. It is false for a connection
+// in-process.
+func HungUp(c net.Conn, events int16) bool {
+	sc, ok := c.(syscall.Conn)
+	if !ok {
+		return false
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return true
+	}
+	fds := []unix.PollFd{{Events: events}}
+	err = raw.Control(func(fd uintptr) {
+		fds[0].Fd = int32(fd)
+		_, _ = unix.Poll(fds, 0) // if it is interrupted, the next look tells
+	})
+	return err != nil || fds[0].Revents != 0 // an error is that it is closed by us
+}
