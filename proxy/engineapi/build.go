@@ -402,7 +402,7 @@ func fetchBase(c *call, ref string, auth authOf) error {
 	if config, err := auth(registryOf(ref)); err != nil {
 		return err
 	} else if config != nil {
-		header.Set("X-Registry-Auth", base64.URLEncoding.EncodeToString(config))
+		header.Set(authHeader, base64.URLEncoding.EncodeToString(config))
 	}
 	return eachMessage(c, upstream.Ask{Method: http.MethodPost, Path: "/images/create", Query: query, Header: header}, http.StatusNotFound, func(buildMessage) {})
 }
@@ -510,9 +510,14 @@ func verifyBuilt(c *call, img *imageInfo, want map[string]string) error {
 	if !claimsImage(c, img.Config.Labels) || img.Config.Labels[lifecycle.LabelSessionID] != want[lifecycle.LabelSessionID] {
 		return denied("verify.build", "", "the image lacks the labels that it was built with", "none") // and may be anybody's
 	}
-	err := foreignLabels(img.Config.Labels, want)
-	if err == nil && !ownImage(c, img.Config.Labels) {
+	var err error
+	if !ownImage(c, img.Config.Labels) {
 		err = denied("verify.build", "", "the image lacks labels that it was built with", "none")
+	}
+	for name, value := range img.Config.Labels {
+		if lifecycle.IsOwnLabel(name) && want[name] != value {
+			err = denied("verify.build", "", "the image has labels that are Berm's own", "other labels")
+		}
 	}
 	if err != nil {
 		removeUnwanted(c, "/images/"+img.ID, nil)
@@ -520,24 +525,10 @@ func verifyBuilt(c *call, img *imageInfo, want map[string]string) error {
 	return err
 }
 
-// foreignLabels is an error if an image has labels that are Berm's own and that it wasn't
-// given.
-func foreignLabels(got, want map[string]string) error {
-	for name, value := range got {
-		if lifecycle.IsOwnLabel(name) && want[name] != value {
-			return denied("verify.build", "", "the image has labels that are Berm's own", "other labels")
-		}
-	}
-	return nil
-}
-
 // proxyText is an error as the caller may read it.
 func proxyText(err error) string {
 	f := proxy.FaultOf(err)
-	if len(f.Reasons) > 0 {
-		return denial(f.Reasons)
-	}
-	return f.Detail
+	return cmp.Or(denial(f.Reasons), f.Detail)
 }
 
 // tell adds a line to what the build says.

@@ -287,11 +287,8 @@ func conflict(message string) error {
 
 // fail answers an error as the engine does.
 func fail(w http.ResponseWriter, _ *http.Request, f proxy.Fault) {
-	message := f.Detail
-	switch {
-	case len(f.Reasons) > 0:
-		message = denial(f.Reasons)
-	case f.Code == "backend_unavailable": // clients take it for the engine's own words
+	message := cmp.Or(denial(f.Reasons), f.Detail)
+	if f.Code == "backend_unavailable" { // clients take it for the engine's own words
 		message = "berm: " + message
 	}
 	if f.Code == "policy_denied" || f.Status == http.StatusMisdirectedRequest {
@@ -303,8 +300,12 @@ func fail(w http.ResponseWriter, _ *http.Request, f proxy.Fault) {
 	_ = proxy.WriteJSON(w, f.Status, "application/json", map[string]string{"message": message}) // a text can be encoded
 }
 
-// denial says in one line what was refused, by which rule, and what would be allowed.
+// denial says in one line what was refused, by which rule, and what would be allowed. It is empty
+// without reasons.
 func denial(reasons []policy.Reason) string {
+	if len(reasons) == 0 {
+		return ""
+	}
 	parts := make([]string, len(reasons))
 	for i, r := range reasons {
 		part := r.Message

@@ -81,7 +81,6 @@ func commit(c *call) error {
 		return fmt.Errorf("commit: the engine's answer has no ID")
 	}
 	if err := committed(c, made.ID, labels, target); err != nil {
-		removeUnwanted(c, "/images/"+made.ID, nil)
 		return err
 	}
 	return c.answer(http.StatusCreated, made)
@@ -122,25 +121,26 @@ func configChanges(config *body.Config) (changes []string, ok bool) {
 	return changes, reflect.ValueOf(left).IsZero()
 }
 
-// committed looks at a new image before it gets its name.
+// committed looks at a new image before it gets its name. It removes one that isn't as it was
+// asked for, or can't get the name.
 func committed(c *call, id string, labels map[string]string, target url.Values) error {
 	c.about(id)
 	img, err := lookUpImage(c, id)
-	if err != nil {
-		return err
-	}
-	if img == nil || !ownImage(c, img.Config.Labels) {
-		return denied("verify.commit", "", "the image lacks the labels that it was made with", "none")
+	if err == nil && (img == nil || !ownImage(c, img.Config.Labels)) {
+		err = denied("verify.commit", "", "the image lacks the labels that it was made with", "none")
 	}
 	for name, value := range labels {
-		if img.Config.Labels[name] != value {
-			return denied("verify.commit", "", "the image has other labels than it was made with", "none")
+		if err == nil && img.Config.Labels[name] != value {
+			err = denied("verify.commit", "", "the image has other labels than it was made with", "none")
 		}
 	}
-	if target == nil {
-		return nil
+	if err == nil && target != nil {
+		err = tagAs(c, id, target)
 	}
-	return tagAs(c, id, target)
+	if err != nil {
+		removeUnwanted(c, "/images/"+id, nil)
+	}
+	return err
 }
 
 // dockerfileQuote writes a text as one word of a Dockerfile.

@@ -90,10 +90,7 @@ func inspectContainer(c *call) error {
 			return err
 		}
 	}
-	if raw, err = hideLabels(c, raw, "Config", "Labels"); err != nil {
-		return err
-	}
-	return c.answer(http.StatusOK, raw)
+	return answerShown(c, http.StatusOK, raw, "Config", "Labels")
 }
 
 // redacted stands for what the caller may not see.

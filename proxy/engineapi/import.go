@@ -75,7 +75,6 @@ func importImage(c *call) error {
 			return err
 		}
 		if err := committed(c, id, labels, target); err != nil {
-			removeUnwanted(c, "/images/"+id, nil)
 			return err
 		}
 		return c.answer(http.StatusOK, map[string]string{"status": id})

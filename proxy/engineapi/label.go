@@ -30,6 +30,15 @@ func hideLabels(c *call, raw json.RawMessage, path ...string) (json.RawMessage, 
 	return withoutLabels(raw, path...)
 }
 
+// answerShown answers JSON of the engine's as hideLabels leaves it.
+func answerShown(c *call, status int, raw json.RawMessage, path ...string) error {
+	raw, err := hideLabels(c, raw, path...)
+	if err != nil {
+		return err
+	}
+	return c.answer(status, raw)
+}
+
 // withoutLabels is hideLabels for a caller who doesn't see them.
 func withoutLabels(raw json.RawMessage, path ...string) (json.RawMessage, error) {
 	return edit(raw, func(labels *map[string]string) { maps.DeleteFunc(*labels, hiddenLabel) }, path...)

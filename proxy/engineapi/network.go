@@ -90,9 +90,6 @@ func inspectNetwork(c *call) error {
 	if err != nil {
 		return err
 	}
-	if raw, err = hideLabels(c, raw, "Labels"); err != nil {
-		return err
-	}
 	var failed error
 	raw, err = edit(raw, func(joined *map[string]json.RawMessage) {
 		for id := range *joined { // somebody else could have connected another
@@ -106,7 +103,7 @@ func inspectNetwork(c *call) error {
 	if err := cmp.Or(failed, err); err != nil {
 		return err
 	}
-	return c.answer(http.StatusOK, raw)
+	return answerShown(c, http.StatusOK, raw, "Labels")
 }
 
 // otherFields are the fields of a network's creation that were given and no policy allows.

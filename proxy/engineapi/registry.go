@@ -141,8 +141,7 @@ func pushAuth(h http.Header, repo string) (http.Header, error) {
 	if domain, _, _ := strings.Cut(repo, "/"); auth.ServerAddress != "" && registryName(auth.ServerAddress) != domain {
 		return nil, denied("images.push", authHeader, "the credentials are those of another registry than the image's", domain)
 	}
-	text, err := json.Marshal(auth)
-	return http.Header{authHeader: {base64.URLEncoding.EncodeToString(text)}}, err
+	return encodedAuth(auth)
 }
 
 // dockerHub is how clients name the registry of docker.io.
@@ -199,11 +198,13 @@ func registryAuth(h http.Header) (http.Header, error) {
 	if err := registryHeader(h, authHeader, &auth); err != nil || auth == nil {
 		return nil, err
 	}
+	return encodedAuth(auth)
+}
+
+// encodedAuth returns credentials as the engine gets them.
+func encodedAuth(auth any) (http.Header, error) {
 	text, err := json.Marshal(auth)
-	if err != nil {
-		return nil, err
-	}
-	return http.Header{authHeader: {base64.URLEncoding.EncodeToString(text)}}, nil
+	return http.Header{authHeader: {base64.URLEncoding.EncodeToString(text)}}, err
 }
 
 // registryAuths takes the header with which a client gives a build its credentials of

@@ -16,6 +16,7 @@ import (
 	"github.com/bermhq/berm/proxy/engineapi/body"
 
 	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
 const (

@@ -65,15 +65,7 @@ func inspectVolume(c *call) error {
 	if err != nil {
 		return err
 	}
-	return answerVolume(c, http.StatusOK, raw)
-}
-
-func answerVolume(c *call, status int, raw json.RawMessage) error {
-	raw, err := hideLabels(c, raw, "Labels")
-	if err != nil {
-		return err
-	}
-	return c.answer(status, raw)
+	return answerShown(c, http.StatusOK, raw, "Labels")
 }
 
 // volumeBody is the body of a volume's creation.
@@ -94,7 +86,7 @@ func createVolume(c *call, body *volumeBody) error {
 	if body.Name != "" {
 		switch v, raw, err := anyVolume(c, body.Name); {
 		case err == nil && c.own(lifecycle.ObjectVolume, v.Name, v.Labels):
-			return answerVolume(c, http.StatusCreated, raw)
+			return answerShown(c, http.StatusCreated, raw, "Labels")
 		case err == nil:
 			return volumeTaken(body.Name)
 		case isMissing(err):
@@ -106,7 +98,7 @@ func createVolume(c *call, body *volumeBody) error {
 	if err != nil {
 		return err
 	}
-	return answerVolume(c, http.StatusCreated, raw)
+	return answerShown(c, http.StatusCreated, raw, "Labels")
 }
 
 func volumeTaken(name string) error {

@@ -143,21 +143,14 @@ func Refused(at string, r *container.Resources, diskQuota int64) []policy.OtherF
 	var o Others
 	o.Add(r.CPUShares > defaultShares, at+"CpuShares", r.CPUShares)
 	o.Add(r.CgroupParent != "", at+"CgroupParent", r.CgroupParent)
-	for name, n := range map[string]int64{
-		"BlkioWeight": int64(r.BlkioWeight), "CpuRealtimePeriod": r.CPURealtimePeriod, "CpuRealtimeRuntime": r.CPURealtimeRuntime,
+	for name, n := range map[string]any{
+		"BlkioWeight": r.BlkioWeight, "CpuRealtimePeriod": r.CPURealtimePeriod, "CpuRealtimeRuntime": r.CPURealtimeRuntime,
 		"DiskQuota": diskQuota, "KernelMemory": r.KernelMemory, "KernelMemoryTCP": r.KernelMemoryTCP, "CpuCount": r.CPUCount, //nolint:staticcheck // old clients send it
-		"CpuPercent": r.CPUPercent,
-	} {
-		o.Add(n != 0, at+name, n)
-	}
-	for name, n := range map[string]uint64{"IOMaximumIOps": r.IOMaximumIOps, "IOMaximumBandwidth": r.IOMaximumBandwidth} {
-		o.Add(n != 0, at+name, n)
-	}
-	for name, n := range map[string]int{
+		"CpuPercent": r.CPUPercent, "IOMaximumIOps": r.IOMaximumIOps, "IOMaximumBandwidth": r.IOMaximumBandwidth,
 		"BlkioWeightDevice": len(r.BlkioWeightDevice), "BlkioDeviceReadBps": len(r.BlkioDeviceReadBps), "BlkioDeviceWriteBps": len(r.BlkioDeviceWriteBps),
 		"BlkioDeviceReadIOps": len(r.BlkioDeviceReadIOps), "BlkioDeviceWriteIOps": len(r.BlkioDeviceWriteIOps),
 	} {
-		o.Add(n != 0, at+name, n)
+		o.Add(fmt.Sprint(n) != "0", at+name, n)
 	}
 	slices.SortFunc(o, func(a, b policy.OtherField) int { return strings.Compare(a.Field, b.Field) })
 	return o
