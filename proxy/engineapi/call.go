@@ -157,9 +157,7 @@ func (c *call) relay(resp *http.Response, stream bool) error {
 	if stream {
 		_ = http.NewResponseController(c.w).Flush()
 	}
-	if c.closeMessage != nil && c.closeMessage.form == unknown {
-		c.closeMessage.form = formOf(resp.Header.Get("Content-Type"))
-	}
+	c.closeMessage.begin(resp.Header.Get("Content-Type"))
 	c.copy(resp.Body, stream)
 	return nil
 }

@@ -401,10 +401,8 @@ func askedMounts(c *call, p *plan) ([]mount.Mount, error) {
 		if _, err := c.callersLabels(options.Labels); err != nil {
 			return nil, err
 		}
-		labels := maps.Clone(options.Labels)
-		if labels == nil {
-			labels = map[string]string{}
-		}
+		labels := map[string]string{}
+		maps.Copy(labels, options.Labels)
 		maps.Copy(labels, p.Volumes)
 		options.Labels, m.VolumeOptions = labels, &options
 	}

@@ -40,9 +40,6 @@ func (l *limits) enter(key string, n int64) (all int64, leave func()) {
 	add := func(n int64) int64 {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if l.making == nil {
-			l.making = map[string]int64{}
-		}
 		l.making[key] += n
 		all := l.making[key]
 		if all == 0 {
@@ -101,9 +98,6 @@ type execsOf struct{ tenant, container string }
 func (e *execCounts) see(tenant, id string, n int64) (all int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.seen == nil {
-		e.seen = map[execsOf]int64{}
-	}
 	if e.seen[execsOf{tenant, id}] = n; n == 0 {
 		delete(e.seen, execsOf{tenant, id})
 	}

@@ -192,10 +192,8 @@ func createNetwork(c *call, asked *network.CreateRequest) error {
 		want.IPAM.Config = append(want.IPAM.Config, network.IPAMConfig{Subnet: s.Subnet, IPRange: s.Range, Gateway: s.Gateway})
 	}
 	if want.Internal {
-		want.Options = maps.Clone(want.Options)
-		if want.Options == nil {
-			want.Options = map[string]string{}
-		}
+		want.Options = map[string]string{}
+		maps.Copy(want.Options, spec.Options)
 		want.Options[inhibitOption] = "true"
 	}
 	var made struct {

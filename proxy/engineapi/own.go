@@ -361,10 +361,8 @@ func stampLabels(c *call, kind lifecycle.ObjectKind, own map[string]string) (map
 
 // unsealedLabels is stamp without the seal.
 func unsealedLabels(c *call, own map[string]string, ttl, maxLifetime time.Duration) map[string]string {
-	labels := maps.Clone(own)
-	if labels == nil {
-		labels = map[string]string{}
-	}
+	labels := map[string]string{}
+	maps.Copy(labels, own)
 	now := time.Now().UTC()
 	profile := c.caller.Profile
 	if profile == "" {

@@ -131,7 +131,10 @@ func New(opts Options) (*Proxy, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	d := &Proxy{opts: opts, log: opts.Logger, engine: upstream.New(opts.Engine, opts.Dial), usage: usage{walking: make(chan struct{}, 1)}, hangupGrace: hangupGrace}
+	d := &Proxy{
+		opts: opts, log: opts.Logger, engine: upstream.New(opts.Engine, opts.Dial), hangupGrace: hangupGrace,
+		limits: limits{making: map[string]int64{}}, running: execCounts{seen: map[execsOf]int64{}}, usage: usage{walking: make(chan struct{}, 1)},
+	}
 	d.transfers.stall, d.transfers.most = transferStall, transferTime
 	most := cmp.Or(opts.SpoolBytes, 2*maxContext)
 	d.spooled = proxy.NewBudget("disk for build files", most, most/2)

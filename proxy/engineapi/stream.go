@@ -28,11 +28,7 @@ func (c *call) hijack(a upstream.Ask) error {
 	if err := c.untilEnd(c.enter("streams", maxStreams)); err != nil {
 		return err
 	}
-	if a.Method == "" {
-		a.Method = c.r.Method
-	}
-	a.Version = c.version
-	up, fromEngine, told, err := c.engine.Upgrade(c.ctx, a)
+	up, fromEngine, told, err := c.engine.Upgrade(c.ctx, c.completed(a))
 	if err != nil {
 		return err
 	}
@@ -57,13 +53,8 @@ func (c *call) hijack(a upstream.Ask) error {
 	c.close(nil) // now, as the connection may stay for days
 	// Past what is buffered, that reader would take the end of the caller's input for the
 	// end of the request.
-	p := pipe{caller: caller, engine: up, fromCaller: upstream.Behind(buffered.Reader, conn), fromEngine: fromEngine, grace: c.hangupGrace, linger: linger}
-	if c.closeMessage != nil {
-		if c.closeMessage.form == unknown {
-			c.closeMessage.form = formOf(told.Get("Content-Type"))
-		}
-		p.fromEngine = io.TeeReader(fromEngine, c.closeMessage)
-	}
+	p := pipe{caller: caller, engine: up, fromCaller: upstream.Behind(buffered.Reader, conn), fromEngine: io.TeeReader(fromEngine, c.closeMessage), grace: c.hangupGrace, linger: linger}
+	c.closeMessage.begin(told.Get("Content-Type"))
 	p.run(func() []byte {
 		if !proxy.GoingDown(c.ctx) {
 			return nil
@@ -199,12 +190,11 @@ const (
 	jsonLines                   // messages of progress
 )
 
-// formOf is what an engine says of a stream; those before API 1.42 say the same of all.
-func formOf(contentType string) streamForm {
-	if contentType == "application/vnd.docker.multiplexed-stream" {
-		return framed
+// begin takes what an engine says of a stream; those before API 1.42 say the same of all.
+func (p *closeMessage) begin(contentType string) {
+	if p != nil && p.form == unknown && contentType == "application/vnd.docker.multiplexed-stream" {
+		p.form = framed
 	}
-	return unknown
 }
 
 // Write takes what is sent. It never fails.

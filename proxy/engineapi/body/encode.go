@@ -58,33 +58,31 @@ func (p *Judged) Encode(injected []string, v int) container.CreateRequest {
 func (p *Judged) Env(injected []string) []string {
 	var out []string
 	done := map[string]bool{}
+	add := func(name, entry string) {
+		if !done[name] {
+			out, done[name] = append(out, entry), true
+		}
+	}
 	for _, e := range injected {
 		name, _, _ := strings.Cut(e, "=")
 		done[name] = true
 	}
-	add := func(name string) {
-		value, ok := p.Spec.Env[name]
-		if ok && !done[name] {
-			out = append(out, name+"="+value)
-		}
-		done[name] = done[name] || ok
-	}
 	for _, e := range p.Body.Env {
 		name, _, _ := strings.Cut(e, "=")
-		add(name)
+		if value, ok := p.Spec.Env[name]; ok {
+			add(name, name+"="+value)
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.Spec.Env)) {
-		add(name)
+		add(name, name+"="+p.Spec.Env[name])
 	}
 	for _, e := range p.Body.Env {
-		if !strings.Contains(e, "=") && !done[e] && variable.MatchString(e) {
-			out, done[e] = append(out, e), true
+		if variable.MatchString(e) {
+			add(e, e)
 		}
 	}
 	for _, name := range p.Unset {
-		if !done[name] {
-			out, done[name] = append(out, name), true
-		}
+		add(name, name)
 	}
 	return append(out, injected...)
 }

@@ -198,10 +198,8 @@ func (b *Create) Published(have []policy.ContainerPort, image nat.PortSet) ([]po
 	if !b.HostConfig.PublishAllPorts {
 		return have, nil
 	}
-	all := maps.Clone(b.ExposedPorts)
-	if all == nil {
-		all = nat.PortSet{}
-	}
+	all := nat.PortSet{}
+	maps.Copy(all, b.ExposedPorts)
 	maps.Copy(all, image)
 	for _, key := range slices.Sorted(maps.Keys(all)) {
 		port, protocol, err := parsePort(string(key))
