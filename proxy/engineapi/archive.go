@@ -1,6 +1,7 @@
 package engineapi
 
 import (
+	"archive/tar"
 	"bufio"
 	"bytes"
 	"context"
@@ -151,32 +152,10 @@ func plainTar(r io.Reader) (io.Reader, error) {
 		return nil, proxy.Malformed("the body is not a tar archive")
 	}
 	refuse := denied("archive.plain", "", "the body is not a plain tar archive", "tar, as it is or compressed once by gzip, bzip2, xz or zstd")
-	if isCompressed(first) || !bytes.Equal(first, make([]byte, tarBlock)) && !tarHeader(first) {
+	if _, err := tar.NewReader(bytes.NewReader(first)).Next(); isCompressed(first) || errors.Is(err, tar.ErrHeader) {
 		return nil, refuse
 	}
 	return br, nil
-}
-
-// tarHeader tells whether a block's checksum is that of a header.
-func tarHeader(block []byte) bool {
-	var sum, want int64
-	for i, b := range block {
-		if i >= 148 && i < 156 {
-			b = ' '
-		}
-		sum += int64(b)
-	}
-	digits := strings.Trim(string(block[148:156]), " \x00")
-	if digits == "" {
-		return false
-	}
-	for _, d := range []byte(digits) {
-		if d < '0' || d > '7' {
-			return false
-		}
-		want = want<<3 | int64(d-'0')
-	}
-	return sum == want
 }
 
 const (

@@ -15,8 +15,6 @@ import (
 
 	"github.com/docker/docker/api/types"
 	"github.com/docker/docker/api/types/events"
-	"github.com/docker/docker/api/types/network"
-	"github.com/docker/docker/api/types/volume"
 	"golang.org/x/sync/singleflight"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -304,11 +302,7 @@ func (s *witness) sees(e events.Message) bool {
 		if tenant, ok := s.known.get(e.Actor.ID); ok {
 			return tenant == s.caller.Tenant
 		}
-		n, _, err := anyNetwork(s.call, e.Actor.ID)
-		if err != nil {
-			n = &network.Inspect{}
-		}
-		_, own := s.look("network "+e.Actor.ID, n.Labels, err)
+		_, own := s.look(lifecycle.ObjectNetwork, e.Actor.ID)
 		return own
 	case events.VolumeEventType:
 		key := "volume " + e.Actor.ID
@@ -319,11 +313,7 @@ func (s *witness) sees(e events.Message) bool {
 			}
 			return was
 		}
-		v, _, err := anyVolume(s.call, e.Actor.ID)
-		if err != nil {
-			v = &volume.Volume{}
-		}
-		since, own := s.look(key, v.Labels, err)
+		since, own := s.look(lifecycle.ObjectVolume, e.Actor.ID)
 		return own && s.current(since, e)
 	case events.ImageEventType:
 		return ownImage(s.call, attributes)
@@ -337,10 +327,12 @@ func (s *witness) current(since int64, e events.Message) bool {
 	return !s.past || since <= e.TimeNano
 }
 
-// look tells whether something with the labels is the caller's, and since when. With an error
-// it goes by what was seen before.
-func (s *witness) look(key string, got map[string]string, err error) (since int64, own bool) {
-	if err != nil {
+// look tells whether a network or a volume is the caller's, and since when. One that can't be
+// looked at is what it was before.
+func (s *witness) look(kind lifecycle.ObjectKind, id string) (since int64, own bool) {
+	key := string(kind) + " " + id
+	var is labelled
+	if !volumeName.MatchString(id) || s.engine.Get(s.ctx, s.version, listPaths[kind]+"/"+id, nil, &is) != nil {
 		since, own = s.since[key]
 		return since, own
 	}
@@ -348,9 +340,8 @@ func (s *witness) look(key string, got map[string]string, err error) (since int6
 		clear(s.since)
 	}
 	delete(s.since, key)
-	kind, id, _ := strings.Cut(key, " ")
-	if own = s.own(lifecycle.ObjectKind(kind), id, got); own {
-		since = madeAt(got)
+	if own = s.own(kind, id, is.Labels); own {
+		since = madeAt(is.Labels)
 		s.since[key] = since
 	}
 	return since, own

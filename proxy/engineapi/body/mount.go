@@ -223,18 +223,7 @@ func (m *Mounted) tmpfsFlags(flags []string) error {
 
 // tmpfsSize reads a size as the kernel does for a tmpfs; a share of the memory isn't one.
 func tmpfsSize(s string) (int64, error) {
-	shift := 0
-	if s != "" {
-		switch s[len(s)-1] {
-		case 'k', 'K':
-			shift = 10
-		case 'm', 'M':
-			shift = 20
-		case 'g', 'G':
-			shift = 30
-		}
-	}
-	number := s
+	number, shift := s, map[string]int{"k": 10, "m": 20, "g": 30}[strings.ToLower(s[max(len(s)-1, 0):])]
 	if shift != 0 {
 		number = s[:len(s)-1]
 	}
