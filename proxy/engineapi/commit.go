@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/docker/docker/api/types/container"
+
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
@@ -77,9 +79,7 @@ func commit(c *call) error {
 	if err := c.untilEnd(c.room("images", 1)); err != nil {
 		return err
 	}
-	var made struct {
-		ID string `json:"Id"`
-	}
+	var made container.CommitResponse
 	if err := c.engine.Post(c.ctx, c.version, "/commit", query, nil, &made); err != nil {
 		return err
 	}

@@ -204,9 +204,7 @@ func createExec(c *call, body *execBody) error {
 		return err
 	}
 	body.Container = ""
-	var made struct {
-		ID string `json:"Id"`
-	}
+	var made container.ExecCreateResponse
 	if err := c.engine.Post(c.ctx, c.version, "/containers/"+id+"/exec", nil, body, &made); err != nil {
 		return err
 	}

@@ -69,14 +69,8 @@ func (p *plan) anonymous() (n int64) {
 	return n
 }
 
-// made is the answer to a create.
-type made struct {
-	ID       string `json:"Id"`
-	Warnings []string
-}
-
 // makeContainer does what is planned, whole or not at all: from here on nobody's leaving stops it.
-func makeContainer(c *call, p *plan, query url.Values) (made, error) {
+func makeContainer(c *call, p *plan, query url.Values) (container.CreateResponse, error) {
 	client := c.ctx
 	defer c.detach(makeTimeout)()
 	var undo undo
@@ -90,8 +84,8 @@ func makeContainer(c *call, p *plan, query url.Values) (made, error) {
 	return m, err
 }
 
-func makePlanned(c *call, p *plan, query url.Values, undo *undo) (made, error) {
-	out := made{Warnings: slices.Clone(p.warnings)}
+func makePlanned(c *call, p *plan, query url.Values, undo *undo) (container.CreateResponse, error) {
+	out := container.CreateResponse{Warnings: slices.Clone(p.warnings)}
 	session := p.Labels[lifecycle.LabelSessionID]
 	if err := makeVolumes(c, p, undo); err != nil {
 		return out, err
@@ -126,7 +120,7 @@ func makePlanned(c *call, p *plan, query url.Values, undo *undo) (made, error) {
 	}
 	// An answer that is lost doesn't mean that there is no container.
 	undo.add(func(ctx context.Context) error { return removeSession(ctx, c, v, session) })
-	var answer made
+	var answer container.CreateResponse
 	ask := upstream.Ask{Method: http.MethodPost, Version: v, Path: "/containers/create", Query: query, JSON: body, Long: true}
 	if err := c.engine.Do(c.ctx, ask, &answer); err != nil {
 		return out, createError(err, query.Get("name"))

@@ -19,6 +19,7 @@ import (
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/distribution/reference"
+	"github.com/docker/docker/api/types/image"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
@@ -396,7 +397,7 @@ func removeImage(c *call) error {
 			return err
 		}
 	}
-	var gone []map[string]string
+	var gone []image.DeleteResponse
 	err = c.engine.Do(c.ctx, upstream.Ask{Method: http.MethodDelete, Version: c.version, Path: "/images/" + ref, Query: c.passed, Long: true}, &gone)
 	if upstream.StatusOf(err) == http.StatusConflict { // the engine names the container, whosever it is
 		return conflict(fmt.Sprintf("conflict: unable to remove image %q: a container is using it, or it has further names or images made of it", familiar(c.name)))
@@ -404,21 +405,16 @@ func removeImage(c *call) error {
 	if err != nil {
 		return err
 	}
-	return c.answer(http.StatusOK, goneOf(c, img, gone))
+	return c.answer(http.StatusOK, goneOf(c, img.ID, img.Config.Labels, gone))
 }
 
 // goneOf leaves of what the engine removed what is the caller's to know: names that it may
 // see, and the image itself. Further IDs are those of images that it was made of.
-func goneOf(c *call, img *imageInfo, gone []map[string]string) []map[string]string {
-	shown := []map[string]string{}
-	for _, m := range gone {
-		name := m["Untagged"]
-		_, _, ok := listedImage(c, []string{name}, nil, img.Config.Labels)
-		if name != "" && ok || m["Deleted"] == img.ID {
-			shown = append(shown, m)
-		}
-	}
-	return shown
+func goneOf(c *call, id string, labels map[string]string, gone []image.DeleteResponse) []image.DeleteResponse {
+	return slices.DeleteFunc(append([]image.DeleteResponse{}, gone...), func(d image.DeleteResponse) bool {
+		_, _, ok := listedImage(c, []string{d.Untagged}, nil, labels)
+		return (d.Untagged == "" || !ok) && d.Deleted != id
+	})
 }
 
 func saveImage(c *call) error { return saveNamed(c, []string{c.name}) }

@@ -13,7 +13,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/docker/docker/api/types/build"
 	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/image"
 	timetypes "github.com/docker/docker/api/types/time"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -246,10 +248,7 @@ func (c *call) onlyOwn(f filters) filters {
 // pruneBuilds does nothing: what builds leave in the engine's cache is nobody's to see,
 // and the builder of that cache is not behind this proxy.
 func pruneBuilds(c *call) error {
-	return c.answer(http.StatusOK, struct {
-		CachesDeleted  []string
-		SpaceReclaimed int64
-	}{CachesDeleted: []string{}})
+	return c.answer(http.StatusOK, build.CachePruneReport{CachesDeleted: []string{}})
 }
 
 // pruneContainers removes the caller's containers that don't run, one by one: the engine's
@@ -270,10 +269,7 @@ func pruneContainers(c *call) error {
 	if err := c.engine.Get(c.ctx, c.version, "/containers/json", query, &list); err != nil {
 		return err
 	}
-	told := struct {
-		ContainersDeleted []string
-		SpaceReclaimed    int64
-	}{ContainersDeleted: []string{}}
+	told := container.PruneReport{ContainersDeleted: []string{}}
 	for _, ct := range list {
 		if row, _ := c.restarts.Row(ct.ID); !row.Next.IsZero() {
 			continue // the engine would have it restarting, and keep it
@@ -296,7 +292,7 @@ func pruneContainers(c *call) error {
 		c.known.drop(ct.ID)
 		c.about(ct.ID)
 		told.ContainersDeleted = append(told.ContainersDeleted, ct.ID)
-		told.SpaceReclaimed += ct.SizeRw
+		told.SpaceReclaimed += uint64(max(ct.SizeRw, 0))
 	}
 	return c.answer(http.StatusOK, told)
 }
@@ -330,10 +326,7 @@ func pruneImages(c *call) error {
 	if err != nil {
 		return err
 	}
-	told := struct {
-		ImagesDeleted  []map[string]string
-		SpaceReclaimed int64
-	}{ImagesDeleted: []map[string]string{}}
+	told := image.PruneReport{ImagesDeleted: []image.DeleteResponse{}}
 	for _, img := range list {
 		refs := []string{img.ID}
 		if img.named() {
@@ -344,9 +337,9 @@ func pruneImages(c *call) error {
 			if err != nil {
 				return err
 			}
-			told.ImagesDeleted = append(told.ImagesDeleted, goneOf(c, &imageInfo{ID: img.ID, Config: imageConfig{Labels: img.Labels}}, gone)...)
-			if slices.ContainsFunc(gone, func(m map[string]string) bool { return m["Deleted"] == img.ID }) {
-				told.SpaceReclaimed += img.Size - img.SharedSize
+			told.ImagesDeleted = append(told.ImagesDeleted, goneOf(c, img.ID, img.Labels, gone)...)
+			if slices.ContainsFunc(gone, func(d image.DeleteResponse) bool { return d.Deleted == img.ID }) {
+				told.SpaceReclaimed += uint64(max(img.Size-img.SharedSize, 0))
 				c.about(img.ID)
 			}
 		}
@@ -356,7 +349,7 @@ func pruneImages(c *call) error {
 
 // pruneImage removes an image by its ID or a name. One that is in use stays, and so does a name
 // that is another image's by now: the list is older than the engine's walk through all layers.
-func pruneImage(c *call, id, ref string) (gone []map[string]string, err error) {
+func pruneImage(c *call, id, ref string) (gone []image.DeleteResponse, err error) {
 	unlock, err := lockNames(c, ref)
 	if err != nil { // it is being pushed
 		return nil, c.ctx.Err()

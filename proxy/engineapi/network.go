@@ -196,10 +196,7 @@ func createNetwork(c *call, asked *network.CreateRequest) error {
 		maps.Copy(want.Options, spec.Options)
 		want.Options[inhibitOption] = "true"
 	}
-	var made struct {
-		ID      string `json:"Id"`
-		Warning string
-	}
+	var made network.CreateResponse
 	alone := true
 	create := network.CreateRequest{CreateOptions: network.CreateOptions{
 		Driver: want.Driver, Internal: want.Internal, Options: want.Options, Labels: want.Labels, IPAM: &network.IPAM{Driver: "default", Config: want.IPAM.Config},

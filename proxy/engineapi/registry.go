@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/distribution/reference"
+	"github.com/docker/docker/api/types/registry"
 
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
@@ -157,27 +158,19 @@ func registryName(address string) string {
 }
 
 // credentials are those of a registry, as clients give them.
-type credentials struct {
-	Username      string `json:"username,omitempty"`
-	Password      string `json:"password,omitempty"`
-	Auth          string `json:"auth,omitempty"`
-	Email         string `json:"email,omitempty"`
-	ServerAddress string `json:"serveraddress,omitempty"`
-	IdentityToken string `json:"identitytoken,omitempty"`
-	RegistryToken string `json:"registrytoken,omitempty"`
-}
+type credentials = registry.AuthConfig
 
 const maxLogins = 4 // of a tenant at once
 
 // login has the engine try a caller's credentials. The engine connects to the registry
 // that they name, and to where that sends it for a token.
 func login(c *call, asked *credentials) error {
-	registry := registryName(cmp.Or(asked.ServerAddress, dockerHub))
-	asked.ServerAddress = registry
-	if registry == "docker.io" {
+	name := registryName(cmp.Or(asked.ServerAddress, dockerHub))
+	asked.ServerAddress = name
+	if name == "docker.io" {
 		asked.ServerAddress = dockerHub
 	}
-	if err := c.judged(c.rules.Login(c.caller.Profile, registry)); err != nil {
+	if err := c.judged(c.rules.Login(c.caller.Profile, name)); err != nil {
 		return err
 	}
 	if err := c.untilEnd(c.enter("logins", maxLogins)); err != nil {
