@@ -88,6 +88,13 @@ type archivedFile struct {
 	digest   string // of a layer, decompressed: hex digits; empty until it was looked at
 }
 
+// manifestEntry is an image in an archive's manifest.
+type manifestEntry struct {
+	Config   string
+	RepoTags []string `json:",omitempty"`
+	Layers   []string
+}
+
 // loadedImage is a judged image of an archive.
 type loadedImage struct {
 	config []byte
@@ -180,10 +187,7 @@ func (a *imageArchive) decode(name string, into any) error {
 // judge gives the images of the archive with the configurations and the names that they
 // may have.
 func (a *imageArchive) judge(c *call) ([]*loadedImage, error) {
-	var manifest []struct {
-		Config           string
-		RepoTags, Layers []string
-	}
+	var manifest []manifestEntry
 	if err := a.decode("manifest.json", &manifest); err != nil {
 		return nil, err
 	}
@@ -285,11 +289,7 @@ func (a *imageArchive) configure(c *call, img *loadedImage, name string) error {
 
 // write writes the archive that the engine gets.
 func (a *imageArchive) write(to io.Writer, images []*loadedImage) error {
-	type entry struct {
-		Config string
-		Layers []string
-	}
-	var manifest []entry
+	var manifest []manifestEntry
 	tw := tar.NewWriter(to)
 	add := func(name string, size int64, from io.Reader) error {
 		if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: size, Mode: 0o644}); err != nil {
@@ -310,7 +310,7 @@ func (a *imageArchive) write(to io.Writer, images []*loadedImage) error {
 	}
 	for _, img := range images {
 		sum := sha256.Sum256(img.config)
-		e := entry{Config: hex.EncodeToString(sum[:]) + ".json", Layers: []string{}}
+		e := manifestEntry{Config: hex.EncodeToString(sum[:]) + ".json", Layers: []string{}}
 		for _, digest := range img.layers {
 			e.Layers = append(e.Layers, digest+"/layer.tar")
 		}

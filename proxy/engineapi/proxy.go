@@ -13,16 +13,17 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/mountpin"
@@ -245,27 +246,21 @@ type Callers struct {
 	Socket string
 }
 
+// peerKey is the context's key of the unix.Ucred at the other end of a unix socket's connection,
+// as the kernel says.
 type peerKey struct{}
-
-// peer is who is at the other end of a connection, as the kernel says.
-type peer struct {
-	uid  uint32
-	pid  int32
-	unix bool
-}
 
 // ConnContext has the requests of a connection know their peer; for http.Server.
 func ConnContext(ctx context.Context, conn net.Conn) context.Context {
-	var p peer
 	if cred, ok := proxy.PeerOf(conn); ok {
-		p = peer{uid: cred.Uid, pid: cred.Pid, unix: true}
+		ctx = context.WithValue(ctx, peerKey{}, cred)
 	}
-	return context.WithValue(ctx, peerKey{}, p)
+	return ctx
 }
 
 func (c Callers) of(r *http.Request) (Caller, bool) {
-	if p, ok := r.Context().Value(peerKey{}).(peer); ok && p.unix {
-		if caller, ok := c.UIDs[p.uid]; ok {
+	if cred, ok := r.Context().Value(peerKey{}).(unix.Ucred); ok {
+		if caller, ok := c.UIDs[cred.Uid]; ok {
 			return caller, true
 		}
 	}
@@ -289,8 +284,8 @@ func (c Callers) of(r *http.Request) (Caller, bool) {
 // peerName is the other end of the connection, for the audit log.
 func peerName(c *call) string {
 	r := c.r
-	if p, ok := r.Context().Value(peerKey{}).(peer); ok && p.unix {
-		name := "uid=" + strconv.FormatUint(uint64(p.uid), 10) + " pid=" + strconv.Itoa(int(p.pid))
+	if cred, ok := r.Context().Value(peerKey{}).(unix.Ucred); ok {
+		name := fmt.Sprintf("uid=%d pid=%d", cred.Uid, cred.Pid)
 		if c.caller.Socket {
 			name = "socket " + name
 		}
