@@ -72,19 +72,16 @@ func cpus(r *container.Resources) float64 {
 }
 
 func (h *Host) namespaces() []policy.ContainerNamespace {
-	var list []policy.ContainerNamespace
-	for _, n := range []policy.ContainerNamespace{
+	list := []policy.ContainerNamespace{
 		{Field: "HostConfig.PidMode", Kind: "pid", Mode: string(h.PidMode)},
 		{Field: "HostConfig.IpcMode", Kind: "ipc", Mode: string(h.IpcMode)},
 		{Field: "HostConfig.UTSMode", Kind: "uts", Mode: string(h.UTSMode)},
 		{Field: "HostConfig.CgroupnsMode", Kind: "cgroup", Mode: string(h.CgroupnsMode)},
 		{Field: "HostConfig.UsernsMode", Kind: "userns", Mode: string(h.UsernsMode)},
-	} {
-		if n.Mode != "" && (n.Kind != "pid" || !h.PidMode.IsContainer()) {
-			list = append(list, n)
-		}
 	}
-	return list
+	return slices.DeleteFunc(list, func(n policy.ContainerNamespace) bool {
+		return n.Mode == "" || n.Kind == "pid" && h.PidMode.IsContainer()
+	})
 }
 
 // DeviceList describes the devices that are asked for, in all of the ways to do so.

@@ -18,6 +18,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/docker/docker/api/types"
 	"go.opentelemetry.io/otel/propagation"
 
 	"github.com/bermhq/berm/proxy"
@@ -62,7 +63,7 @@ type Engine struct {
 
 	version fact[Version]
 	host    fact[*Host]
-	release fact[release]
+	release fact[types.Version]
 	ended   atomic.Uint64 // connections that have ended
 }
 
@@ -502,14 +503,8 @@ func (e *Engine) Runc(ctx context.Context) (string, error) {
 	return "", err
 }
 
-// release is what the engine says of versions.
-type release struct {
-	Version    string
-	Components []struct{ Name, Version string }
-}
-
-func (e *Engine) releases(ctx context.Context) (release, error) {
-	return e.release.of(e, func() (told release, err error) {
+func (e *Engine) releases(ctx context.Context) (types.Version, error) {
+	return e.release.of(e, func() (told types.Version, err error) {
 		err = e.Get(ctx, 0, "/version", nil, &told)
 		told.Version = cmp.Or(told.Version, "unknown")
 		return told, err
