@@ -99,15 +99,12 @@ func buildImage(c *call) error {
 		return err
 	}
 	defer func() { _ = files.Close() }()
-	size, err := files.Seek(0, io.SeekEnd)
+	info, err := files.Stat()
 	if err != nil {
 		return err
 	}
-	if _, err := files.Seek(0, io.SeekStart); err != nil {
-		return err
-	}
 	resp, err := c.open(upstream.Ask{
-		Path: "/build", Query: query, Header: http.Header{"Content-Type": {"application/x-tar"}}, Body: struct{ io.Reader }{files}, Length: size,
+		Path: "/build", Query: query, Header: http.Header{"Content-Type": {"application/x-tar"}}, Body: io.NewSectionReader(files, 0, info.Size()), Length: info.Size(),
 		Version: max(c.version, tellsID),
 	})
 	if err != nil {

@@ -84,8 +84,7 @@ func makeContainer(c *call, p *plan, query url.Values) (container.CreateResponse
 	return m, err
 }
 
-func makePlanned(c *call, p *plan, query url.Values, undo *undo) (container.CreateResponse, error) {
-	out := container.CreateResponse{Warnings: slices.Clone(p.warnings)}
+func makePlanned(c *call, p *plan, query url.Values, undo *undo) (out container.CreateResponse, err error) {
 	session := p.Labels[lifecycle.LabelSessionID]
 	if err := makeVolumes(c, p, undo); err != nil {
 		return out, err
@@ -120,31 +119,27 @@ func makePlanned(c *call, p *plan, query url.Values, undo *undo) (container.Crea
 	}
 	// An answer that is lost doesn't mean that there is no container.
 	undo.add(func(ctx context.Context) error { return removeSession(ctx, c, v, session) })
-	var answer container.CreateResponse
 	ask := upstream.Ask{Method: http.MethodPost, Version: v, Path: "/containers/create", Query: query, JSON: body, Long: true}
-	if err := c.engine.Do(c.ctx, ask, &answer); err != nil {
+	if err := c.engine.Do(c.ctx, ask, &out); err != nil {
 		return out, createError(err, query.Get("name"))
 	}
-	if !fullID.MatchString(answer.ID) {
+	if !fullID.MatchString(out.ID) {
 		return out, errors.New("create container: the engine's answer has no ID")
 	}
-	c.about(answer.ID)
-	out.ID, out.Warnings = answer.ID, append(answer.Warnings, out.Warnings...)
-	if out.Warnings == nil {
-		out.Warnings = []string{}
-	}
-	if err := verifyMade(c, p, answer.ID, v); err != nil {
+	c.about(out.ID)
+	out.Warnings = append(append([]string{}, out.Warnings...), p.warnings...)
+	if err := verifyMade(c, p, out.ID, v); err != nil {
 		return out, err
 	}
-	c.firsts.put(session, answer.ID)
+	c.firsts.put(session, out.ID)
 	if p.audited {
 		return out, nil
 	}
 	if e := p.effective(); !e.hasSocket() {
-		c.known.put(answer.ID, c.caller.Tenant)
+		c.known.put(out.ID, c.caller.Tenant)
 	}
 	if len(p.Spec.Binds) > 0 && !restartOf(p).None() {
-		return out, c.restarts.Set(c.ctx, answer.ID, restartOf(p), false)
+		return out, c.restarts.Set(c.ctx, out.ID, restartOf(p), false)
 	}
 	return out, nil
 }

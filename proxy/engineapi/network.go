@@ -187,7 +187,11 @@ func createNetwork(c *call, asked *network.CreateRequest) error {
 	if err := c.untilEnd(c.room("networks", 1)); err != nil {
 		return err
 	}
-	want := network.Inspect{Name: spec.Name, Driver: "bridge", Internal: spec.Internal, Options: spec.Options, Labels: labels, EnableIPv6: spec.IPv6}
+	var made network.CreateResponse
+	alone := true
+	want := network.CreateRequest{CreateOptions: network.CreateOptions{
+		Driver: "bridge", Internal: spec.Internal, Options: spec.Options, Labels: labels, IPAM: &network.IPAM{Driver: "default"}, EnableIPv6: &spec.IPv6,
+	}, Name: spec.Name, CheckDuplicate: &alone} //nolint:staticcheck // old engines need it
 	for _, s := range spec.Subnets {
 		want.IPAM.Config = append(want.IPAM.Config, network.IPAMConfig{Subnet: s.Subnet, IPRange: s.Range, Gateway: s.Gateway})
 	}
@@ -196,13 +200,7 @@ func createNetwork(c *call, asked *network.CreateRequest) error {
 		maps.Copy(want.Options, spec.Options)
 		want.Options[inhibitOption] = "true"
 	}
-	var made network.CreateResponse
-	alone := true
-	create := network.CreateRequest{CreateOptions: network.CreateOptions{
-		Driver: want.Driver, Internal: want.Internal, Options: want.Options, Labels: want.Labels, IPAM: &network.IPAM{Driver: "default", Config: want.IPAM.Config},
-		EnableIPv6: &want.EnableIPv6,
-	}, Name: want.Name, CheckDuplicate: &alone} //nolint:staticcheck // old engines need it
-	if err := c.engine.Post(c.ctx, c.version, "/networks/create", nil, create, &made); err != nil {
+	if err := c.engine.Post(c.ctx, c.version, "/networks/create", nil, want, &made); err != nil {
 		return err
 	}
 	if err := verifyNetwork(c, made.ID, want); err != nil {
@@ -214,7 +212,7 @@ func createNetwork(c *call, asked *network.CreateRequest) error {
 }
 
 // verifyNetwork compares what came to be with what was asked for.
-func verifyNetwork(c *call, id string, want network.Inspect) error {
+func verifyNetwork(c *call, id string, want network.CreateRequest) error {
 	if !fullID.MatchString(id) {
 		return fmt.Errorf("create network: the engine's answer has no ID")
 	}
@@ -223,8 +221,8 @@ func verifyNetwork(c *call, id string, want network.Inspect) error {
 		return err
 	}
 	switch {
-	case n.Name != want.Name, n.Driver != want.Driver, n.Scope != "local", n.Internal != want.Internal, n.EnableIPv6 != want.EnableIPv6, !sameSubnets(n.IPAM.Config, want.IPAM.Config), n.Ingress, n.ConfigOnly,
-		n.ConfigFrom.Network != "", !maps.Equal(n.Labels, want.Labels), !sameOptions(n.Options, want.Options, want.EnableIPv6):
+	case n.Name != want.Name, n.Driver != want.Driver, n.Scope != "local", n.Internal != want.Internal, n.EnableIPv6 != *want.EnableIPv6, !sameSubnets(n.IPAM.Config, want.IPAM.Config), n.Ingress, n.ConfigOnly,
+		n.ConfigFrom.Network != "", !maps.Equal(n.Labels, want.Labels), !sameOptions(n.Options, want.Options, *want.EnableIPv6):
 		return denied("verify.create", "", "the engine made another network than it was asked for", "a local bridge network")
 	}
 	return nil

@@ -368,7 +368,7 @@ func unsealedLabels(c *call, own map[string]string, ttl, maxLifetime time.Durati
 	if profile == "" {
 		profile = "default"
 	}
-	for name, value := range map[string]string{
+	maps.Copy(labels, map[string]string{
 		lifecycle.LabelOwner:     c.opts.Owner,
 		lifecycle.LabelDoor:      lifecycle.DoorEngine,
 		lifecycle.LabelTenant:    c.caller.Tenant,
@@ -378,8 +378,6 @@ func unsealedLabels(c *call, own map[string]string, ttl, maxLifetime time.Durati
 		lifecycle.LabelCreatedAt: now.Format(time.RFC3339Nano),
 		lifecycle.LabelExpiresAt: now.Add(ttl).Format(time.RFC3339Nano),
 		lifecycle.LabelDeadline:  now.Add(maxLifetime).Format(time.RFC3339Nano),
-	} {
-		labels[name] = value
-	}
+	})
 	return labels
 }
