@@ -125,16 +125,16 @@ func dial(port int) (*socket, error) {
 	return nil, &wire.Failure{Class: failureOf(err).Class, Message: "port " + strconv.Itoa(port) + ": " + reason(err)}
 }
 
-// connect waits for the connection without a thread.
+// connect connects to a port, or to Berm, and waits for that without a thread.
 func connect(to unix.Sockaddr, family int) (*socket, error) {
 	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
-	_ = kernel.do(func() error { return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) }) // a little faster
+	_ = kernel.do(func() error { return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) }) // a little faster, where there is TCP
 	try := func() error { return kernel.do(func() error { return unix.Connect(fd, to) }) }
 	err = try()
-	s, failed := newSocket(os.NewFile(uintptr(fd), "port"))
+	s, failed := newSocket(os.NewFile(uintptr(fd), "socket"))
 	if failed != nil {
 		return nil, failed
 	}

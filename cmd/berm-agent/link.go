@@ -24,7 +24,7 @@ const (
 func (srv *server) link(path string) {
 	for delay := time.Duration(0); ; time.Sleep(delay) {
 		begun := time.Now()
-		if f, err := dialUnix(path); err == nil {
+		if f, err := connect(&unix.SockaddrUnix{Name: path}, unix.AF_UNIX); err == nil {
 			_ = srv.session(f) // the next one may last longer
 			_ = f.Close()
 			srv.tidy.Reset(quiet)
@@ -33,18 +33,6 @@ func (srv *server) link(path string) {
 			delay = minRedial
 		}
 	}
-}
-
-func dialUnix(path string) (*socket, error) {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
-		_ = unix.Close(fd)
-		return nil, err
-	}
-	return newSocket(os.NewFile(uintptr(fd), "berm"))
 }
 
 // serving is whether this container is Berm's to work in.
