@@ -100,18 +100,18 @@ func (p *process) launch(s *wire.Start) error {
 			}
 		}
 	}
-	env := merge(p.srv.env, s.Env)
-	if _, ok := lookEnv(env, "TERM"); s.TTY && !ok {
-		env = append(env, "TERM=xterm")
+	vars := merge(p.srv.env, s.Env)
+	if s.TTY && vars["TERM"] == "" {
+		vars["TERM"] = "TERM=xterm"
 	}
 	p.kills, p.begun = p.srv.oom.count(), ticksNow()
 	p.info.StartedAt = time.Now().UnixNano()
-	found, err := findIn(s.Dir, s.Command[0], env)
+	found, err := findIn(s.Dir, s.Command[0], strings.TrimPrefix(vars["PATH"], "PATH="))
 	if err != nil {
 		p.fail(err, s)
 		return nil
 	}
-	run := &program{path: found, argv: s.Command, env: env, dir: s.Dir, tty: s.TTY, files: p.srv.files}
+	run := &program{path: found, argv: s.Command, env: slices.Sorted(maps.Values(vars)), dir: s.Dir, tty: s.TTY, files: p.srv.files}
 	var mine []*os.File
 	err = kernel.do(func() (err error) { mine, err = p.open(run, s); return err })
 	for _, f := range run.stdio {
@@ -156,15 +156,14 @@ func noRoom(err error) error {
 	return failure
 }
 
-// findIn finds a program from a directory, which is to be entered.
-func findIn(dir, name string, env []string) (string, error) {
+// findIn finds a program from a directory, which is to be entered, by a PATH.
+func findIn(dir, name, path string) (string, error) {
 	if dir != "" {
 		if err := again(func() error { return unix.Access(dir, unix.X_OK) }); err != nil {
 			return "", &chdirError{err}
 		}
 	}
-	list, _ := lookEnv(env, "PATH")
-	return lookUpFrom(dir, list, name)
+	return lookUpFrom(dir, path, name)
 }
 
 // chdirError says why a directory can't be entered.
@@ -172,24 +171,14 @@ type chdirError struct{ error }
 
 func (e *chdirError) Unwrap() error { return e.error }
 
-// lookEnv finds a variable.
-func lookEnv(env []string, name string) (string, bool) {
-	for _, e := range env {
-		if rest, ok := strings.CutPrefix(e, name); ok && strings.HasPrefix(rest, "=") {
-			return rest[1:], true
-		}
-	}
-	return "", false
-}
-
-// merge puts variables over others, and sorts them. The last of a name counts.
-func merge(env, over []string) []string {
+// merge puts variables, "NAME=value", over others, by their names. The last of a name counts.
+func merge(env, over []string) map[string]string {
 	vars := map[string]string{}
 	for _, e := range slices.Concat(env, over) {
 		name, _, _ := strings.Cut(e, "=")
 		vars[name] = e
 	}
-	return slices.Sorted(maps.Values(vars))
+	return vars
 }
 
 // open makes what the program reads from and writes to, and gives this process' sides

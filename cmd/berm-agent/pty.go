@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"os"
 	"strconv"
 
@@ -45,13 +46,7 @@ func openPTY(rows, cols int) (mine, its *os.File, err error) {
 
 // setSize takes 0 for the default.
 func setSize(fd, rows, cols int) error {
-	if rows == 0 {
-		rows = defaultRows
-	}
-	if cols == 0 {
-		cols = defaultCols
-	}
-	return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: uint16(rows), Col: uint16(cols)})
+	return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: uint16(cmp.Or(rows, defaultRows)), Col: uint16(cmp.Or(cols, defaultCols))})
 }
 
 // endOfFile is the character that ends a terminal's input.
