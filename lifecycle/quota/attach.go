@@ -32,6 +32,7 @@ type subject struct {
 	of   ownedKey
 	dirs []string // that it may write to
 	root *os.Root // of its own quota; nil without one, or if it couldn't be opened
+	held bool     // the kernel holds that; of Service.mu
 }
 
 // row is a project, as far as this process has come with it.
@@ -51,21 +52,12 @@ func (s *Service) wait(ctx context.Context) error {
 	}
 }
 
-// holds reports whether the kernel holds a session's own quota.
-func (s *Service) holds(sessionID string) bool {
+// setHeld notes whether the kernel holds an attached session's own quota.
+func (s *Service) setHeld(sessionID string, held bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, holds := s.held[sessionID]
-	return holds
-}
-
-func (s *Service) setHeld(sessionID string, holds bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if holds {
-		s.held[sessionID] = struct{}{}
-	} else {
-		delete(s.held, sessionID)
+	if sub := s.subjects[sessionID]; sub != nil {
+		sub.held = held
 	}
 }
 
@@ -87,6 +79,7 @@ func (s *Service) setSubject(sessionID string, sub *subject) {
 		}
 	}
 	if sub != nil {
+		sub.held = was != nil && was.held
 		s.subjects[sessionID] = sub
 		s.sharing[sub.of]++
 	}

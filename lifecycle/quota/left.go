@@ -77,9 +77,12 @@ const storeTimeout = 5 * time.Second
 // Enforcement is lifecycle.Quotas'. It is empty as well when the store can't tell.
 func (s *Service) Enforcement(sub lifecycle.Subject) string {
 	switch {
-	case sub.Dir != "" && s.holds(sub.SessionID):
-		return "hard"
 	case sub.Dir != "":
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if known := s.subjects[sub.SessionID]; known != nil && known.held {
+			return "hard"
+		}
 		return "soft"
 	case !s.Shared():
 		return ""

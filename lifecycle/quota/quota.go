@@ -156,7 +156,6 @@ type Service struct {
 	mu       sync.Mutex          // never held for long; not together with an account's
 	subjects map[string]*subject // by session
 	sharing  map[ownedKey]int    // how many of them a key has
-	held     map[string]struct{} // sessions
 	accounts map[string]*account
 	swept    time.Time // when idle accounts were looked for last
 }
@@ -172,7 +171,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	s := &Service{
 		opts: opts, log: cmp.Or(opts.Logger, slog.New(slog.DiscardHandler)), find: opts.Find, measure: hostdir.Allocated,
 		turn: make(chan struct{}, 1), systems: map[uint64]Projects{}, rows: map[string]*row{},
-		subjects: map[string]*subject{}, sharing: map[ownedKey]int{}, held: map[string]struct{}{}, accounts: map[string]*account{},
+		subjects: map[string]*subject{}, sharing: map[ownedKey]int{}, accounts: map[string]*account{},
 	}
 	s.open, s.keys, s.live, s.follow = s.openDir, s.listKeys, s.attached, project.Follow
 	if s.find == nil {
