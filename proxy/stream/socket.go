@@ -13,6 +13,7 @@ import (
 
 	"github.com/coder/websocket"
 	"github.com/containerd/errdefs"
+	"golang.org/x/net/http/httpguts"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
@@ -85,16 +86,7 @@ func Attach(w http.ResponseWriter, r *http.Request, to Attachable, ping time.Dur
 // wantsWebSocket reports whether a handshake can succeed. An attachment takes the place of
 // another one before its handshake.
 func wantsWebSocket(r *http.Request) bool {
-	has := func(name, token string) bool {
-		for _, v := range r.Header.Values(name) {
-			for part := range strings.SplitSeq(v, ",") {
-				if strings.EqualFold(strings.TrimSpace(part), token) {
-					return true
-				}
-			}
-		}
-		return false
-	}
+	has := func(name, token string) bool { return httpguts.HeaderValuesContainsToken(r.Header.Values(name), token) }
 	return r.ProtoMajor == 1 && r.ProtoAtLeast(1, 1) && has("Connection", "upgrade") && has("Upgrade", "websocket") &&
 		r.Header.Get("Sec-WebSocket-Version") == "13" && len(r.Header.Values("Sec-WebSocket-Key")) == 1
 }
