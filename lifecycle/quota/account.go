@@ -14,6 +14,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/hostdir"
+	"github.com/bermhq/berm/runtime/keylock"
 )
 
 const (
@@ -37,6 +38,8 @@ type account struct {
 
 	written int64 // of what the kernel counts, but isn't used: staged, or about to go; of Service.counting
 
+	walking keylock.Map[string] // by chat
+
 	mu       sync.Mutex // never held for long
 	reserved int64      // by reservations, not committed yet
 	credited int64      // of what the kernel counts, to reservations that replace it
@@ -48,21 +51,19 @@ type account struct {
 type figure struct {
 	made      time.Time
 	bytes     int64
-	credited  int64 // of them, to reservations that replace them
-	known     bool  // it has been measured
-	unbounded bool  // it has too much in it for that
-	stale     bool  // something in it changed, nobody knows by how much
-	live      bool  // it had a sandbox when it was measured, or since
-	at        time.Time
-	changing  int   // committed changes that aren't done
-	pending   int64 // bytes that they add
-	walk      *walk // that is under way
+	credited  int64     // of them, to reservations that replace them
+	known     bool      // it has been measured
+	unbounded bool      // it has too much in it for that
+	stale     bool      // something in it changed, nobody knows by how much
+	live      bool      // it had a sandbox when it was measured, or since
+	began, at time.Time // of that
+	changing  int       // committed changes that aren't done
+	pending   int64     // bytes that they add
+	walk      *walk     // that is under way
 }
 
 // walk is one measurement under way.
 type walk struct {
-	done    chan struct{}
-	kept    bool  // what it found; to be read once it is done
 	overlap bool  // with a change by the API, of which it may have seen nothing, some, or all
 	added   int64 // bytes by such changes
 	again   bool  // something may have changed where it had been
@@ -379,33 +380,26 @@ func (s *Service) sumLocked(a *account, ids []string, listed time.Time) total {
 	return t
 }
 
-// refresh measures a chat, unless what is known of it holds. Those who come while it is
-// being measured wait for that, and only go on with a measurement that began after they
-// came.
+// refresh measures a chat, unless what is known of it holds. One measurement goes on at a time,
+// and does for those who came before it began.
 func (s *Service) refresh(ctx context.Context, a *account, tenant, chatID string) error {
-	waited := false
-	for walked := 1; ; {
+	came := time.Now()
+	unlock, err := a.walking.Lock(ctx, chatID)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	for walked := 1; ; walked++ {
 		live := s.live(tenant, chatID)
+		began := time.Now()
 		a.mu.Lock()
 		f := a.figureLocked(chatID)
-		if s.opts.QuotaBytes > 0 && f.holdsLocked(live) { // without one it is asked for too seldom to keep track
+		// Without a quota it is asked for too seldom to keep track.
+		if f.began.After(came) || s.opts.QuotaBytes > 0 && f.holdsLocked(live) {
 			a.mu.Unlock()
 			return nil
 		}
-		if w := f.walk; w != nil {
-			a.mu.Unlock()
-			select {
-			case <-w.done:
-				if waited && w.kept {
-					return nil
-				}
-				waited = true
-				continue
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			}
-		}
-		w := &walk{done: make(chan struct{}), overlap: f.changing > 0, added: f.pending}
+		w := &walk{overlap: f.changing > 0, added: f.pending}
 		f.walk = w
 		a.mu.Unlock()
 
@@ -414,21 +408,19 @@ func (s *Service) refresh(ctx context.Context, a *account, tenant, chatID string
 		a.mu.Lock()
 		unbounded := errors.Is(err, hostdir.ErrUnbounded)
 		// One that overlapped would be too much by what it may have counted twice.
-		w.kept = unbounded || err == nil && (!w.overlap || walked == maxWalks)
-		if w.kept {
+		kept := unbounded || err == nil && (!w.overlap || walked == maxWalks)
+		if kept {
 			f.bytes, f.known, f.unbounded = add(bytes, w.added), true, unbounded
-			f.stale, f.live, f.at = w.again || w.overlap, live || w.live, time.Now()
+			f.stale, f.live, f.began, f.at = w.again || w.overlap, live || w.live, began, time.Now()
 		}
 		f.walk = nil
 		a.mu.Unlock()
-		close(w.done)
 		switch {
-		case w.kept:
+		case kept:
 			return nil
 		case err != nil:
 			return err
 		}
-		walked++
 	}
 }
 
