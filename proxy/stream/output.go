@@ -96,13 +96,12 @@ func (e *eventWriter) copy(ctx context.Context, p *pump, out Output) error {
 				return err
 			}
 		case <-p.ready:
-			b, end := p.take()
-			for _, c := range b.pieces {
+			pieces, end := p.take()
+			for _, c := range pieces {
 				if err := e.output(c); err != nil {
 					return err
 				}
 			}
-			p.give(b)
 			switch {
 			case errors.Is(end, io.EOF):
 				x := out.Exit()

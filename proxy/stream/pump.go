@@ -18,40 +18,28 @@ const (
 
 // batch is output that came since the last one was taken.
 type batch struct {
-	data   []byte
-	pieces []runtime.Chunk // of data, in order; no two neighbours could be one
-	starts []int           // of each piece in data
+	pieces []runtime.Chunk // in order; no two neighbours could be one
+	size   int             // bytes in them
 }
 
-// add takes a chunk, as part of the last piece if they go together.
+// add takes a copy of a chunk, as part of the last piece if they go together.
 func (b *batch) add(c runtime.Chunk) {
 	for {
 		n := min(len(c.Data), maxEvent)
 		if n < len(c.Data) {
 			n -= incomplete(c.Data[:n])
 		}
-		part := runtime.Chunk{Seq: c.Seq - int64(len(c.Data)-n), Stderr: c.Stderr, Data: c.Data[:n]}
 		last := len(b.pieces) - 1
-		if last < 0 || b.pieces[last].Stderr != c.Stderr || len(b.data)-b.starts[last]+n > maxEvent {
-			b.pieces, b.starts = append(b.pieces, runtime.Chunk{Stderr: c.Stderr}), append(b.starts, len(b.data))
+		if last < 0 || b.pieces[last].Stderr != c.Stderr || len(b.pieces[last].Data)+n > maxEvent {
+			b.pieces = append(b.pieces, runtime.Chunk{Stderr: c.Stderr})
 			last++
 		}
-		b.data = append(b.data, part.Data...)
-		b.pieces[last].Seq = part.Seq
+		p := &b.pieces[last]
+		p.Seq, p.Data = c.Seq-int64(len(c.Data)-n), append(p.Data, c.Data[:n]...)
+		b.size += n
 		if c.Data = c.Data[n:]; len(c.Data) == 0 {
 			return
 		}
-	}
-}
-
-// seal sets the bytes of the pieces. Nothing may be added after it.
-func (b *batch) seal() {
-	for i := range b.pieces {
-		end := len(b.data)
-		if i+1 < len(b.starts) {
-			end = b.starts[i+1]
-		}
-		b.pieces[i].Data = b.data[b.starts[i]:end]
 	}
 }
 
@@ -63,15 +51,14 @@ type pump struct {
 	reading proxy.Tasks
 	mu      sync.Mutex
 	room    sync.Cond
-	next    *batch
-	spare   *batch
+	next    batch
 	err     error
 	stopped bool
 }
 
 // startPump reads from src until stop, which has to be called.
 func startPump(src Source) *pump {
-	p := &pump{src: src, ready: make(chan struct{}, 1), next: new(batch), spare: new(batch)}
+	p := &pump{src: src, ready: make(chan struct{}, 1)}
 	p.room.L = &p.mu
 	p.reading.Abort = func() { p.put(runtime.Chunk{}, errPanic) }
 	p.reading.Go(func() {
@@ -88,7 +75,7 @@ var errPanic = errors.New("panic")
 func (p *pump) put(c runtime.Chunk, err error) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for !p.stopped && len(p.next.data) > 0 && (len(p.next.data)+len(c.Data) > maxBatch || len(p.next.pieces) >= maxPieces) {
+	for !p.stopped && p.next.size > 0 && (p.next.size+len(c.Data) > maxBatch || len(p.next.pieces) >= maxPieces) {
 		p.room.Wait()
 	}
 	if p.stopped {
@@ -105,23 +92,14 @@ func (p *pump) put(c runtime.Chunk, err error) bool {
 	return err == nil
 }
 
-// take returns the output that is there, and the source's error once it has ended. The
-// caller gives the batch back before it takes the next.
-func (p *pump) take() (*batch, error) {
+// take returns the output that is there, and the source's error once it has ended.
+func (p *pump) take() ([]runtime.Chunk, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	b := p.next
-	p.next, p.spare = p.spare, nil
-	b.seal()
+	pieces := p.next.pieces
+	p.next = batch{}
 	p.room.Signal()
-	return b, p.err
-}
-
-func (p *pump) give(b *batch) {
-	b.data, b.pieces, b.starts = b.data[:0], b.pieces[:0], b.starts[:0]
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.spare = b
+	return pieces, p.err
 }
 
 // stop closes the source and waits for its reader. It panics if the source did. It may be
