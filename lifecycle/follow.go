@@ -84,9 +84,6 @@ func (h *handle) stream(f runtime.Follower, info runtime.ProcessInfo, from int64
 	}
 	s.ctx, s.cancel = context.WithCancel(h.registry.running)
 	h.registry.mu.Lock()
-	if h.streams == nil {
-		h.streams = map[string]map[*stream]struct{}{}
-	}
 	if h.streams[h.proc] == nil {
 		h.streams[h.proc] = map[*stream]struct{}{}
 	}

@@ -66,7 +66,12 @@ type processID struct {
 
 func newProcesses(r *Registry) *processes {
 	p := &processes{registry: r, engine: r.engine, quotas: r.quotas, opts: r.opts, insider: r.opts.Runtime}
-	r.watch = func(rec *record) watcher { return &monitor{processes: p, rec: rec} }
+	r.watch = func(rec *record) watcher {
+		return &monitor{
+			processes: p, rec: rec, tracked: map[string]*tracked{}, ended: map[string]endedProcess{},
+			streams: map[string]map[*stream]struct{}{}, isReady: map[string]bool{}, last: map[string]lastOf{},
+		}
+	}
 	return p
 }
 
@@ -147,9 +152,6 @@ func (m *monitor) trackLocked(info runtime.ProcessInfo, counted bool, unlock fun
 			}
 			t.deadline = start.Add(l.timeout())
 		}
-		if m.tracked == nil {
-			m.tracked = map[string]*tracked{}
-		}
 		m.tracked[info.ID] = t
 		delete(m.isReady, info.ID) // an earlier one's
 		if !counted {
@@ -208,9 +210,6 @@ func (m *monitor) seenLocked(info runtime.ProcessInfo) (ended bool) {
 	case info.Running:
 		m.trackLocked(info, false, nil)
 	default:
-		if m.ended == nil {
-			m.ended = map[string]endedProcess{}
-		}
 		e := endedProcess{info.StartedAt, max(info.NextSeq-info.FirstSeq, 0), statusOfEnd(info), info.NotKilled, before.counted}
 		first := m.endLocked(info.ID, e.status)
 		e.counted = first || known && before.counted && before.started.Equal(e.started)
@@ -261,14 +260,13 @@ func (m *monitor) lostLocked() {
 		m.keepLastLocked(info, t.label.Hash, m.over)
 		m.endLocked(proc, statusOfEnd(info))
 	}
-	m.measure, m.over, m.isReady, m.ended = false, false, nil, nil
+	m.measure, m.over = false, false
+	clear(m.isReady)
+	clear(m.ended)
 }
 
 // keepLastLocked keeps the end of a command beyond its container.
 func (m *monitor) keepLastLocked(info runtime.ProcessInfo, hash string, overQuota bool) {
-	if m.last == nil {
-		m.last = map[string]lastOf{}
-	}
 	p := m.processLocked(info)
 	p.QuotaExceeded = overQuota
 	m.last[p.ID] = lastOf{p, hash}

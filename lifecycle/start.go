@@ -359,9 +359,6 @@ func (s *start) ready(ctx context.Context) (Process, error) {
 	}
 	h.registry.mu.Lock()
 	if h.isLocked(s.info) { // else it was replaced
-		if h.isReady == nil {
-			h.isReady = map[string]bool{}
-		}
 		h.isReady[h.proc] = ready
 	}
 	h.registry.mu.Unlock()
