@@ -1,6 +1,7 @@
 package lifecycle
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"time"
@@ -28,36 +29,72 @@ func (s Settings) limit(u use) (most int, name string) {
 	return maxPortConns, "connections to its ports"
 }
 
-// Access is a counted use of a running sandbox. All but one to a port keep the sandbox from
-// idling out until Close.
+// Access is the way to the files and ports of one sandbox. It is safe for many goroutines. Each
+// of its operations counts as a use of the sandbox.
 type Access struct {
 	registry *Registry
 	rec      *record
 	sb       Sandbox
-	use      use
-	close    sync.Once
 }
 
-// acquire counts one more use of a sandbox. It fails if the sandbox doesn't run or has as many
-// as it may. If the sandbox is stopped, and the use a command's or a process', the error is
-// errDied: the caller may try again in a new container.
-func (r *Registry) acquire(rec *record, u use) (*Access, error) {
+// Files finds the sandbox whose files are to be used. It fails with a *NotFoundError if there is
+// none. One that has stopped is made again as for a command, but whatever its quota, so that
+// files can be removed to be below it again.
+func (r *Registry) Files(ctx context.Context, tenant, key string) (*Access, error) {
+	id, err := r.open(tenant, key)
+	if err != nil {
+		return nil, err
+	}
+	rec, _, err := r.awake(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return &Access{r, rec, r.snapshot(rec)}, nil
+}
+
+// Ports finds the sandbox whose ports are to be used. It fails with a *NotFoundError if there is
+// none. If the sandbox doesn't run, it returns a *StateError beside the Access: nothing would
+// listen in a new container.
+func (r *Registry) Ports(ctx context.Context, tenant, key string) (*Access, error) {
+	id, err := r.open(tenant, key)
+	if err != nil {
+		return nil, err
+	}
+	rec, sb, err := r.recordSoon(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return &Access{r, rec, sb}, usePort.check(sb)
+}
+
+// SessionID is the sandbox's; a later call of Files or Ports may find another.
+func (a *Access) SessionID() string { return a.sb.SessionID }
+
+// acquire counts one more use of a sandbox, until leave is called. All but one of a port keep
+// the sandbox from idling out. It fails if the sandbox doesn't run or has as many as it may. If
+// the sandbox is stopped, and the use a command's or a process', the error is errDied: the caller
+// may try again in a new container.
+func (r *Registry) acquire(rec *record, u use) (sb Sandbox, leave func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	sb := rec.snapshotLocked(time.Now())
+	sb = rec.snapshotLocked(time.Now())
 	if err := u.check(sb); err != nil {
-		return nil, err
+		return sb, nil, err
 	}
 	most, name := r.opts.Settings.limit(u)
 	if n := rec.uses[u]; n >= most {
-		return nil, &CapacityError{
+		return sb, nil, &CapacityError{
 			Message:    fmt.Sprintf("sandbox %q has %d %s, which is as many as it may", sb.Key, n, name),
 			RetryAfter: time.Second,
 		}
 	}
 	rec.uses[u]++
 	rec.usedLocked()
-	return &Access{registry: r, rec: rec, sb: sb, use: u}, nil
+	return sb, sync.OnceFunc(func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		rec.leaveLocked(u)
+	}), nil
 }
 
 // check returns an error unless the sandbox can be used.
@@ -77,15 +114,6 @@ func (u use) check(sb Sandbox) error {
 		return &StateError{Key: sb.Key, Status: sb.Status, Want: "its files need it running; resume or create it first"}
 	}
 	return &StateError{Key: sb.Key, Status: sb.Status, Want: "commands need it running; resume or create it first"}
-}
-
-// Close ends the use. Only its first call does anything.
-func (a *Access) Close() {
-	a.close.Do(func() {
-		a.registry.mu.Lock()
-		defer a.registry.mu.Unlock()
-		a.rec.leaveLocked(a.use)
-	})
 }
 
 // leaveLocked ends one use of the sandbox.

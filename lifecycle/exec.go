@@ -56,9 +56,9 @@ func (p *processes) exec(ctx context.Context, req ExecRequest) (ExecResult, erro
 		defer unlock()
 	}
 	var res ExecResult
-	err = p.inSandbox(ctx, req, useCommand, func(a *Access, made ExecResult) (bool, error) {
+	err = p.inSandbox(ctx, req, useCommand, func(rec *record, sb Sandbox, made ExecResult) (bool, error) {
 		var err error
-		res, err = p.run(ctx, cmd, a, made)
+		res, err = p.run(ctx, cmd, rec, sb, made)
 		return false, err
 	})
 	return res, err
@@ -85,7 +85,7 @@ func (p *processes) takeTurn(ctx context.Context, id keyID) (unlock func(), err 
 // inSandbox finds or makes the sandbox of a request, counts one more use of it, and calls f,
 // which returns true if the use goes on. It tries again if the container dies before the
 // command.
-func (p *processes) inSandbox(ctx context.Context, req ExecRequest, u use, f func(*Access, ExecResult) (bool, error)) error {
+func (p *processes) inSandbox(ctx context.Context, req ExecRequest, u use, f func(*record, Sandbox, ExecResult) (bool, error)) error {
 	var err error
 	for range startAttempts {
 		if err = p.inSandboxOnce(ctx, req, u, f); !errors.Is(err, errDied) {
@@ -95,16 +95,16 @@ func (p *processes) inSandbox(ctx context.Context, req ExecRequest, u use, f fun
 	return err
 }
 
-func (p *processes) inSandboxOnce(ctx context.Context, req ExecRequest, u use, f func(*Access, ExecResult) (bool, error)) error {
+func (p *processes) inSandboxOnce(ctx context.Context, req ExecRequest, u use, f func(*record, Sandbox, ExecResult) (bool, error)) error {
 	rec, made, err := p.sandboxFor(ctx, req)
 	if err != nil {
 		return err
 	}
-	a, err := p.registry.acquire(rec, u)
+	sb, leave, err := p.registry.acquire(rec, u)
 	_, full := errors.AsType[*CapacityError](err)
 	if m := monitorOf(rec); full && m.watches() { // some may have ended
 		m.look(ctx)
-		a, err = p.registry.acquire(rec, u)
+		sb, leave, err = p.registry.acquire(rec, u)
 	}
 	if err != nil {
 		return err
@@ -112,10 +112,10 @@ func (p *processes) inSandboxOnce(ctx context.Context, req ExecRequest, u use, f
 	goesOn := false
 	defer func() {
 		if !goesOn {
-			a.Close()
+			leave()
 		}
 	}()
-	goesOn, err = f(a, made)
+	goesOn, err = f(rec, sb, made)
 	return err
 }
 
@@ -155,8 +155,7 @@ func (p *processes) prepare(ctx context.Context, cmd *command, sb Sandbox) (cwd 
 }
 
 // run runs the command and returns how it ended.
-func (p *processes) run(ctx context.Context, cmd *command, a *Access, res ExecResult) (ExecResult, error) {
-	sb := a.sb
+func (p *processes) run(ctx context.Context, cmd *command, rec *record, sb Sandbox, res ExecResult) (ExecResult, error) {
 	cwd, err := p.prepare(ctx, cmd, sb)
 	if err != nil {
 		return res, err
@@ -192,7 +191,7 @@ func (p *processes) run(ctx context.Context, cmd *command, a *Access, res ExecRe
 		// What can't be killed alone goes with its sandbox. If the engine went away, its
 		// containers went with it, or live on as they are.
 		res.SessionTerminated = true
-		if derr := p.registry.terminate(ctx, a.rec, sb); derr != nil {
+		if derr := p.registry.terminate(ctx, rec, sb); derr != nil {
 			return res, derr
 		}
 	}
@@ -206,10 +205,10 @@ func (p *processes) run(ctx context.Context, cmd *command, a *Access, res ExecRe
 	case errors.Is(err, runtime.ErrInterrupted):
 		res.Status = ExecKilled
 	default:
-		return res, monitorOf(a.rec).handle(sb, KindExec, "").notStarted(ctx, err)
+		return res, monitorOf(rec).handle(sb, KindExec, "").notStarted(ctx, err)
 	}
 	cmd.collect(&res, stdout, stderr)
-	return res, p.measureAfter(ctx, a.rec, sb, &res)
+	return res, p.measureAfter(ctx, rec, sb, &res)
 }
 
 // measureAfter measures the workspace after a command. Over the quota, it stops the sandbox and

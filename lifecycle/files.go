@@ -12,51 +12,24 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// FileAccess is the way to the files of one sandbox, as the user of the sandbox sees
-// them. It is safe for many goroutines. Each operation keeps the sandbox from idling out
-// while it lasts.
-type FileAccess struct {
-	m   *Registry
-	rec *record
-	sb  Sandbox
-}
-
-// Files finds the sandbox whose files are to be used; *NotFoundError if there is
-// none. One that has stopped is made again as for a command, but whatever its quota, so
-// that files can be removed to be below it again.
-func (r *Registry) Files(ctx context.Context, tenant, key string) (*FileAccess, error) {
-	id, err := r.open(tenant, key)
-	if err != nil {
-		return nil, err
-	}
-	rec, _, err := r.awake(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	return &FileAccess{m: r, rec: rec, sb: r.snapshot(rec)}, nil
-}
-
-// SessionID is the sandbox's; a later call of Files may find another.
-func (a *FileAccess) SessionID() string { return a.sb.SessionID }
-
 // File does one operation. The sandbox resolves paths and links, and its answers may be
 // lies.
 //
 // Errors: *InvalidError, *FileError, *QuotaError if op adds to the files, *StateError,
 // *CapacityError, *UnsupportedError, *UnavailableError, and those of fio's members as
 // they are.
-func (a *FileAccess) File(ctx context.Context, op runtime.FileOp, fio runtime.FileIO) error {
+func (a *Access) File(ctx context.Context, op runtime.FileOp, fio runtime.FileIO) error {
 	if wrong, ok := errors.AsType[*runtime.FileOpError](op.Check()); ok {
 		return &InvalidError{Field: wrong.Field, Message: wrong.Message}
 	}
-	access, err := a.m.acquire(a.rec, useFiles)
+	_, leave, err := a.registry.acquire(a.rec, useFiles)
 	if err != nil {
 		return err
 	}
-	defer access.Close()
+	defer leave()
 	var k kept
 	k.keep(&fio)
-	err = a.m.engine.call(ctx, "file_"+string(op.Verb), func(ctx context.Context) error {
+	err = a.registry.engine.call(ctx, "file_"+string(op.Verb), func(ctx context.Context) error {
 		if op.Adds() {
 			done, err := a.makeRoom(ctx, &k, &fio)
 			if err != nil {
@@ -64,7 +37,7 @@ func (a *FileAccess) File(ctx context.Context, op runtime.FileOp, fio runtime.Fi
 			}
 			defer done()
 		}
-		return a.m.opts.Runtime.File(ctx, a.sb.ContainerID, op, fio)
+		return a.registry.opts.Runtime.File(ctx, a.sb.ContainerID, op, fio)
 	})
 	switch own := k.first(); {
 	case err == nil:
@@ -75,15 +48,15 @@ func (a *FileAccess) File(ctx context.Context, op runtime.FileOp, fio runtime.Fi
 		return fmt.Errorf("files of sandbox %s: %w", a.sb.Key, context.Cause(ctx))
 	}
 	if op.To != "" && errdefs.IsAlreadyExists(err) { // the file at To is in the way
-		return a.failed(ctx, op.To, err)
+		return a.fileFailed(ctx, op.To, err)
 	}
-	return a.failed(ctx, op.Path, err)
+	return a.fileFailed(ctx, op.Path, err)
 }
 
 // makeRoom fails while the workspace is over its quota. It bounds what fio brings to the
 // room there is. The caller calls done when the operation has ended.
-func (a *FileAccess) makeRoom(ctx context.Context, k *kept, fio *runtime.FileIO) (done func(), err error) {
-	quotas, own := a.m.quotas, subject(a.sb)
+func (a *Access) makeRoom(ctx context.Context, k *kept, fio *runtime.FileIO) (done func(), err error) {
+	quotas, own := a.registry.quotas, subject(a.sb)
 	chat := Subject{Tenant: own.Tenant, Key: own.Key} // without the sandbox's own quota
 	used, err := quotas.Used(ctx, own)
 	if err == nil {
@@ -98,9 +71,9 @@ func (a *FileAccess) makeRoom(ctx context.Context, k *kept, fio *runtime.FileIO)
 	return func() { _ = quotas.Left(context.WithoutCancel(ctx), chat, true) }, nil // the next operation sees what this one wrote
 }
 
-// failed says what an error of the runtime's means. Its own words may be the
+// fileFailed says what an error of the runtime's means. Its own words may be the
 // sandbox's, or the engine's, and aren't passed on.
-func (a *FileAccess) failed(ctx context.Context, name string, err error) error {
+func (a *Access) fileFailed(ctx context.Context, name string, err error) error {
 	switch {
 	case errdefs.IsNotImplemented(err):
 		return &UnsupportedError{Key: a.sb.Key, Err: err}
@@ -120,7 +93,7 @@ func (a *FileAccess) failed(ctx context.Context, name string, err error) error {
 		return fmt.Errorf("files of sandbox %s: %w", a.sb.Key, err)
 	}
 	// The file, or the container?
-	switch dead := a.m.checkAlive(ctx, a.rec, a.sb, "it died before this was done; try again"); {
+	switch dead := a.registry.checkAlive(ctx, a.rec, a.sb, "it died before this was done; try again"); {
 	case dead != nil:
 		return dead
 	case errors.Is(err, runtime.ErrInterrupted):

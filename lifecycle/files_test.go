@@ -19,32 +19,32 @@ import (
 	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
-func (w *world) files(key string) *lifecycle.FileAccess {
+func (w *world) files(key string) *lifecycle.Access {
 	w.t.Helper()
 	f, err := w.Files(context.Background(), "a", key)
 	must(w.t, err)
 	return f
 }
 
-func write(f *lifecycle.FileAccess, name, content string) error {
+func write(f *lifecycle.Access, name, content string) error {
 	return do(f, runtime.FileOp{Verb: runtime.FileWrite, Path: name}, runtime.FileIO{In: strings.NewReader(content)})
 }
 
-func do(f *lifecycle.FileAccess, op runtime.FileOp, fio runtime.FileIO) error {
+func do(f *lifecycle.Access, op runtime.FileOp, fio runtime.FileIO) error {
 	return f.File(context.Background(), op, fio)
 }
 
-func stat(f *lifecycle.FileAccess, name string) error {
+func stat(f *lifecycle.Access, name string) error {
 	return do(f, runtime.FileOp{Verb: runtime.FileStat, Path: name}, runtime.FileIO{})
 }
 
 // list ends at the error of visit.
-func list(f *lifecycle.FileAccess, name string, visit func(runtime.FileInfo) error) error {
+func list(f *lifecycle.Access, name string, visit func(runtime.FileInfo) error) error {
 	return do(f, runtime.FileOp{Verb: runtime.FileList, Path: name, Depth: 1}, runtime.FileIO{Info: visit})
 }
 
 // change does an operation that has no content and no answer.
-func change(f *lifecycle.FileAccess, verb runtime.FileVerb, from, to string) error {
+func change(f *lifecycle.Access, verb runtime.FileVerb, from, to string) error {
 	return do(f, runtime.FileOp{Verb: verb, Path: from, To: to}, runtime.FileIO{})
 }
 

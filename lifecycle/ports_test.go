@@ -14,7 +14,7 @@ import (
 	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
-func (w *world) ports(key string) *lifecycle.PortAccess {
+func (w *world) ports(key string) *lifecycle.Access {
 	w.t.Helper()
 	p, err := w.Ports(context.Background(), "a", key)
 	must(w.t, err)

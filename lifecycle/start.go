@@ -150,8 +150,8 @@ func (s *start) managed(ctx context.Context, id keyID) (Process, error) {
 // launch starts the process in its sandbox, and feeds it. If unlock isn't nil, the process has
 // the turn that it ends from now on, and launch sets it to nil.
 func (s *start) launch(ctx context.Context, unlock *func()) (proc Process, err error) {
-	err = s.inSandbox(ctx, s.req.ExecRequest, s.req.Kind.use(), func(a *Access, made ExecResult) (bool, error) {
-		h := monitorOf(a.rec).handle(a.sb, s.req.Kind, s.req.ID)
+	err = s.inSandbox(ctx, s.req.ExecRequest, s.req.Kind.use(), func(rec *record, sb Sandbox, made ExecResult) (bool, error) {
+		h := monitorOf(rec).handle(sb, s.req.Kind, s.req.ID)
 		info, overridden, err := s.startIn(ctx, h)
 		if err != nil {
 			return false, err

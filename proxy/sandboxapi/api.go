@@ -63,8 +63,8 @@ type manager interface {
 	Stop(ctx context.Context, ref lifecycle.ProcessRef) (lifecycle.Process, error)
 	Wait(ctx context.Context, ref lifecycle.ProcessRef) (lifecycle.Process, error)
 
-	Files(ctx context.Context, tenant, key string) (*lifecycle.FileAccess, error)
-	Ports(ctx context.Context, tenant, key string) (*lifecycle.PortAccess, error)
+	Files(ctx context.Context, tenant, key string) (*lifecycle.Access, error)
+	Ports(ctx context.Context, tenant, key string) (*lifecycle.Access, error)
 
 	Ready(ctx context.Context) error
 	Status(ctx context.Context, tenant string) lifecycle.ServiceStatus

@@ -59,7 +59,7 @@ func (a *api) routeFiles(handle routing) {
 }
 
 // files finds the sandbox that the request is about.
-func (a *api) files(r *http.Request) (*lifecycle.FileAccess, error) {
+func (a *api) files(r *http.Request) (*lifecycle.Access, error) {
 	tenant, key := target(r)
 	files, err := a.Manager.Files(r.Context(), tenant, key)
 	if err != nil {
@@ -78,7 +78,7 @@ var fileQueries = map[runtime.FileVerb][]string{
 }
 
 // fileOp decodes an operation that the query describes, and finds the sandbox.
-func (a *api) fileOp(r *http.Request, verb runtime.FileVerb) (*lifecycle.FileAccess, runtime.FileOp, error) {
+func (a *api) fileOp(r *http.Request, verb runtime.FileVerb) (*lifecycle.Access, runtime.FileOp, error) {
 	op := runtime.FileOp{Verb: verb}
 	if err := decodeFileQuery(r.URL.Query(), &op); err != nil {
 		return nil, op, err
@@ -171,7 +171,7 @@ func (a *api) statFile(w http.ResponseWriter, r *http.Request) error {
 	return reply(w, http.StatusOK, fileInfo(info), err)
 }
 
-func statFile(ctx context.Context, files *lifecycle.FileAccess, name string) (info runtime.FileInfo, err error) {
+func statFile(ctx context.Context, files *lifecycle.Access, name string) (info runtime.FileInfo, err error) {
 	err = files.File(ctx, runtime.FileOp{Verb: runtime.FileStat, Path: name}, runtime.FileIO{Info: keep(&info)})
 	return info, err
 }
@@ -256,7 +256,7 @@ func changeFiles[T any](a *api, decode func(body T) (runtime.FileOp, error)) pro
 }
 
 // doFile does an operation without an answer.
-func doFile(w http.ResponseWriter, r *http.Request, files *lifecycle.FileAccess, op runtime.FileOp, in io.Reader) error {
+func doFile(w http.ResponseWriter, r *http.Request, files *lifecycle.Access, op runtime.FileOp, in io.Reader) error {
 	return noContent(w, files.File(r.Context(), op, runtime.FileIO{In: in}))
 }
 

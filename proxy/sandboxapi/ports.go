@@ -67,7 +67,7 @@ func (a *api) port(w http.ResponseWriter, r *http.Request) error {
 }
 
 // portOptions pass a request on whose path is Berm's in its first parts.
-func (a *api) portOptions(access *lifecycle.PortAccess, port int, r *http.Request, parts int) portproxy.Options {
+func (a *api) portOptions(access *lifecycle.Access, port int, r *http.Request, parts int) portproxy.Options {
 	prefix, tail := cutPath(r.URL.EscapedPath(), parts)
 	return portproxy.Options{
 		Dial: access.Dial, Port: port, Prefix: prefix, Tail: tail, Timeout: a.PortTimeout, Tokenless: a.Gate.Tokens.Len() == 0, StripCredentials: a.gate.StripCredentials,

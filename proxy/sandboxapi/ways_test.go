@@ -14,7 +14,7 @@ import (
 	"github.com/bermhq/berm/proxy/apitype"
 )
 
-func (s *scripted) Files(ctx context.Context, tenant, key string) (*lifecycle.FileAccess, error) {
+func (s *scripted) Files(ctx context.Context, tenant, key string) (*lifecycle.Access, error) {
 	if _, err := s.outcome(); err != nil {
 		return nil, err
 	}
@@ -24,7 +24,7 @@ func (s *scripted) Files(ctx context.Context, tenant, key string) (*lifecycle.Fi
 	return s.house.Files(ctx, tenant, key)
 }
 
-func (s *scripted) Ports(ctx context.Context, tenant, key string) (*lifecycle.PortAccess, error) {
+func (s *scripted) Ports(ctx context.Context, tenant, key string) (*lifecycle.Access, error) {
 	if _, err := s.outcome(); err != nil {
 		return nil, err
 	}
