@@ -210,6 +210,12 @@ func TestDiskUsageIsSharedOut(t *testing.T) {
 			case strings.HasSuffix(r.URL.Path, "/images/json"):
 				_, _ = io.WriteString(w, images)
 				return
+			case strings.HasSuffix(r.URL.Path, "/red.local/a:b/json"):
+				_, _ = io.WriteString(w, image("red", "a"))
+				return
+			case strings.HasSuffix(r.URL.Path, "/blue.local/a:b/json"):
+				_, _ = io.WriteString(w, image("blue", "b"))
+				return
 			case r.Method == http.MethodDelete:
 				id := map[bool]string{true: "a", false: "b"}[strings.Contains(r.URL.Path, "/red.")]
 				_, _ = fmt.Fprintf(w, `[{"Deleted":"sha256:%s"}]`, strings.Repeat(id, 64))
