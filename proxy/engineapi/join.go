@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/network"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -293,7 +292,7 @@ func findPeer(c *call, p *policy.ContainerPeer) error {
 
 // related looks up a container of the caller's, and what it was allowed. It isn't confined if
 // the caller may not work in it; see bars.
-func related(c *call, ref string) (ct *container.InspectResponse, e effective, confined bool, err error) {
+func related(c *call, ref string) (ct *seen, e effective, confined bool, err error) {
 	defer func(was bool) { c.unconfined = was }(c.unconfined) // that of the call's own container
 	if ct, _, err = c.container(ref); err != nil {
 		return nil, e, false, err

@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/docker/docker/api/types/container"
-
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -124,7 +122,7 @@ func (e *execCounts) containers(tenant string) (ids []string) {
 // execRoom makes sure that the caller may have one more exec that runs or is never started,
 // in this container and in all of its tenant's. The caller calls leave once it is made. The
 // container is looked at after its exec counts, or those made meanwhile would count nowhere.
-func execRoom(c *call, ref string) (ct *container.InspectResponse, leave func(), err error) {
+func execRoom(c *call, ref string) (ct *seen, leave func(), err error) {
 	p, err := c.profile()
 	if err != nil {
 		return nil, nil, err

@@ -18,7 +18,6 @@ import (
 
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
-	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/network"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -358,7 +357,7 @@ func disconnectNetwork(c *call, asked *network.DisconnectOptions) error {
 }
 
 // joined tells whether a container, which needn't run, has joined a network.
-func joined(ct *container.InspectResponse, n *network.Inspect) bool {
+func joined(ct *seen, n *network.Inspect) bool {
 	endpoint, ok := ct.NetworkSettings.Networks[n.Name]
 	return ok && (endpoint == nil || endpoint.NetworkID == "" || endpoint.NetworkID == n.ID)
 }

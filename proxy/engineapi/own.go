@@ -1,7 +1,6 @@
 package engineapi
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -173,9 +172,31 @@ func (c *call) containerID(ref string) (string, error) {
 	return ct.ID, nil
 }
 
+// seen is what calls go by of a container of the caller's.
+type seen struct {
+	ID      string `json:"Id"`
+	Name    string
+	ExecIDs []string
+	Config  *struct {
+		Hostname string
+		Env      []string
+		Labels   map[string]string
+	}
+	HostConfig struct {
+		NetworkMode container.NetworkMode
+		AutoRemove  bool
+		LogConfig   container.LogConfig
+	}
+	State           *struct{ Running bool }
+	Mounts          []container.MountPoint
+	NetworkSettings struct {
+		Networks map[string]*struct{ NetworkID string }
+	}
+}
+
 // container inspects a container of the caller's. It also returns the engine's answer,
 // without Berm's seccomp profile, which is most of it.
-func (c *call) container(ref string) (*container.InspectResponse, json.RawMessage, error) {
+func (c *call) container(ref string) (*seen, json.RawMessage, error) {
 	if !objectName.MatchString(ref) {
 		return nil, nil, noContainer(ref)
 	}
@@ -191,11 +212,10 @@ func (c *call) container(ref string) (*container.InspectResponse, json.RawMessag
 		return nil, nil, err
 	}
 	raw = c.engine.WithoutProfile(raw)
-	var ct container.InspectResponse
-	if err := json.Unmarshal(raw, &ct); err != nil || ct.ContainerJSONBase == nil || ct.Config == nil || !fullID.MatchString(ct.ID) {
+	var ct seen
+	if err := json.Unmarshal(raw, &ct); err != nil || ct.Config == nil || !fullID.MatchString(ct.ID) {
 		return nil, nil, fmt.Errorf("inspect container: the engine's answer can't be read: %w", err)
 	}
-	ct.HostConfig, ct.NetworkSettings = cmp.Or(ct.HostConfig, &container.HostConfig{}), cmp.Or(ct.NetworkSettings, &container.NetworkSettings{})
 	if own, err := c.ownContainer(ct.ID, ct.Config.Labels); err != nil {
 		return nil, nil, err
 	} else if !own {
@@ -216,7 +236,7 @@ var idStart = regexp.MustCompile(`^[0-9a-f]{1,63}$`)
 
 // shadowed is container for the start of an ID that is another caller's container's too,
 // or its name: others' names and IDs are not to be in the way.
-func shadowed(c *call, ref string) (*container.InspectResponse, json.RawMessage, error) {
+func shadowed(c *call, ref string) (*seen, json.RawMessage, error) {
 	id, err := startOf(c, lifecycle.ObjectContainer, ref)
 	if err != nil {
 		return nil, nil, err
