@@ -123,12 +123,15 @@ func relayEntries(c *call, a upstream.Ask, begin, end string, first []json.RawMe
 		return err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	c.close(nil)
 	resp.Header.Del("Content-Length")
-	c.head(resp)
 	defer c.hurry()()
-	conn := http.NewResponseController(c.w)
+	conn, begun, next := http.NewResponseController(c.w), false, ""
 	write := func(text string) {
+		if !begun {
+			begun, text = true, begin+text
+			c.close(nil)
+			c.head(resp)
+		}
 		if c.ctx.Err() == nil { // whose end sets another
 			_ = conn.SetWriteDeadline(time.Now().Add(answerTime))
 		}
@@ -136,13 +139,11 @@ func relayEntries(c *call, a upstream.Ask, begin, end string, first []json.RawMe
 			panic(http.ErrAbortHandler)
 		}
 	}
-	write(begin)
-	next := ""
 	for _, entry := range first {
 		write(next + string(entry))
 		next = ","
 	}
-	err = upstream.EachEntry(resp.Body, func(list string, entry json.RawMessage) error {
+	err = c.engine.EachEntry(c.ctx, a.Path, resp.Body, func(list string, entry json.RawMessage) error {
 		entry, err := show(list, entry)
 		if entry != nil && err == nil {
 			write(next + string(entry))
@@ -150,11 +151,13 @@ func relayEntries(c *call, a upstream.Ask, begin, end string, first []json.RawMe
 		}
 		return err
 	})
-	if err != nil {
+	switch {
+	case err == nil:
+		write(end)
+	case begun:
 		panic(http.ErrAbortHandler) // or a part would be taken for the whole
 	}
-	write(end)
-	return nil
+	return err
 }
 
 // labelled is what tells whose an entry of a list is.

@@ -293,7 +293,13 @@ func (e *Engine) Each(ctx context.Context, a Ask, f func(list string, entry json
 		return err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	err = EachEntry(resp.Body, f)
+	return e.EachEntry(ctx, a.Path, resp.Body, f)
+}
+
+// EachEntry gives f the entries of the lists in the answer to a GET.
+func (e *Engine) EachEntry(ctx context.Context, path string, body io.Reader, f func(list string, entry json.RawMessage) error) error {
+	bounded := &io.LimitedReader{R: body}
+	err := (&lister{bounded: bounded, dec: json.NewDecoder(bounded), f: f}).read()
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -301,15 +307,9 @@ func (e *Engine) Each(ctx context.Context, a Ask, f func(list string, entry json
 		return e.Unavailable(ctx, err)
 	}
 	if err != nil {
-		return fmt.Errorf("GET %s: %w", a.Path, err)
+		return fmt.Errorf("GET %s: %w", path, err)
 	}
 	return nil
-}
-
-// EachEntry gives f the entries of the lists of an answer.
-func EachEntry(body io.Reader, f func(list string, entry json.RawMessage) error) error {
-	bounded := &io.LimitedReader{R: body}
-	return (&lister{bounded: bounded, dec: json.NewDecoder(bounded), f: f}).read()
 }
 
 // lister reads the lists of an answer.
