@@ -41,6 +41,9 @@ const (
 
 // never refuses a parameter that has a value, unless that says nothing.
 func never(name, value string) (string, error) {
+	if name == "remote" && value == "client-session" {
+		return "", noBuildKit(name)
+	}
 	if !slices.Contains([]string{"0", "false", "[]", "{}", "null", "default"}, value) {
 		return "", denied("build.options", name, fmt.Sprintf("the parameter %q of a build is refused", name), "none")
 	}

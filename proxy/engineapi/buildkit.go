@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -139,10 +140,14 @@ func (b *builds) allowed(c *call) (policy.BuildKit, error) {
 	return p.EngineAPI.BuildKit, b.check(c)
 }
 
+// oldClient matches a client that builds with BuildKit by POST /build alone, which Berm doesn't
+// offer: Docker's before release 23.
+var oldClient = regexp.MustCompile(`^Docker-Client/(1[89]|2[0-2])\.`)
+
 // builderVersion is the builder that clients use by default.
 func builderVersion(c *call) string {
 	asking := *c // whose refusals aren't the ping's
-	if _, err := c.builds.allowed(&asking); err != nil {
+	if _, err := c.builds.allowed(&asking); err != nil || oldClient.MatchString(c.r.UserAgent()) {
 		return "1"
 	}
 	return "2"

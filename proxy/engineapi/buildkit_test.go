@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"io"
 	"maps"
 	"net"
 	"net/http"
@@ -63,7 +64,7 @@ func (e *fakeImages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Api-Version", "1.51")
 	var answer any
 	switch {
-	case r.URL.Path == "/_ping":
+	case strings.HasSuffix(r.URL.Path, "/_ping"):
 	case r.URL.Path == "/version":
 		answer = map[string]string{"Version": e.release}
 	case path == "json":
@@ -188,6 +189,30 @@ func TestBuildLimitsOfSteps(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestBuilderVersion tells clients which builder to use.
+func TestBuilderVersion(t *testing.T) {
+	_, d := startImages(t, buildKitPolicy)
+	address := d.listen(Caller{Name: "a", Tenant: "a"})
+	for agent, want := range map[string]string{
+		"Docker-Client/29.9.1 (linux)": "2", "Docker-Client/23.0.0 (linux)": "2", "": "2",
+		"Docker-Client/20.10.24+dfsg1 (linux)": "1", "Docker-Client/18.09.1 (linux)": "1",
+	} {
+		req := must(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://d/_ping", nil))(t)
+		req.Header.Set("User-Agent", agent)
+		resp := must(raw(address).Do(req))(t)
+		text := must(io.ReadAll(resp.Body))(t)
+		_ = resp.Body.Close()
+		if got := resp.Header.Get("Builder-Version"); got != want {
+			t.Errorf("%q: builder %s, %s", agent, got, text)
+		}
+	}
+	resp := must(raw(address).Post("http://d/build?version=2&remote=client-session", "", nil))(t)
+	if text := string(must(io.ReadAll(resp.Body))(t)); resp.StatusCode != http.StatusForbidden || !strings.Contains(text, "DOCKER_BUILDKIT=0") {
+		t.Errorf("%s: %s", resp.Status, text)
+	}
+	_ = resp.Body.Close()
 }
 
 // TestBuildTurns has a tenant's builds wait for their turn, of which it may have so many.

@@ -336,5 +336,5 @@ func noPlugin(c *call) error { return notFound("plugin \"" + c.name + "\" not fo
 
 // noBuildKit is why BuildKit's endpoints are refused.
 func noBuildKit(field string) error {
-	return denied("build.builder", field, "BuildKit isn't offered here; set DOCKER_BUILDKIT=0", "the classic builder: DOCKER_BUILDKIT=0 docker build")
+	return denied("build.builder", field, "BuildKit isn't offered here; set DOCKER_BUILDKIT=0", "the classic builder: DOCKER_BUILDKIT=0 docker build; where the policy enables BuildKit, buildx")
 }
