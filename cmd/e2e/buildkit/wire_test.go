@@ -316,7 +316,7 @@ var wireAttacks = []attack{
 			}
 		}
 		if refused == 0 {
-			return errors.New("8 builds ran at once")
+			return errors.New("none of 8 builds was refused: they ran, or waited for their turn")
 		}
 		return errors.Join(errs...)
 	}),
