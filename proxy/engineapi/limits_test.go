@@ -272,40 +272,54 @@ func TestDiskUsageIsSharedOut(t *testing.T) {
 	})
 }
 
+// execsAtOnce has so many callers make an exec in one container each. Inspected and making are
+// called before the engine's answers. It returns how many were made, and the callers' answers by
+// status.
+func execsAtOnce(t *testing.T, callers int, inspected, making func()) (d *Proxy, made int64, got map[int]int) {
+	var all sync.WaitGroup
+	var mu sync.Mutex // guards made and got
+	var labels []byte
+	got = map[int]int{}
+	d, l := boundedDoor(t, Options{}, func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case strings.HasSuffix(r.URL.Path, "/containers/json"):
+			_, _ = fmt.Fprintf(w, `[{"Id":%q,"Labels":%s}]`, standInID, labels)
+		case strings.HasSuffix(r.URL.Path, "/json"):
+			mu.Lock()
+			ids, _ := json.Marshal(slices.Repeat([]string{standInID}, int(made)))
+			mu.Unlock()
+			inspected()
+			_, _ = fmt.Fprintf(w, `{"Id":%q,"ExecIDs":%s,"Config":{"Labels":%s}}`, standInID, ids, labels)
+		case strings.HasSuffix(r.URL.Path, "/exec"):
+			making()
+			mu.Lock()
+			made++
+			mu.Unlock()
+			w.WriteHeader(201)
+			_, _ = fmt.Fprintf(w, `{"Id":%q}`, standInID)
+		}
+	}, "red")
+	labels, _ = json.Marshal(d.labels(lifecycle.ObjectContainer, "red")) // they can be encoded
+	const body = `{"Cmd":["true"]}`
+	head := fmt.Sprintf("POST /v1.41/containers/%s/exec HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", standInID, len(body))
+	for range callers {
+		all.Go(func() {
+			status, _ := exchange(l[0], head, strings.NewReader(body))
+			mu.Lock()
+			defer mu.Unlock()
+			got[status]++
+		})
+	}
+	all.Wait()
+	return d, made, got
+}
+
 // TestExecsOfAContainer makes execs and starts none.
 func TestExecsOfAContainer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var made atomic.Int64
-		var d *Proxy
-		var labels []byte
-		d, l := boundedDoor(t, Options{}, func(w http.ResponseWriter, r *http.Request) {
-			switch {
-			case strings.HasSuffix(r.URL.Path, "/containers/json"):
-				_, _ = fmt.Fprintf(w, `[{"Id":%q,"Labels":%s}]`, standInID, labels)
-			case strings.HasSuffix(r.URL.Path, "/json"):
-				ids, _ := json.Marshal(slices.Repeat([]string{standInID}, int(made.Load())))
-				_, _ = fmt.Fprintf(w, `{"Id":%q,"ExecIDs":%s,"Config":{"Labels":%s}}`, standInID, ids, labels)
-			case strings.HasSuffix(r.URL.Path, "/exec"):
-				time.Sleep(time.Second)
-				made.Add(1)
-				w.WriteHeader(201)
-				_, _ = fmt.Fprintf(w, `{"Id":%q}`, standInID)
-			}
-		}, "red")
-		labels, _ = json.Marshal(d.labels(lifecycle.ObjectContainer, "red")) // they can be encoded
-		const body = `{"Cmd":["true"]}`
-		head := fmt.Sprintf("POST /v1.41/containers/%s/exec HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", standInID, len(body))
-		var got [600]atomic.Int64
-		var all sync.WaitGroup
-		for range maxExecs + 50 {
-			all.Go(func() {
-				status, _ := exchange(l[0], head, strings.NewReader(body))
-				got[status].Add(1)
-			})
-		}
-		all.Wait()
-		if got[201].Load() != maxExecs || got[429].Load() != 50 || made.Load() != maxExecs {
-			t.Errorf("%d were made, %d refused", got[201].Load(), got[429].Load())
+		d, made, got := execsAtOnce(t, maxExecs+50, func() {}, func() { time.Sleep(time.Second) })
+		if got[201] != maxExecs || got[429] != 50 || made != maxExecs {
+			t.Errorf("%d were made, %d refused", got[201], got[429])
 		}
 		if len(d.limits.making) != 0 {
 			t.Errorf("%v is kept", d.limits.making)
@@ -316,32 +330,10 @@ func TestExecsOfAContainer(t *testing.T) {
 // TestExecsMeanwhile makes execs while the engine's answers take their time to arrive.
 func TestExecsMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var made, inspects atomic.Int64
-		var labels []byte
-		d, l := boundedDoor(t, Options{}, func(w http.ResponseWriter, r *http.Request) {
-			switch {
-			case strings.HasSuffix(r.URL.Path, "/containers/json"):
-				_, _ = fmt.Fprintf(w, `[{"Id":%q,"Labels":%s}]`, standInID, labels)
-			case strings.HasSuffix(r.URL.Path, "/json"):
-				ids, _ := json.Marshal(slices.Repeat([]string{standInID}, int(made.Load())))
-				time.Sleep(time.Duration(inspects.Add(1)) * time.Millisecond)
-				_, _ = fmt.Fprintf(w, `{"Id":%q,"ExecIDs":%s,"Config":{"Labels":%s}}`, standInID, ids, labels)
-			case strings.HasSuffix(r.URL.Path, "/exec"):
-				made.Add(1)
-				w.WriteHeader(201)
-				_, _ = fmt.Fprintf(w, `{"Id":%q}`, standInID)
-			}
-		}, "red")
-		labels, _ = json.Marshal(d.labels(lifecycle.ObjectContainer, "red")) // they can be encoded
-		const body = `{"Cmd":["true"]}`
-		head := fmt.Sprintf("POST /v1.41/containers/%s/exec HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", standInID, len(body))
-		var all sync.WaitGroup
-		for range 2 * maxExecs {
-			all.Go(func() { exchange(l[0], head, strings.NewReader(body)) })
-		}
-		all.Wait()
-		if n := made.Load(); n < 1 || n > maxExecs {
-			t.Errorf("%d were made", n)
+		var inspects atomic.Int64
+		_, made, _ := execsAtOnce(t, 2*maxExecs, func() { time.Sleep(time.Duration(inspects.Add(1)) * time.Millisecond) }, func() {})
+		if made < 1 || made > maxExecs {
+			t.Errorf("%d were made", made)
 		}
 	})
 }
