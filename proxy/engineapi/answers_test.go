@@ -135,7 +135,7 @@ func TestManyWalks(t *testing.T) {
 				w.WriteHeader(http.StatusNotFound)
 			}
 		}, "red")
-		for path, most := range map[string]int{"GET /v1.41/system/df": maxUsages, "POST /v1.41/images/prune": maxPrunes, "POST /v1.41/containers/prune": maxPrunes} {
+		for path, most := range map[string]int{"GET /v1.41/system/df": maxUsages, "POST /v1.41/images/prune": maxPrunes, "POST /v1.41/containers/prune": maxPrunes, "GET /v1.41/containers/json?size=1": maxSizes} {
 			var got [600]atomic.Int64
 			var all sync.WaitGroup
 			for range 2 * most {

@@ -38,6 +38,9 @@ var noImageID = "sha256:" + strings.Repeat("0", 64)
 
 // listContainers has the engine leave out what isn't the caller's.
 func listContainers(c *call) error {
+	if err := roomForSizes(c); err != nil {
+		return err
+	}
 	for _, name := range []string{"before", "since"} {
 		if ref := c.query.Get(name); ref != "" {
 			c.filter[name] = append(c.filter[name], ref)
@@ -68,9 +71,20 @@ func listContainers(c *call) error {
 	return listOwn(c, lifecycle.ObjectContainer, c.passed)
 }
 
+// roomForSizes bounds the calls that have the engine measure containers.
+func roomForSizes(c *call) error {
+	if !c.flag("size") {
+		return nil
+	}
+	return c.untilEnd(c.enter("looks at sizes", maxSizes))
+}
+
 // inspectContainer shows a container as it was asked for, without the values of variables
 // that the policy keeps back.
 func inspectContainer(c *call) error {
+	if err := roomForSizes(c); err != nil {
+		return err
+	}
 	if !c.engine.KnowsHost() {
 		if _, err := c.engine.HostInfo(c.ctx, c.version); err != nil {
 			c.log.DebugContext(c.ctx, "engine_api_info_failed", "error", err) // the profile is shown

@@ -198,8 +198,13 @@ func makeVolumes(c *call, p *plan, undo *undo) error {
 
 // removeMade removes a volume that was made, unless another has its name by now.
 func removeMade(ctx context.Context, c *call, name, session string) error {
+	unlock, err := lockVolume(ctx, c, name)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	var now labelled
-	err := c.engine.Get(ctx, c.version, "/volumes/"+name, nil, &now)
+	err = c.engine.Get(ctx, c.version, "/volumes/"+name, nil, &now)
 	if err != nil || now.Labels[lifecycle.LabelSessionID] != session {
 		return missingIsFine(err)
 	}

@@ -25,6 +25,8 @@ const (
 	// Of a tenant at a time. Each holds whole lists until the engine has walked through all layers.
 	maxUsages = 32
 	maxPrunes = 4
+
+	maxSizes = 8 // looks at sizes of a tenant at a time, for which the engine walks through all files
 )
 
 // limits counts what callers are making now, by tenant and kind.

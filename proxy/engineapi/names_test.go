@@ -4,12 +4,18 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
+	"path"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/api/types/network"
+
+	"github.com/bermhq/berm/lifecycle"
 )
 
 const namesPolicy = "version: 1\nimages: {allow: [\"berm.local/*\", busybox, cafe]}\nprofiles: {default: {engine_api: {commit: \"on\", tags: [\"*\", cafe]}}}\n"
@@ -119,4 +125,67 @@ func TestImagesByStartsOfIDs(t *testing.T) {
 			t.Errorf("%s: the engine got %s, want %s", tt.name, body.Image, tt.told)
 		}
 	}
+}
+
+// TestVolumeOfMovedName removes a volume twice at once, while another tenant waits for its name.
+func TestVolumeOfMovedName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex // of has
+		has := map[string]json.RawMessage{}
+		hold := make(chan struct{})
+		d, l := boundedDoor(t, Options{}, func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodDelete {
+				<-hold
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			var asked struct {
+				Name   string
+				Labels json.RawMessage
+			}
+			name := path.Base(r.URL.Path)
+			switch r.Method {
+			case http.MethodPost:
+				report(t, json.NewDecoder(r.Body).Decode(&asked))
+				if name = asked.Name; has[name] == nil {
+					has[name] = asked.Labels
+				}
+			case http.MethodDelete:
+				delete(has, name)
+				w.WriteHeader(http.StatusNoContent)
+				return
+			}
+			if name == "volumes" {
+				_, _ = fmt.Fprint(w, "{}")
+				return
+			}
+			if has[name] == nil {
+				http.Error(w, `{"message":"no such volume"}`, http.StatusNotFound)
+				return
+			}
+			_, _ = fmt.Fprintf(w, `{"Name":%q,"Driver":"local","Labels":%s}`, name, has[name])
+		}, "red", "blue")
+		has["v"] = must(json.Marshal(d.labels(lifecycle.ObjectVolume, "red")))(t)
+		var all sync.WaitGroup
+		ask := func(l *pipes, line, body string, want int) {
+			all.Go(func() {
+				head := fmt.Sprintf("%s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", line, len(body))
+				if got, text := exchange(l, head, strings.NewReader(body)); got != want {
+					t.Errorf("%s: %d %s", line, got, text)
+				}
+			})
+			synctest.Wait()
+		}
+		ask(l[0], "DELETE /v1.41/volumes/v", "", 204)
+		ask(l[0], "DELETE /v1.41/volumes/v", "", 404)
+		hold <- struct{}{} // for the first
+		synctest.Wait()
+		ask(l[1], "POST /v1.41/volumes/create", `{"Name":"v"}`, 201)
+		close(hold)
+		all.Wait()
+		if mu.Lock(); !strings.Contains(string(has["v"]), `"berm.tenant":"blue"`) {
+			t.Errorf("the engine has %s", has)
+		}
+		mu.Unlock()
+	})
 }

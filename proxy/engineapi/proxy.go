@@ -99,7 +99,7 @@ type Proxy struct {
 	spooled   *proxy.Budget
 	usage     usage
 	builds    builds
-	names     keylock.Map[string] // held while an image is given a name, or pushed by one
+	names     keylock.Map[string] // held while an image is given a name, or pushed by one, or a volume made or removed
 
 	hangupGrace time.Duration // as the constant
 }

@@ -2,6 +2,7 @@ package engineapi
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -117,6 +118,11 @@ func makeVolume(c *call, name, driver string, options, own map[string]string) (*
 		return nil, nil, err
 	}
 	defer leave()
+	unlock, err := lockVolume(c.ctx, c, name)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer unlock()
 	var raw json.RawMessage
 	create := volume.CreateOptions{Name: name, Driver: cmp.Or(driver, "local"), DriverOpts: options, Labels: labels}
 	if err := c.engine.Post(c.ctx, c.version, "/volumes/create", nil, create, &raw); err != nil {
@@ -138,7 +144,16 @@ func makeVolume(c *call, name, driver string, options, own map[string]string) (*
 	return &made, raw, nil
 }
 
+// lockVolume keeps a volume from being made or removed until unlock: the engine removes volumes
+// by their names, and one may be another's once it has been looked at.
+func lockVolume(ctx context.Context, c *call, name string) (unlock func(), err error) {
+	return c.names.Lock(ctx, "volume "+name)
+}
+
 func removeVolume(c *call) error {
+	if err := c.untilEnd(lockVolume(c.ctx, c, c.name)); err != nil {
+		return err
+	}
 	v, _, err := ownVolumeOf(c, c.name)
 	if isMissing(err) && c.flag("force") {
 		return c.status(http.StatusNoContent) // as the engine says of what isn't there
