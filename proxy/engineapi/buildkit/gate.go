@@ -3,6 +3,7 @@ package buildkit
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -36,7 +37,7 @@ func (s *Server) Check(ctx context.Context) error {
 	switch {
 	case err != nil && strings.Contains(err.Error(), "denied by policy"):
 		return nil
-	case status.Code(err) == codes.Unavailable, ctx.Err() != nil:
+	case slices.Contains([]codes.Code{codes.Unavailable, codes.DeadlineExceeded, codes.Canceled}, status.Code(err)), ctx.Err() != nil:
 		return fmt.Errorf("ask the engine's BuildKit whether it enforces source policies: %w", err)
 	}
 	return ErrNoPolicy
