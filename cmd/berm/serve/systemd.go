@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -163,53 +162,4 @@ func (n *notifier) Run(ctx context.Context, status string, works func(context.Co
 			n.log.ErrorContext(ctx, "server_stuck", "error", err.Error())
 		}
 	}
-}
-
-// works returns an error unless the server still does what its callers need of it. That the
-// engine is away doesn't matter, or an address: a restart would not bring it back.
-func (s *server) works(ctx context.Context) error {
-	s.manager.Status(ctx, "")
-	for _, l := range s.listeners {
-		if away(l.Addr()) {
-			continue
-		}
-		if err := l.knock(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// away tells whether a listener's address isn't this host's at the moment, so that nobody
-// gets there, or somebody else is there.
-func away(address net.Addr) bool {
-	tcp, ok := address.(*net.TCPAddr)
-	if !ok || tcp.IP.IsUnspecified() || tcp.IP.IsLoopback() {
-		return false
-	}
-	here, err := net.InterfaceAddrs()
-	return err == nil && !slices.ContainsFunc(here, func(a net.Addr) bool {
-		ip, ok := a.(*net.IPNet)
-		return ok && ip.IP.Equal(tcp.IP)
-	})
-}
-
-// knock is nil when the listener takes connections and answers.
-func (l listener) knock(ctx context.Context) error {
-	address := l.Addr()
-	conn, err := new(net.Dialer).DialContext(ctx, address.Network(), address.String())
-	if err != nil {
-		return fmt.Errorf("%s takes no connection: %w", address, err)
-	}
-	defer func() { _ = conn.Close() }()
-	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
-	// The server refuses what has no Host by itself, and what isn't TLS where that is spoken,
-	// so that it is nobody's call and in no log.
-	if _, err = io.WriteString(conn, "GET /healthz HTTP/1.1\r\n\r\n"); err == nil {
-		_, err = io.ReadFull(conn, make([]byte, 1))
-	}
-	if err != nil {
-		return fmt.Errorf("%s doesn't answer: %w", address, err)
-	}
-	return nil
 }

@@ -4,20 +4,15 @@ import (
 	"context"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/cmd/berm/config"
-	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/policy"
-	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
 func TestListenerOf(t *testing.T) {
@@ -130,61 +125,6 @@ func TestNotifier(t *testing.T) {
 		n, err := said.Read(buf)
 		if got := string(buf[:n]); err != nil || got != want {
 			t.Errorf("%q is said, want %q; %v", got, want, err)
-		}
-	}
-}
-
-// A listener that takes connections and says nothing doesn't work.
-func TestKnock(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := listener{Listener: l}
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if err := f.knock(ctx); err == nil || !strings.Contains(err.Error(), "doesn't answer") {
-		t.Errorf("a silent one: %v", err)
-	}
-	srv := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the handler was called") })}
-	go func() { _ = srv.Serve(l) }()
-	if err := f.knock(t.Context()); err != nil {
-		t.Errorf("one that serves: %v", err)
-	}
-	_ = srv.Close()
-	if err := f.knock(t.Context()); err == nil || !strings.Contains(err.Error(), "takes no connection") {
-		t.Errorf("one that is closed: %v", err)
-	}
-}
-
-// at is a listener that nobody reaches.
-type at struct {
-	net.Listener
-	address net.Addr
-}
-
-func (l at) Addr() net.Addr { return l.address }
-
-// A server whose address has gone from the host isn't stuck.
-func TestWorksWithoutItsAddress(t *testing.T) {
-	manager, err := lifecycle.New(lifecycle.Options{
-		Runtime: runtimetest.NewFake(runtimetest.FakeOptions{}), Policy: func() *policy.Policy { return nil }, Store: struct{ lifecycle.Store }{}, Quotas: struct{ lifecycle.Quotas }{}, Holder: struct{ lifecycle.Holder }{}, Owner: "me",
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, tt := range map[string]struct {
-		ip    net.IP
-		works bool
-	}{
-		"gone":       {net.IPv4(192, 0, 2, 1), true}, // is for documentation, and nobody's
-		"gone, IPv6": {net.ParseIP("2001:db8::1"), true},
-		"loopback":   {net.IPv4(127, 7, 7, 7), false},
-		"all":        {net.IPv4zero, false},
-	} {
-		address := &net.TCPAddr{IP: tt.ip, Port: 1} // where nobody listens
-		if err := (&server{manager: manager, listeners: []listener{{Listener: at{address: address}}}}).works(t.Context()); (err == nil) != tt.works {
-			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
