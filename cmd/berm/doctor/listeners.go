@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -274,47 +273,16 @@ func checkCollector(ctx context.Context, limit time.Duration, cfg config.Otel) [
 }
 
 // listenable tells whether an address could be listened on, and is EADDRINUSE if somebody
-// does. A bound TCP address that isn't listened on is in nobody's way.
+// does. A TCP port is listened on for a moment.
 func listenable(ctx context.Context, address string) error {
 	if path, isUnix := strings.CutPrefix(address, "unix://"); isUnix {
 		return socketable(ctx, path)
 	}
-	to, err := net.ResolveTCPAddr("tcp", address) // as net.Listen does
-	if err != nil || to.Port == 0 {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
 		return err
 	}
-	ip := to.AddrPort().Addr().Unmap()
-	if !ip.IsValid() { // no host
-		ip = netip.IPv6Unspecified()
-	}
-	err = bindable(ip, to.Port)
-	if ip == netip.IPv6Unspecified() && (errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EADDRNOTAVAIL)) {
-		return bindable(netip.IPv4Unspecified(), to.Port)
-	}
-	return err
-}
-
-func bindable(ip netip.Addr, port int) error {
-	family := unix.AF_INET6
-	var address unix.Sockaddr
-	if ip.Is4() {
-		family, address = unix.AF_INET, &unix.SockaddrInet4{Port: port, Addr: ip.As4()}
-	} else {
-		in6 := &unix.SockaddrInet6{Port: port, Addr: ip.As16()}
-		if zone, err := net.InterfaceByName(ip.Zone()); err == nil {
-			in6.ZoneId = uint32(zone.Index) //nolint:gosec // no interface has a negative one
-		}
-		address = in6
-	}
-	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return os.NewSyscallError("socket", err)
-	}
-	defer func() { _ = unix.Close(fd) }()
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
-		return os.NewSyscallError("setsockopt", err)
-	}
-	return os.NewSyscallError("bind", unix.Bind(fd, address))
+	return l.Close()
 }
 
 // socketable is listenable for the path of a unix socket.

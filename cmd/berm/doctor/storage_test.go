@@ -377,7 +377,7 @@ func TestDoctorSandboxAPI(t *testing.T) {
 	}
 }
 
-// Looking whether an address is free neither takes it nor is in the way of who does.
+// Looking whether an address is free makes nothing, and leaves it free.
 func TestListenable(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
