@@ -56,17 +56,6 @@ func replace(t *testing.T, path, content string) {
 	}
 }
 
-// link makes a symbolic link, over one that is there, in one step.
-func link(t *testing.T, target, path string) {
-	t.Helper()
-	if err := os.Symlink(target, path+".new"); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // keep runs a keeper until the test ends.
 func keep(t *testing.T, path string) (*policyKeeper, messages, chan<- os.Signal) {
 	t.Helper()
@@ -175,42 +164,6 @@ func TestReloadOnSignal(t *testing.T) {
 	if got := k.Policy().InjectedEnv(); !slices.Contains(got, "KEY=two") {
 		t.Errorf("injected are %q", got)
 	}
-}
-
-// Kubernetes mounts a volume whose files are links through a link that is swapped.
-func TestReloadOnLinkSwap(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		dir := t.TempDir()
-		for name, content := range map[string]string{"..1": policyA, "..2": policyB} {
-			if err := os.Mkdir(filepath.Join(dir, name), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			write(t, filepath.Join(dir, name, "policy.yaml"), content)
-		}
-		link(t, "..1", filepath.Join(dir, "..data"))
-		path := filepath.Join(dir, "policy.yaml")
-		link(t, "..data/policy.yaml", path)
-		k, log, _ := keep(t, path)
-
-		link(t, "..2", filepath.Join(dir, "..data"))
-		log.want(t, "policy_reloaded")
-		wantProfile(t, k, "b")
-	})
-}
-
-// The file may be a link to one elsewhere, which is changed there.
-func TestReloadBehindLink(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		target := filepath.Join(t.TempDir(), "real.yaml")
-		write(t, target, policyA)
-		path := filepath.Join(t.TempDir(), "policy.yaml")
-		link(t, target, path)
-		k, log, _ := keep(t, path)
-
-		replace(t, target, policyB)
-		log.want(t, "policy_reloaded")
-		wantProfile(t, k, "b")
-	})
 }
 
 func TestFirstPolicyHasToBeGood(t *testing.T) {
