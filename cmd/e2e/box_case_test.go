@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,9 +23,6 @@ import (
 var boxCases = []boxCase{
 	{"can't be killed", false, boxNotKilled}, // first, as it waits long
 	{"stopped process", false, boxStop},
-	{"timed out", false, boxTimedOut},
-	{"made again", false, boxMadeAgain},
-	{"no backend", false, boxNoBackend},
 	{"keys", false, boxKeys},
 	{"full", false, boxFull},
 	{"default", false, boxProfile("default", "off", "rw", 120, limits{1, 512, 128}, true)},
@@ -187,50 +183,6 @@ func boxEnd(r *boxRow) {
 	r.wantNone()
 }
 
-func boxMadeAgain(r *boxRow) {
-	dir := r.own()
-	sb := r.create(apitype.SandboxRequest{HostPath: &dir, Env: map[string]string{"KEPT": "yes"}})
-	r.sh("touch /workspace/file /tmp/lost")
-	if err := syscall.Kill(r.pid(), syscall.SIGKILL); err != nil {
-		r.Fatal(err)
-	}
-	res := r.exec(apitype.ExecRequest{Command: shell("ls /workspace /tmp; echo $KEPT")})
-	if !res.Recreated || res.Created || !res.OK || res.Stdout != "/tmp:\n\n/workspace:\nfile\nyes\n" {
-		r.Errorf("%+v", res)
-	}
-	if again := r.exec(apitype.ExecRequest{Command: apitype.Command{"true"}}); again.Recreated || again.SessionID != res.SessionID {
-		r.Errorf("%+v", again)
-	}
-	if now := r.get(); now.ContainerID == sb.ContainerID || now.Spec.HostPath != dir {
-		r.Errorf("%+v", now)
-	}
-}
-
-// boxNoBackend has a server without its engine, which answers every call that needs one with
-// backend_unavailable, and runs nothing by itself.
-func boxNoBackend(r *boxRow) {
-	dir := r.makeDir(r, "away")
-	config, mark := filepath.Join(dir, "berm.yaml"), filepath.Join(dir, "ran")
-	write(r.T, config, "engine: {kind: "+r.kind+"}\n")
-	c := startChild(r.T, dir, "--config", config)
-	command := fmt.Sprintf(`{"command": "touch %s", "sandbox": {}}`, mark)
-	process := fmt.Sprintf(`{"command": "touch", "args": [%q], "sandbox": {}}`, mark)
-	for _, call := range [][3]string{
-		{"PUT", "", "{}"}, {"POST", "/exec", command}, {"POST", "/execs", command}, {"POST", "/processes", process},
-		{"POST", "/exec", `{"command": "true"}`}, {"GET", "", ""}, {"DELETE", "", ""}, {"POST", "/renew", "{}"}, {"POST", "/pause", ""}, {"POST", "/resume", ""},
-		{"GET", "/execs", ""}, {"GET", "/processes", ""}, {"GET", "/logs", ""}, {"GET", "/stats", ""},
-		{"GET", "/files?path=/etc/passwd", ""}, {"PUT", "/files?path=" + mark, "x"}, {"GET", "/ports/80/", ""},
-	} {
-		status, body := c.call(r.T, call[0], "/api/v1/sandboxes/k"+call[1], call[2])
-		if status != http.StatusServiceUnavailable || !strings.Contains(body, `"code":"backend_unavailable"`) {
-			r.Errorf("%s %s: %d %s", call[0], call[1], status, body)
-		}
-	}
-	if exists(mark) {
-		r.Error("a command ran on the host")
-	}
-}
-
 // boxLinks checks that what is mounted is what a path led to when it was judged.
 func boxLinks(r *boxRow) {
 	base, a, b := r.own(), r.own("a"), r.own("b")
@@ -314,40 +266,6 @@ func (r *boxRow) swap(path, evil, outside string) {
 	stop.Store(true)
 	swapper.Wait()
 	r.Logf("%d made, %d refused", made, refused)
-}
-
-// boxTimedOut checks that at its timeout, the whole tree of a command's processes is killed,
-// and nothing else.
-func boxTimedOut(r *boxRow) {
-	sb := r.create(apitype.SandboxRequest{})
-	over := make(chan error, 1)
-	go func() {
-		res, err := r.c.Exec(r.ctx, r.key, apitype.ExecRequest{
-			Command: shell("touch /tmp/on; until test -e /tmp/go; do sleep 0.1; done; echo other"), Timeout: apitype.SecondsOf(110),
-		})
-		if err == nil && (!res.OK || res.Stdout != "other\n") {
-			err = fmt.Errorf("%+v", res)
-		}
-		over <- err
-	}()
-	until(r, "the other command to run", func() bool { return exists(r.inside("/tmp/on")) })
-	const tree = `trap '' TERM HUP INT; echo begun; echo worse >&2; sleep 301 & (sleep 302 &) ; setsid sh -c '(sleep 303 &) ; sleep 304' & sleep 305`
-	res := r.exec(apitype.ExecRequest{Command: shell(tree), Timeout: apitype.SecondsOf(2), Env: r.mark()})
-	if res.Status != "timed_out" || res.ExitCode != nil || res.OK || res.SessionTerminated || res.Stdout != "begun\n" || res.Stderr != "worse\n" ||
-		time.Duration(res.Timeout) != 2*time.Second || res.DurationMS < 2000 {
-		r.Errorf("%+v", res)
-	}
-	until(r, "its processes to be gone", func() bool { return len(r.marked()) == 0 })
-	if got := r.sh("ps -o args"); strings.Contains(got, "sleep 30") {
-		r.Errorf("still there:\n%s", got)
-	}
-	r.sh("touch /tmp/go")
-	if err := <-over; err != nil {
-		r.Errorf("the other command: %v", err)
-	}
-	if now := r.get(); now.SessionID != sb.SessionID || now.ContainerID != sb.ContainerID {
-		r.Errorf("the sandbox isn't the same any more: %+v", now)
-	}
 }
 
 // boxNotKilled checks that a command that can't be killed takes its sandbox along. One in a

@@ -189,26 +189,3 @@ func TestServeEndsClean(t *testing.T) {
 	c.end(t, syscall.SIGTERM)
 	c.log.wait(t, "msg=telemetry_failed")
 }
-
-// TestServeWithoutInotify has a server start, and take a changed policy, in a user
-// namespace that has no inotify instances, as if sandboxes of its user had them all.
-func TestServeWithoutInotify(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root")
-	}
-	dir := t.TempDir()
-	path := filepath.Join(dir, "policy.yaml")
-	write(t, path, policyA)
-	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", `echo 0 >/proc/sys/user/max_inotify_instances && exec "$0" "$@"`, bin)
-	all := []syscall.SysProcIDMap{{Size: 1 << 16}}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: all, GidMappings: all, GidMappingsEnableSetgroups: true}
-	c := startCommand(t, cmd, dir, nil, "serving", "--policy", path)
-	if status, body := c.get(t, "/healthz"); status != http.StatusOK {
-		t.Errorf("/healthz: %d %s", status, body)
-	}
-	replace(t, path, policyB)
-	c.log.wait(t, "msg=policy_reloaded")
-	if _, body := c.get(t, "/api/v1/status"); !strings.Contains(body, `"b"`) {
-		t.Errorf("/api/v1/status: %s", body)
-	}
-}
