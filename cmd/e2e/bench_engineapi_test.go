@@ -133,53 +133,27 @@ func (d *door) get(ctx context.Context, path string) (int64, error) {
 }
 
 // rounds has both do the same n times on so many connections at once, in turns, and
-// reports how much of the engine's own speed is left, paired by rounds, and what of a CPU
-// the server took for each.
+// reports what of a CPU the server took for each.
 func (s *doorBench) rounds(b *testing.B, connections, n int, do func(ctx context.Context, d *door) error) {
-	run := func(d *door) time.Duration {
-		var left atomic.Int64
-		left.Store(int64(n))
-		return took(func() {
-			if err := parallel(connections, func(int) error {
+	run := func(d *door) func() error {
+		return func() error {
+			var left atomic.Int64
+			left.Store(int64(n))
+			return parallel(connections, func(int) error {
 				for left.Add(-1) >= 0 {
 					if err := do(b.Context(), d); err != nil {
 						return err
 					}
 				}
 				return nil
-			}); err != nil {
-				b.Fatal(err)
-			}
-		})
-	}
-	run(s.berm) // connections, and what is looked up once
-	run(s.direct)
-	var ratios []float64
-	var direct, berm figures
-	var used time.Duration
-	for i := 0; b.Loop(); i++ {
-		doors := []*door{s.direct, s.berm}
-		if i%2 == 1 {
-			slices.Reverse(doors)
+			})
 		}
-		spent := map[*door]time.Duration{}
-		for _, d := range doors {
-			before := cpuTime(b, s.berm.cmd.Process.Pid)
-			spent[d] = run(d)
-			if d == s.berm {
-				used += cpuTime(b, s.berm.cmd.Process.Pid) - before
-			}
-		}
-		ratios = append(ratios, float64(spent[s.direct])/float64(spent[s.berm]))
-		direct, berm = append(direct, spent[s.direct]), append(berm, spent[s.berm])
 	}
-	slices.Sort(ratios)
-	each := float64(used.Microseconds()) / float64(n*len(ratios))
-	b.ReportMetric(0, "ns/op")
-	b.ReportMetric(ratios[len(ratios)/2], "of-direct")
-	b.ReportMetric(each, "cpu-us/req")
-	b.Logf("%d rounds of %d on %d connections: direct %.1f ms, berm %.1f ms a round, %.2f of direct (%.2f to %.2f), %.0f us of a CPU each",
-		len(ratios), n, connections, direct.at(.5), berm.at(.5), ratios[len(ratios)/2], ratios[0], ratios[len(ratios)-1], each)
+	s.must(errors.Join(run(s.berm)(), run(s.direct)())) // connections, and what is looked up once
+	before := cpuTime(b, s.berm.cmd.Process.Pid)
+	turns(b, []way{{"berm", whole(run(s.berm))}, {"direct", whole(run(s.direct))}}, per(float64(n), "requests"))
+	used := cpuTime(b, s.berm.cmd.Process.Pid) - before
+	b.ReportMetric(float64(used.Microseconds())/float64(n*b.N), "cpu-us/req")
 }
 
 // BenchmarkEngineAPI measures the engine's API through the door, policy and audit log on,
@@ -187,7 +161,6 @@ func (s *doorBench) rounds(b *testing.B, connections, n int, do func(ctx context
 func BenchmarkEngineAPI(b *testing.B) {
 	s := newDoorBench(b)
 	b.Run("idle memory", s.idle)
-	b.Run("cost", s.cost)
 	for _, connections := range []int{1, 16, 64} {
 		at := fmt.Sprintf(", %d connections", connections)
 		get := func(path string) func(context.Context, *door) error {

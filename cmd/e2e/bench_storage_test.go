@@ -1,35 +1,23 @@
 package e2e
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/bermhq/berm/proxy/client"
 )
 
-// bareFiles is the environment variable that makes this test binary a server of the files
-// in the directory that it names, with nothing but the standard library's handlers.
-const bareFiles = "SERVE_BARE_FILES"
-
-// serveBareFiles tells its address on standard output.
-func serveBareFiles(dir string) error {
+// bareFiles serves the files in a directory with nothing but the standard library's handlers.
+func bareFiles(dir string) http.HandlerFunc {
 	files := http.FileServer(http.Dir(dir))
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
-	fmt.Println(listener.Addr())
-	return http.Serve(listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { //nolint:gosec // for this machine only
+	return func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodPut {
 			files.ServeHTTP(w, r)
 			return
@@ -37,55 +25,16 @@ func serveBareFiles(dir string) error {
 		f, err := os.Create(filepath.Join(dir, filepath.Base(r.URL.Path)))
 		if err == nil {
 			_, err = io.Copy(f, r.Body)
-			if err == nil && r.URL.Query().Has("sync") {
-				err = f.Sync()
-			}
-			err = errors.Join(err, f.Close())
+			err = errors.Join(err, f.Sync(), f.Close())
 		}
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 		}
-	}))
+	}
 }
-
-// startBareFiles runs such a server, and answers its base URL.
-func startBareFiles(b *testing.B, dir string) string {
-	b.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		b.Fatal(err)
-	}
-	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), bareFiles+"="+dir)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	out, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	var address string
-	if _, err := fmt.Fscanln(out, &address); err != nil {
-		b.Fatal(err)
-	}
-	return "http://" + address + "/"
-}
-
-// repeated is a stream of n bytes.
-func repeated(n int64) io.Reader {
-	block := bytes.Repeat([]byte("0123456789abcdef"), 1<<12)
-	return io.LimitReader(&endless{block: block}, n)
-}
-
-type endless struct{ block []byte }
-
-func (e *endless) Read(p []byte) (int, error) { return copy(p, e.block), nil }
 
 // BenchmarkStorage moves a file of 1 GiB into a chat and out of it, against the standard
-// library's handlers in a process of their own, interleaved. Files on disk are those that
-// a stop of the machine leaves: the bare copy is measured with and without that.
+// library's handlers, interleaved. Both leave files that a stop of the machine leaves.
 func BenchmarkStorage(b *testing.B) {
 	const size = 1 << 30
 	e := commonEngine(b, "docker")
@@ -104,7 +53,9 @@ func BenchmarkStorage(b *testing.B) {
 	if _, err := c.EnsureChat(b.Context(), "bench", w.WorkspaceID); err != nil {
 		b.Fatal(err)
 	}
-	berm, bare := server.url+"/api/v1/chats/bench/files/", startBareFiles(b, bareDir)
+	other := httptest.NewServer(bareFiles(bareDir))
+	b.Cleanup(other.Close)
+	berm, bare := server.url+"/api/v1/chats/bench/files/", other.URL+"/"
 	call := func(method, url string, body io.Reader) error {
 		req, err := http.NewRequestWithContext(b.Context(), method, url, body)
 		if err != nil {
@@ -126,7 +77,7 @@ func BenchmarkStorage(b *testing.B) {
 		return err
 	}
 	up := func(url string) func() error {
-		return func() error { return call(http.MethodPut, url, repeated(size)) }
+		return func() error { return call(http.MethodPut, url, io.LimitReader(zeros{}, size)) }
 	}
 	down := func(url string) func() error {
 		return func() error { return call(http.MethodGet, url, nil) }
@@ -135,11 +86,8 @@ func BenchmarkStorage(b *testing.B) {
 	pid := server.cmd.Process.Pid
 	b.Run("1 GiB up", func(b *testing.B) {
 		forgetPeak(b, pid)
-		turns(b, []way{{"berm", whole(up(berm + "up"))}, {"bare and synced", whole(up(bare + "up?sync"))}}, mib)
-		b.Logf("the server's peak: %s", peak(b, pid))
-	})
-	b.Run("1 GiB up, bare not synced", func(b *testing.B) {
 		turns(b, []way{{"berm", whole(up(berm + "up"))}, {"bare", whole(up(bare + "up"))}}, mib)
+		b.Logf("the server's peak: %s", peak(b, pid))
 	})
 	b.Run("1 GiB down", func(b *testing.B) {
 		if err := errors.Join(up(berm+"down")(), up(bare+"down")()); err != nil {

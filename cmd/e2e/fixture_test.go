@@ -37,14 +37,6 @@ const (
 var bin string
 
 func TestMain(m *testing.M) {
-	if from, to, ok := strings.Cut(os.Getenv(plainProxyEnv), ":"); ok {
-		fmt.Fprintln(os.Stderr, plainProxy(from, to))
-		os.Exit(1)
-	}
-	if dir := os.Getenv(bareFiles); dir != "" { // a process of BenchmarkInside
-		fmt.Fprintln(os.Stderr, serveBareFiles(dir))
-		os.Exit(1)
-	}
 	var err error
 	if bin, err = engine.Berm(); err == nil {
 		err = engine.WatchTemporary()
