@@ -31,7 +31,7 @@ func second[T any](_ T, err error) error { return err }
 func attackFullDisk(a *attack) {
 	a.must("sh", "-c", "echo before > /tmp/kept; cat /dev/zero > /tmp/fill 2>/dev/null; true")
 	names := a.must("ls", "-A", "/tmp")
-	ctx := a.deadline()
+	ctx := deadline(a)
 	big := bytes.Repeat([]byte("x"), 1<<20)
 	for what, err := range map[string]error{
 		"a new file": second(a.c.WriteFile(ctx, a.key, "/tmp/new", bytes.NewReader(big), clientWrite{})),
@@ -186,7 +186,7 @@ func attackTraps(a *attack) {
 func (a *attack) trap(what, path string, do func(context.Context) error) {
 	const endless = 3 * time.Second                                              // for what may go on for ever
 	whole := strings.HasPrefix(path, "/proc") || strings.HasPrefix(path, "/sys") // trees that are long, or grow
-	ctx := a.deadline()
+	ctx := deadline(a)
 	if whole {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, endless)
@@ -238,7 +238,7 @@ func count(files func(func(apitype.FileInfo, error) bool)) error {
 
 // Links in a directory of the host lead nowhere outside of the sandbox.
 func attackLinksOut(a *attack) {
-	ctx := a.deadline()
+	ctx := deadline(a)
 	if _, err := a.c.Delete(ctx, a.key); err != nil {
 		a.Fatal(err)
 	}
@@ -290,7 +290,7 @@ func attackLinksOut(a *attack) {
 func attackSwappedLinks(a *attack) {
 	a.must("sh", "-c", "mkdir -p /tmp/d/sub /tmp/outside && echo kept > /tmp/outside/kept && ln -s /tmp/outside /tmp/d/link")
 	end := a.begin("swap", "/tmp/d/sub", "/tmp/d/link")
-	ctx := a.deadline()
+	ctx := deadline(a)
 	bytesOf := archive(a, tar.Header{Name: "sub/", Typeflag: tar.TypeDir, Mode: 0o755}, tar.Header{Name: "sub/planted", Size: 10, Mode: 0o644},
 		tar.Header{Name: "sub/deep/planted", Size: 10, Mode: 0o644}, tar.Header{Name: "../outside/planted", Size: 10, Mode: 0o644},
 		tar.Header{Name: "/tmp/outside/planted", Size: 10, Mode: 0o644})
@@ -319,7 +319,7 @@ func attackSwappedLinks(a *attack) {
 
 // Names of any bytes come as JSON, and lead back to their files.
 func attackNames(a *attack) {
-	ctx := a.deadline()
+	ctx := deadline(a)
 	if err := a.c.Mkdir(ctx, a.key, "/tmp/n", 0, false); err != nil {
 		a.Fatal(err)
 	}

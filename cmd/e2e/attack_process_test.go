@@ -39,7 +39,7 @@ func attackKill(a *attack) {
 
 func (a *attack) session() string {
 	a.Helper()
-	ctx := a.deadline()
+	ctx := deadline(a)
 	sb, err := a.c.Get(ctx, a.key)
 	if err != nil {
 		a.Fatal(err)
@@ -80,7 +80,7 @@ func attackFreeze(a *attack) {
 	for range 3 {
 		a.echoes(2)
 	}
-	ctx := a.deadline()
+	ctx := deadline(a)
 	list, err := a.c.Executions(ctx, a.key)
 	a.answered("list", err)
 	for _, x := range list {
@@ -118,7 +118,7 @@ func attackTamper(a *attack) {
 	if out := a.must("ls", "-a", "/run/berm"); out != ".\n..\ns\n" {
 		a.Errorf("in the socket's directory is %q", out)
 	}
-	ctx := a.deadline()
+	ctx := deadline(a)
 	for _, path := range []string{"/run/berm/s", "/run/berm/x", "/sbin/berm-init", "/proc/1/root/run/berm/x", "/proc/1/exe"} {
 		file := strings.NewReader("own")
 		for what, err := range map[string]error{
@@ -184,7 +184,7 @@ func attackLimits(a *attack) {
 	for range 5 {
 		a.echoes(10)
 	}
-	ctx := a.deadline()
+	ctx := deadline(a)
 	_, err := a.c.WriteFile(ctx, a.key, "/tmp/file", strings.NewReader("x"), clientWrite{})
 	a.answered("write", err)
 	_, err = a.c.StartExec(ctx, a.key, apitype.ExecRequest{Command: apitype.Command{"true"}})
@@ -233,7 +233,7 @@ func attackForkBombs(a *attack) {
 	}
 	a.beside(5)
 	beside.Wait()
-	ctx := a.deadline()
+	ctx := deadline(a)
 	if _, err := a.c.Delete(ctx, a.key); err != nil {
 		a.answered("delete", err)
 	}
@@ -245,7 +245,7 @@ func (a *attack) beside(times int) {
 	a.Helper()
 	for range times {
 		a.echoes(5)
-		ctx := a.deadline()
+		ctx := deadline(a)
 		_, err := a.c.Processes(ctx, a.key)
 		a.answered("list", err)
 		_, err = a.c.StatFile(ctx, a.key, "/tmp")
@@ -255,7 +255,7 @@ func (a *attack) beside(times int) {
 
 // The least limit of processes is one that a sandbox lives with, also when it is full.
 func attackTight(a *attack) {
-	ctx := a.deadline()
+	ctx := deadline(a)
 	if _, err := a.c.Delete(ctx, a.key); err != nil {
 		a.Fatal(err)
 	}
@@ -281,7 +281,7 @@ func attackTight(a *attack) {
 func attackOutput(a *attack) {
 	limit := 100
 	for _, script := range []string{"yes", "cat /dev/zero", "cat /dev/zero >&2", "yes & yes >&2 & cat /dev/urandom", "setsid yes & exec yes"} {
-		ctx := a.deadline()
+		ctx := deadline(a)
 		res, err := a.c.Exec(ctx, a.key, apitype.ExecRequest{
 			Command: apitype.Command{"sh", "-c", script}, Timeout: apitype.SecondsOf(1), OutputLimit: &limit,
 		})
@@ -354,7 +354,7 @@ func attackMemory(a *attack) {
 		}
 		a.heals()
 		// Its program may have gone with the sandbox.
-		ctx := a.deadline()
+		ctx := deadline(a)
 		_, err = a.c.WriteFile(ctx, a.key, attackerPath, strings.NewReader(string(a.attacker)), clientWrite{Mode: 0o755})
 		a.answered("write", err)
 	}

@@ -159,7 +159,7 @@ func (a *attack) create(req apitype.SandboxRequest) {
 		req.PidsLimit = &pids
 	}
 	req.MemoryMB, req.Env = &memory, map[string]string{attackMark: a.mark}
-	ctx := a.deadline()
+	ctx := deadline(a)
 	if _, err := a.c.Create(ctx, a.key, req); err != nil {
 		a.Fatal(err)
 	}
@@ -167,9 +167,6 @@ func (a *attack) create(req apitype.SandboxRequest) {
 		a.Fatal(err)
 	}
 }
-
-// deadline returns a context for calls that have to be answered.
-func (a *attack) deadline() context.Context { return deadline(a) }
 
 // innocent runs a command in the innocent sandbox.
 func (s *attackFixture) innocent(ctx context.Context) error {
@@ -308,7 +305,7 @@ func (a *attack) must(command ...string) string {
 // It may have been made anew, or be gone because what ran in it couldn't be killed.
 func (a *attack) heals() {
 	a.Helper()
-	ctx := a.deadline()
+	ctx := deadline(a)
 	var refused *client.Error
 	if _, err := a.c.Get(ctx, a.key); errors.As(err, &refused) && refused.Status == http.StatusNotFound {
 		a.create(apitype.SandboxRequest{})
@@ -346,7 +343,7 @@ func (a *attack) echoes(seconds int64) bool {
 // it end, and gives its output.
 func (a *attack) begin(args ...string) (end func() string) {
 	a.Helper()
-	ctx := a.deadline()
+	ctx := deadline(a)
 	id := rand.Text()
 	_, err := a.c.StartExec(ctx, a.key, apitype.ExecRequest{
 		Command: append(apitype.Command{attackerPath}, args...), Timeout: apitype.SecondsOf(120), ExecID: id,
@@ -358,7 +355,7 @@ func (a *attack) begin(args ...string) (end func() string) {
 	})
 	return func() string {
 		a.Helper()
-		ctx := a.deadline()
+		ctx := deadline(a)
 		if _, err := a.c.WriteFile(ctx, a.key, "/tmp/off", strings.NewReader(""), client.WriteOptions{}); err != nil {
 			a.Fatal(err)
 		}

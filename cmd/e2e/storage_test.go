@@ -3,7 +3,6 @@ package e2e
 import (
 	"archive/tar"
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -57,7 +56,7 @@ func (b *storageFixture) in(t *testing.T) *storageFixture {
 // chat makes one, with a sandbox, in a workspace of its own user.
 func (b *storageFixture) chat(user, id string) {
 	b.Helper()
-	ctx := b.deadline()
+	ctx := deadline(b)
 	w, err := b.c.EnsureWorkspace(ctx, user)
 	if err != nil {
 		b.Fatal(err)
@@ -71,13 +70,10 @@ func (b *storageFixture) chat(user, id string) {
 	}
 }
 
-// deadline returns a context for calls that have to be answered.
-func (b *storageFixture) deadline() context.Context { return deadline(b) }
-
 // run runs a shell script in a chat's sandbox.
 func (b *storageFixture) run(chat, script string) string {
 	b.Helper()
-	ctx := b.deadline()
+	ctx := deadline(b)
 	res, err := b.c.Exec(ctx, chat, apitype.ExecRequest{Command: apitype.Command{"sh", "-c", "cd /chat && " + script}, Timeout: apitype.SecondsOf(60)})
 	if err != nil || res.ExitCode == nil || *res.ExitCode != 0 {
 		b.Fatalf("%s: %+v, %v", script, res, err)
@@ -86,15 +82,15 @@ func (b *storageFixture) run(chat, script string) string {
 }
 
 func (b *storageFixture) put(chat, name, content string) error {
-	return second(b.c.PutChatFile(b.deadline(), chat, name, strings.NewReader(content), client.PutChatFileOptions{}))
+	return second(b.c.PutChatFile(deadline(b), chat, name, strings.NewReader(content), client.PutChatFileOptions{}))
 }
 
 func (b *storageFixture) read(chat, name string) (string, error) {
-	return all(b.c.ReadChatFile(b.deadline(), chat, name, 0, 0))
+	return all(b.c.ReadChatFile(deadline(b), chat, name, 0, 0))
 }
 
 func (b *storageFixture) history(chat string) (string, error) {
-	return all(b.c.History(b.deadline(), chat, 0, 0))
+	return all(b.c.History(deadline(b), chat, 0, 0))
 }
 
 func all(r io.ReadCloser, err error) (string, error) {
@@ -109,7 +105,7 @@ func all(r io.ReadCloser, err error) (string, error) {
 // names lists a chat's files.
 func (b *storageFixture) names(chat string) []string {
 	b.Helper()
-	ctx := b.deadline()
+	ctx := deadline(b)
 	var names []string
 	for f, err := range b.c.ChatFiles(ctx, chat, 0) {
 		if err != nil {
@@ -122,7 +118,7 @@ func (b *storageFixture) names(chat string) []string {
 
 func (b *storageFixture) used() int64 {
 	b.Helper()
-	ctx := b.deadline()
+	ctx := deadline(b)
 	usage, err := b.c.WorkspaceUsage(ctx, b.workspace)
 	if err != nil {
 		b.Fatal(err)
@@ -217,7 +213,7 @@ func (b *storageFixture) quota() {
 		b.Error(err)
 	}
 	// Over the quota by a command, it ends, and its result is there.
-	ctx := b.deadline()
+	ctx := deadline(b)
 	_, err := b.c.Exec(ctx, "quota", apitype.ExecRequest{Command: apitype.Command{"sh", "-c", "cat /chat/written /chat/written > /chat/over; echo done"}})
 	var refused *client.Error
 	if !errors.As(err, &refused) || refused.Code != "quota_exceeded" || refused.Problem.Result == nil || refused.Problem.Result.Stdout != "done\n" {
@@ -235,7 +231,7 @@ func (b *storageFixture) quota() {
 
 // deleteOrCreate has a chat's deletion and its sandbox race; one of them wins, and knows.
 func (b *storageFixture) deleteOrCreate() {
-	ctx := b.deadline()
+	ctx := deadline(b)
 	w, err := b.c.EnsureWorkspace(ctx, "race")
 	if err != nil {
 		b.Fatal(err)
@@ -348,7 +344,7 @@ var storageAttacks = []storageAttack{
 		if used := b.used(); used > 1<<20 {
 			b.Errorf("what takes no room counts %d bytes", used)
 		}
-		ctx := b.deadline()
+		ctx := deadline(b)
 		if got, err := all(b.c.ReadChatFile(ctx, evil, "huge", 1<<39, 3)); err != nil || got != "\x00\x00\x00" {
 			b.Errorf("of a huge file came %q, %v", got, err)
 		}
@@ -360,7 +356,7 @@ var storageAttacks = []storageAttack{
 		if got := b.names(evil); !slices.Equal(got, []string{"-n", ".hidden", strings.Repeat("ü", 100)}) {
 			b.Errorf("the files are %q", got)
 		}
-		ctx := b.deadline()
+		ctx := deadline(b)
 		archive, err := all(b.c.ReadChatTar(ctx, evil))
 		if err != nil {
 			b.Fatal(err)
@@ -386,7 +382,7 @@ var storageAttacks = []storageAttack{
 		if used := b.used(); used < 2 {
 			b.Errorf("of a deep tree %d bytes are counted", used)
 		}
-		ctx := b.deadline()
+		ctx := deadline(b)
 		_, _ = all(b.c.ReadChatTar(ctx, evil))
 	}},
 	{name: "many", script: "mkdir m && cd m && seq 5000 | xargs touch && cd .. && seq 2000 | xargs touch", check: func(b *storageFixture) {
@@ -400,8 +396,8 @@ var storageAttacks = []storageAttack{
 				b.Fatalf("a swapped link gave %q", got)
 			}
 			_ = b.put(evil, "f", "mine")
-			_ = b.c.WriteChatTar(b.deadline(), evil, bytes.NewReader(archive(b, tar.Header{Name: "sub2/keep", Size: 4, Mode: 0o644})))
-			_, _ = all(b.c.ReadChatTar(b.deadline(), evil))
+			_ = b.c.WriteChatTar(deadline(b), evil, bytes.NewReader(archive(b, tar.Header{Name: "sub2/keep", Size: 4, Mode: 0o644})))
+			_, _ = all(b.c.ReadChatTar(deadline(b), evil))
 		}
 	}},
 }
@@ -424,7 +420,7 @@ func (b *storageFixture) attack(a storageAttack) {
 	// Whatever there is, these come to an end.
 	b.names(evil)
 	b.used()
-	ctx := b.deadline()
+	ctx := deadline(b)
 	if _, err := b.c.DeleteChatFiles(ctx, evil); err != nil {
 		b.Error(err)
 	}
@@ -482,7 +478,7 @@ func testDefaultUser(t *testing.T, kind string) {
 	if got := b.names("k"); !slices.Equal(got, []string{"mine"}) {
 		t.Errorf("the files are %q", got)
 	}
-	ctx := b.deadline()
+	ctx := deadline(b)
 	if err := b.c.DeleteChatFile(ctx, "k", "mine"); err != nil {
 		t.Error(err)
 	}
