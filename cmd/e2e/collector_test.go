@@ -19,7 +19,6 @@ import (
 	colmetrics "go.opentelemetry.io/proto/otlp/collector/metrics/v1"
 	coltrace "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	common "go.opentelemetry.io/proto/otlp/common/v1"
-	metrics "go.opentelemetry.io/proto/otlp/metrics/v1"
 	resource "go.opentelemetry.io/proto/otlp/resource/v1"
 	"google.golang.org/protobuf/proto"
 )
@@ -32,7 +31,7 @@ type collector struct {
 	wrong     []string            // requests that no receiver takes
 	resources map[string]bool     // what sends, as its attributes
 	logs      map[string]string   // severity by message
-	metrics   map[string]string   // kind and labels by name
+	metrics   map[string]bool     // by name
 	spans     map[string]spanSent // by name, the last
 }
 
@@ -43,7 +42,7 @@ type spanSent struct{ trace, parent string } // in hex; a root's parent is empty
 
 func newCollector(t *testing.T) *collector {
 	c := &collector{
-		resources: map[string]bool{}, logs: map[string]string{}, metrics: map[string]string{}, spans: map[string]spanSent{},
+		resources: map[string]bool{}, logs: map[string]string{}, metrics: map[string]bool{}, spans: map[string]spanSent{},
 	}
 	c.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c.mu.Lock()
@@ -95,7 +94,7 @@ func (c *collector) take(r *http.Request) error {
 			c.from(from.Resource)
 			for _, scope := range from.ScopeMetrics {
 				for _, m := range scope.Metrics {
-					c.metrics[m.Name] = kindOf(m)
+					c.metrics[m.Name] = true
 				}
 			}
 		}
@@ -125,29 +124,6 @@ func attributeText(attributes []*common.KeyValue) string {
 		all[a.Key+"="+a.Value.GetStringValue()] = true
 	}
 	return strings.Join(slices.Sorted(maps.Keys(all)), ",")
-}
-
-// kindOf is a metric's kind as Prometheus calls it, and the names of its labels.
-func kindOf(m *metrics.Metric) string {
-	kind := "untyped"
-	var labels []*common.KeyValue
-	switch data := m.Data.(type) {
-	case *metrics.Metric_Sum:
-		if data.Sum.IsMonotonic && data.Sum.AggregationTemporality == metrics.AggregationTemporality_AGGREGATION_TEMPORALITY_CUMULATIVE {
-			kind = "counter"
-		}
-		labels = data.Sum.DataPoints[0].Attributes
-	case *metrics.Metric_Gauge:
-		kind, labels = "gauge", data.Gauge.DataPoints[0].Attributes
-	case *metrics.Metric_Histogram:
-		kind, labels = "histogram", data.Histogram.DataPoints[0].Attributes
-	}
-	names := make([]string, 0, len(labels))
-	for _, l := range labels {
-		names = append(names, l.Key)
-	}
-	slices.Sort(names)
-	return kind + " " + strings.Join(names, ",")
 }
 
 // got gives what was kept, once its senders are done, and checks that all was well-formed

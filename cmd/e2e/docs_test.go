@@ -3,7 +3,6 @@ package e2e
 import (
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -118,8 +117,8 @@ func (w *docsWorld) run(page string, blocks []runnable) {
 	}
 }
 
-// What the documentation says that one can run can be run, and prints what it says. What
-// the server tells a collector meanwhile is documented, too.
+// What the documentation says that one can run can be run, and prints what it says. A
+// collector is told of it. That all names are documented, tests of serve hold.
 func TestDocs(t *testing.T) {
 	t.Parallel()
 	e := commonEngine(t, "docker")
@@ -194,9 +193,9 @@ engine_api:
 		t.Errorf("the log has a secret, or lacks its end:\n%s", log)
 	}
 	got := sent.got(t, "docs")
-	wantKnown(t, "Logs", got.logs, "http_request", "sandbox_created", "sandbox_delete_not_found", "serving", "serving_engine_api", "stopped")
-	wantKnown(t, "Metrics", got.metrics, "berm_engine_api_requests_total", "berm_http_request_duration_seconds", "berm_sandbox_commands_total")
-	wantKnown(t, "Spans", got.spans, "reconcile", "runtime.create", "sandbox.create", "sandbox.exec")
+	wantSent(t, got.logs, "http_request", "sandbox_created", "sandbox_delete_not_found", "serving", "serving_engine_api", "stopped")
+	wantSent(t, got.metrics, "berm_engine_api_requests_total", "berm_http_request_duration_seconds", "berm_sandbox_commands_total")
+	wantSent(t, got.spans, "reconcile", "runtime.create", "sandbox.create", "sandbox.exec")
 	request, create := got.spans["PUT /api/v1/sandboxes/{key}"], got.spans["sandbox.create"]
 	if request.trace == "" || create.parent == "" {
 		t.Errorf("the spans %+v and %+v belong to no trace", request, create)
@@ -258,24 +257,12 @@ func TestDocsLinks(t *testing.T) {
 	}
 }
 
-// wantKnown checks that a table of docs/observability.md has all that was sent, and that
-// some of it was.
-func wantKnown[V any](t *testing.T, heading string, sent map[string]V, some ...string) {
+// wantSent checks that some names were sent.
+func wantSent[V any](t *testing.T, sent map[string]V, some ...string) {
 	t.Helper()
-	known := map[string]bool{}
-	for _, row := range section(t, heading) {
-		known[row[0]] = true
-	}
-	for name := range sent {
-		method, _, _ := strings.Cut(name, " ")
-		isRequest := heading == "Spans" && (method == http.MethodGet || method == http.MethodPut || method == http.MethodPost || method == http.MethodDelete || method == http.MethodHead)
-		if !known[name] && !isRequest && !strings.HasPrefix(name, "go_") && !strings.HasPrefix(name, "process_") && !strings.HasPrefix(name, "runtime.") {
-			t.Errorf("%s: %s isn't in docs/observability.md", heading, name)
-		}
-	}
 	for _, name := range some {
 		if _, ok := sent[name]; !ok {
-			t.Errorf("%s: %s was never sent", heading, name)
+			t.Errorf("%s was never sent", name)
 		}
 	}
 }
