@@ -134,7 +134,7 @@ func registerAll(t *testing.T, got prometheus.Registerer) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := newSettingsKeeper(nil, nil, &telemetry{}, got); err != nil {
+	if _, err := countReloads(got, "settings"); err != nil {
 		t.Fatal(err)
 	}
 }

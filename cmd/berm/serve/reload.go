@@ -7,11 +7,13 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/policy"
 )
 
@@ -26,8 +28,6 @@ type policyKeeperOptions struct {
 	Check    func(*policy.Policy) error // refuses what can't be had here; nil refuses nothing
 	Logger   *slog.Logger               // mandatory
 	Registry prometheus.Registerer      // mandatory
-	// OnSignal does what a signal asks for, with the policy's part of it. Mandatory.
-	OnSignal func(ctx context.Context, reload func())
 }
 
 // policyKeeper holds the policy in force, and replaces it when its file changes.
@@ -45,7 +45,7 @@ type policyFile struct{ data, err string }
 
 // newPolicyKeeper loads the policy; the first one has to be good.
 func newPolicyKeeper(opts policyKeeperOptions) (*policyKeeper, error) {
-	reloads, err := countReloads(opts.Registry, "berm_policy_reloads_total", "Attempts to load a changed policy, by result (success, failure).")
+	reloads, err := countReloads(opts.Registry, "policy")
 	if err != nil {
 		return nil, err
 	}
@@ -55,8 +55,9 @@ func newPolicyKeeper(opts policyKeeperOptions) (*policyKeeper, error) {
 }
 
 // countReloads counts by result, from 0.
-func countReloads(registry prometheus.Registerer, name, help string) (*prometheus.CounterVec, error) {
-	reloads := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"result"})
+func countReloads(registry prometheus.Registerer, what string) (*prometheus.CounterVec, error) {
+	opts := prometheus.CounterOpts{Name: "berm_" + what + "_reloads_total", Help: "Attempts to reload the " + what + ", by result (success, failure)."}
+	reloads := prometheus.NewCounterVec(opts, []string{"result"})
 	reloads.WithLabelValues("success")
 	reloads.WithLabelValues("failure")
 	return reloads, registry.Register(reloads)
@@ -117,18 +118,47 @@ func (k *policyKeeper) reload(ctx context.Context, file policyFile) {
 	k.opts.Logger.InfoContext(ctx, "policy_reloaded", "file", k.opts.Path, "sha256", hex.EncodeToString(sum[:]))
 }
 
-// Run reloads the policy on each signal, and when its file has changed, until ctx ends.
-func (k *policyKeeper) Run(ctx context.Context, hup <-chan os.Signal) error {
+// reload takes over what has changed, until ctx ends: the policy when its file has changed,
+// and on each SIGHUP the policy and the settings.
+func (s *server) reload(ctx context.Context) error {
 	tick := time.NewTicker(policyPoll)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-hup:
-			k.opts.OnSignal(ctx, func() { k.reload(ctx, k.read()) })
+		case <-s.hup:
+			s.systemd.reloading(ctx, func() {
+				s.policies.reload(ctx, s.policies.read())
+				s.reloadSettings(ctx)
+			})
 		case <-tick.C:
-			k.poll(ctx)
+			s.policies.poll(ctx)
 		}
+	}
+}
+
+// reloadSettings reads the settings again. It takes over the log's level, and names what else
+// has changed, which is for the next start. It leaves all as it is when anything is wrong.
+func (s *server) reloadSettings(ctx context.Context) {
+	next, err := s.read()
+	var level slog.Level
+	if err == nil {
+		level, err = next.Logging.SlogLevel()
+	}
+	if err != nil {
+		s.settingsReloads.WithLabelValues("failure").Inc()
+		s.log.ErrorContext(ctx, "settings_reload_failed", "error", err.Error())
+		return
+	}
+	s.settingsReloads.WithLabelValues("success").Inc()
+	if before := s.tel.level.Level(); level != before {
+		s.tel.level.Set(min(level, before, slog.LevelInfo)) // so that it is seen
+		s.log.InfoContext(ctx, "log_level_changed", "from", before.String(), "to", level.String())
+		s.tel.level.Set(level)
+	}
+	waiting := slices.DeleteFunc(config.Changed(s.asRead, next), func(key string) bool { return key == "logging.level" })
+	if len(waiting) > 0 {
+		s.log.WarnContext(ctx, "settings_need_restart", "keys", waiting)
 	}
 }

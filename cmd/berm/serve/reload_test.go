@@ -1,11 +1,14 @@
 package serve
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -13,6 +16,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/bermhq/berm/cmd/berm/config"
 )
 
 // messages is a log handler that hands on what is said.
@@ -56,22 +61,24 @@ func replace(t *testing.T, path, content string) {
 	}
 }
 
-// keep runs a keeper until the test ends.
+// keep reloads a policy until the test ends.
 func keep(t *testing.T, path string) (*policyKeeper, messages, chan<- os.Signal) {
 	t.Helper()
 	log := make(messages, 100)
-	k, err := newPolicyKeeper(policyKeeperOptions{
-		Path: path, Logger: slog.New(log), Registry: prometheus.NewRegistry(),
-		OnSignal: func(_ context.Context, reload func()) { reload() },
-	})
+	k, err := newPolicyKeeper(policyKeeperOptions{Path: path, Logger: slog.New(log), Registry: prometheus.NewRegistry()})
 	if err != nil {
 		t.Fatal(err)
 	}
+	s := &server{policies: k, hup: make(chan os.Signal), systemd: &notifier{}, tel: &telemetry{level: new(slog.LevelVar)}, asRead: config.Default()}
+	s.read = func() (*config.Config, error) { return config.Default(), nil }
+	if s.settingsReloads, err = countReloads(prometheus.NewRegistry(), "settings"); err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
-	hup, done := make(chan os.Signal), make(chan struct{})
+	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := k.Run(ctx, hup); err != nil {
+		if err := s.reload(ctx); err != nil {
 			t.Error(err)
 		}
 	}()
@@ -79,7 +86,7 @@ func keep(t *testing.T, path string) (*policyKeeper, messages, chan<- os.Signal)
 		cancel()
 		<-done
 	})
-	return k, log, hup
+	return k, log, s.hup
 }
 
 func wantProfile(t *testing.T, k *policyKeeper, name string) {
@@ -176,5 +183,60 @@ func TestFirstPolicyHasToBeGood(t *testing.T) {
 			t.Errorf("no error with the policy %q", content)
 		}
 		_ = os.Remove(path)
+	}
+}
+
+func TestSettingsReload(t *testing.T) {
+	tests := map[string]struct {
+		change func(c *config.Config) error
+		level  slog.Level
+		want   []string // in the log
+		failed float64
+		before slog.Level
+	}{
+		"nothing": {func(*config.Config) error { return nil }, slog.LevelInfo, nil, 0, slog.LevelInfo},
+		"louder": {func(c *config.Config) error { c.Logging.Level = "debug"; return nil }, slog.LevelDebug,
+			[]string{"msg=log_level_changed from=INFO to=DEBUG"}, 0, slog.LevelInfo},
+		"quieter": {func(c *config.Config) error { c.Logging.Level = "error"; return nil }, slog.LevelError,
+			[]string{"msg=log_level_changed from=INFO to=ERROR"}, 0, slog.LevelInfo},
+		"both quiet": {func(c *config.Config) error { c.Logging.Level = "warn"; return nil }, slog.LevelWarn,
+			[]string{"msg=log_level_changed from=ERROR to=WARN"}, 0, slog.LevelError},
+		"another": {func(c *config.Config) error { c.Security.Tokens, c.HTTP.Listen = "hush", "127.0.0.1:1"; return nil }, slog.LevelInfo,
+			[]string{`level=WARN msg=settings_need_restart keys="[http.listen security.tokens]"`}, 0, slog.LevelInfo},
+		"bad level": {func(c *config.Config) error { c.Logging.Level = "loud"; return nil }, slog.LevelInfo,
+			[]string{"level=ERROR msg=settings_reload_failed"}, 1, slog.LevelInfo},
+		"not valid": {func(c *config.Config) error { c.Logging.Level = "debug"; return errors.New("line 7") }, slog.LevelInfo,
+			[]string{"level=ERROR msg=settings_reload_failed error=\"line 7\""}, 1, slog.LevelInfo},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			level := new(slog.LevelVar)
+			level.Set(tt.before)
+			reloads, err := countReloads(prometheus.NewRegistry(), "settings")
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := server{asRead: config.Default(), tel: &telemetry{level: level}, log: localLogger(&out, "text", level), settingsReloads: reloads}
+			s.read = func() (*config.Config, error) {
+				c := config.Default()
+				return c, tt.change(c)
+			}
+			s.reloadSettings(t.Context())
+			if level.Level() != tt.level {
+				t.Errorf("the level is %s", level.Level())
+			}
+			if got := strings.Count(out.String(), "\n"); got != len(tt.want) || strings.Contains(out.String(), "hush") {
+				t.Errorf("the log says %q", out.String())
+			}
+			for _, want := range tt.want {
+				if !strings.Contains(out.String(), want) {
+					t.Errorf("the log lacks %q: %q", want, out.String())
+				}
+			}
+			if got := testutil.ToFloat64(reloads.WithLabelValues("failure")); got != tt.failed {
+				t.Errorf("%v failures are counted", got)
+			}
+		})
 	}
 }

@@ -105,7 +105,8 @@ type server struct {
 	tel     *telemetry
 	log     *slog.Logger
 	systemd *notifier
-	kept    *settingsKeeper
+
+	settingsReloads *prometheus.CounterVec
 
 	view       View
 	self       Self
@@ -185,7 +186,7 @@ func (s *server) load(ctx context.Context, stderr io.Writer) (err error) {
 		return err
 	}
 	s.undo.add(s.systemd.Close)
-	s.kept, err = newSettingsKeeper(s.asRead, s.read, s.tel, s.tel.registry)
+	s.settingsReloads, err = countReloads(s.tel.registry, "settings")
 	return err
 }
 
@@ -213,12 +214,6 @@ func (s *server) connect(ctx context.Context) (err error) {
 	}
 	s.policies, err = newPolicyKeeper(policyKeeperOptions{
 		Path: s.cfg.PolicyFile, Parse: policyOptions(s.cfg, s.view, s.self), Check: CheckPolicy(s.cfg, why), Logger: s.log, Registry: s.tel.registry,
-		OnSignal: func(ctx context.Context, reload func()) {
-			s.systemd.reloading(ctx, func() {
-				reload()
-				s.kept.reload(ctx)
-			})
-		},
 	})
 	return err
 }
@@ -282,7 +277,7 @@ func (s *server) run(ctx context.Context) error {
 	group, background := errgroup.WithContext(background)
 	group.Go(func() error { return s.manager.Run(background) })
 	group.Go(func() error { return s.sweeper.Run(background) })
-	group.Go(func() error { return s.policies.Run(background, s.hup) })
+	group.Go(func() error { return s.reload(background) })
 	group.Go(func() error { return trimLoop(background, s.log) })
 	if s.chats != nil {
 		group.Go(func() error { return checkChats(background, s.chats, s.log) })
