@@ -28,7 +28,6 @@ type hostFacts struct {
 	swapLimits  bool     // and it can be limited
 	seccomp     bool
 	lsm         []string // of AppArmor and SELinux, those that are on
-	userns      string   // most user namespaces that there may be; empty: there are none
 	// Limits on what sandboxes use up, by the sysctl's name. Those that can't be read are left out.
 	limits map[string]int
 }
@@ -93,9 +92,6 @@ func lookAtHost(root string, uid int) (hostFacts, error) {
 	}
 	if text("sys/fs/selinux/enforce") == "1" {
 		h.lsm = append(h.lsm, "SELinux")
-	}
-	if most := text("proc/sys/user/max_user_namespaces"); most != "0" {
-		h.userns = most
 	}
 	h.limits = map[string]int{}
 	for _, l := range wantedLimits {
@@ -165,10 +161,7 @@ func (h hostFacts) judge(kind string, local bool) []finding {
 		judge("host.lsm",
 			okay(len(h.lsm) > 0, strings.Join(h.lsm, ", ")),
 			soft(true, "neither AppArmor nor an enforcing SELinux is on", "namespaces, capabilities and seccomp alone stand between a sandbox and the kernel",
-				"turn one on, where the distribution has it (apparmor=1 security=apparmor on the kernel's command line)")),
-		judge("host.userns",
-			okay(h.userns != "", "up to "+h.userns+"; sandboxes can't make any"),
-			okay(true, "none; Berm needs none")))
+				"turn one on, where the distribution has it (apparmor=1 security=apparmor on the kernel's command line)")))
 }
 
 // judgeOwner says whether Berm may give what it makes to the policy's owner. The policy

@@ -109,21 +109,13 @@ func fold(text, indent string, width int) string {
 		return text
 	}
 	room := width - utf8.RuneCountInString(indent)
-	var b strings.Builder
-	used := 0
-	for i, word := range strings.Fields(text) {
-		n := utf8.RuneCountInString(word)
-		switch {
-		case i == 0:
-		case used+1+n > room:
-			b.WriteString("\n" + indent)
-			used = 0
-		default:
-			b.WriteString(" ")
-			used++
+	var lines []string
+	line := ""
+	for word := range strings.FieldsSeq(text) {
+		if line != "" && utf8.RuneCountInString(line+" "+word) > room {
+			lines, line = append(lines, line), ""
 		}
-		b.WriteString(word)
-		used += n
+		line = strings.TrimPrefix(line+" "+word, " ")
 	}
-	return b.String()
+	return strings.Join(append(lines, line), "\n"+indent)
 }
