@@ -25,10 +25,9 @@ import (
 )
 
 const (
-	killTime     = 10 * time.Second
-	inputSize    = 128 << 10        // bytes sent at once
-	maxMessage   = 1 << 20          // bytes that are taken
-	reattachTime = 30 * time.Second // for a server that is started again
+	killTime   = 10 * time.Second
+	inputSize  = 128 << 10 // bytes sent at once
+	maxMessage = 1 << 20   // bytes that are taken
 )
 
 var (
@@ -40,10 +39,8 @@ var (
 
 // connection leads to a command or process.
 type connection interface {
-	// follow copies the output until the end, and tells how it came. errCutOff: it
-	// could be taken up again after what seq says then.
+	// follow copies the output until the end, and tells how it came.
 	follow(ctx context.Context, stdout, stderr io.Writer) (apitype.AttachEnd, error)
-	seq() int64 // -1 if nothing has come
 	// write sends input. An error that isn't errCutOff ends the session.
 	write(ctx context.Context, input []byte) error
 	control(ctx context.Context, c apitype.AttachControl) error
@@ -53,8 +50,8 @@ type connection interface {
 // session is this program in the place of a command's or process' terminal, or of its
 // input and output.
 type session struct {
-	attach   func(ctx context.Context, after int64) (connection, error) // -1 is all there is
-	in       io.Reader                                                  // nil gives no input
+	attach   func(ctx context.Context) (connection, error)
+	in       io.Reader // nil gives no input
 	stdout   io.Writer
 	stderr   io.Writer
 	terminal *terminal     // nil if there is none
@@ -129,37 +126,22 @@ func (s *session) stay(ctx context.Context, what, id string) (int, error) {
 	return endCode(end, s.timeout)
 }
 
-// follow attaches, and does it again where it was cut off, unless input may have been
-// lost with the connection.
+// follow attaches, and stays until the end.
 func (s *session) follow(ctx context.Context, cancel context.CancelCauseFunc) (apitype.AttachEnd, error) {
-	var after int64 = -1
-	deadline := time.Now().Add(reattachTime)
-	for first := true; ; first = false {
-		c, err := s.attach(ctx, after)
-		var end apitype.AttachEnd
-		if err == nil {
-			s.connected(c)
-			if s.terminal != nil {
-				s.resize(ctx)
-			}
-			if first && s.in != nil {
-				go s.input(ctx, cancel, c)
-			}
-			end, err = c.follow(ctx, s.stdout, s.stderr)
-			s.connected(nil)
-			c.close()
-			if seq := c.seq(); seq > after {
-				after, deadline = seq, time.Now().Add(reattachTime)
-			}
-		}
-		if err == nil || !errors.Is(err, errCutOff) || c == nil && first || s.in != nil || ctx.Err() != nil || time.Now().After(deadline) {
-			return end, err
-		}
-		select {
-		case <-time.After(time.Second):
-		case <-ctx.Done():
-		}
+	c, err := s.attach(ctx)
+	if err != nil {
+		return apitype.AttachEnd{}, err
 	}
+	defer c.close()
+	s.connected(c)
+	defer s.connected(nil)
+	if s.terminal != nil {
+		s.resize(ctx)
+	}
+	if s.in != nil {
+		go s.input(ctx, cancel, c)
+	}
+	return c.follow(ctx, s.stdout, s.stderr)
 }
 
 func (s *session) resize(ctx context.Context) {
@@ -231,7 +213,6 @@ func printTo(w io.Writer, data []byte) error {
 // socketConnection is a connection by WebSocket, in bytes.
 type socketConnection struct {
 	ws   *websocket.Conn
-	at   int64
 	fail func(text string) // tells what couldn't be done
 }
 
@@ -247,10 +228,8 @@ func attach(ctx context.Context, to client.Handshake, fail func(text string)) (c
 		return nil, client.ErrorOf(resp, data)
 	}
 	ws.SetReadLimit(maxMessage)
-	return &socketConnection{ws: ws, at: -1, fail: fail}, nil
+	return &socketConnection{ws: ws, fail: fail}, nil
 }
-
-func (a *socketConnection) seq() int64 { return a.at }
 
 func (a *socketConnection) close() { _ = a.ws.CloseNow() }
 
@@ -264,10 +243,8 @@ func (a *socketConnection) follow(ctx context.Context, stdout, stderr io.Writer)
 			err = a.text(data)
 		case len(data) > 0 && data[0] == streamStdout:
 			err = printTo(stdout, data[1:])
-			a.at += int64(len(data) - 1)
 		case len(data) > 0 && data[0] == streamStderr:
 			err = printTo(stderr, data[1:])
-			a.at += int64(len(data) - 1)
 		default:
 			err = errors.New("the server sent output of no known stream")
 		}
@@ -298,18 +275,13 @@ func attachEnd(err error) (end apitype.AttachEnd, _ error) {
 }
 
 func (a *socketConnection) text(data []byte) error {
-	var m struct {
-		apitype.AttachStart
-		apitype.AttachError
-	}
+	var m apitype.AttachError
 	if err := json.Unmarshal(data, &m); err != nil {
 		return fmt.Errorf("the server sent a message that isn't JSON: %w", err)
 	}
-	if m.Error.Code != "" || m.Error.Detail != "" {
+	if m.Error.Code != "" || m.Error.Detail != "" { // else it says where the output begins
 		a.fail(cmp.Or(m.Error.Detail, m.Error.Code))
-		return nil
 	}
-	a.at = m.Seq
 	return nil
 }
 
@@ -331,10 +303,10 @@ func (a *socketConnection) control(ctx context.Context, c apitype.AttachControl)
 // attachProcess stays with a process until its end. From is the place in the output
 // after which to begin; -1 is wherever there is something.
 func attachProcess(ctx context.Context, c *client.Client, s *session, key, id string, opts client.AttachOptions, from int64) (int, error) {
-	s.attach = func(ctx context.Context, after int64) (connection, error) {
-		if after = max(from, after); after >= 0 {
-			opts.After = &after
-		}
+	if from >= 0 {
+		opts.After = &from
+	}
+	s.attach = func(ctx context.Context) (connection, error) {
 		return attach(ctx, c.AttachProcess(key, id, opts), func(text string) {
 			_, _ = fmt.Fprintln(s.stderr, "berm: "+text)
 		})
@@ -351,11 +323,10 @@ type streamConnection struct {
 	req     apitype.ExecRequest
 	next    func() (apitype.StreamEvent, error, bool)
 	stop    func()
-	at      int64
 }
 
 // attach starts the command.
-func (x *streamConnection) attach(ctx context.Context, _ int64) (connection, error) {
+func (x *streamConnection) attach(ctx context.Context) (connection, error) {
 	x.next, x.stop = iter.Pull2(x.c.ExecStream(ctx, x.key, x.req))
 	ev, err, _ := x.next()
 	if err == nil && (ev.Event != apitype.EventStart || ev.Execution == nil) {
@@ -365,11 +336,9 @@ func (x *streamConnection) attach(ctx context.Context, _ int64) (connection, err
 		x.stop()
 		return nil, err
 	}
-	x.session.timeout, x.at = time.Duration(ev.Execution.Timeout), ev.Seq
+	x.session.timeout = time.Duration(ev.Execution.Timeout)
 	return x, nil
 }
-
-func (x *streamConnection) seq() int64 { return x.at }
 
 func (x *streamConnection) close() { x.stop() }
 
@@ -392,7 +361,6 @@ func (x *streamConnection) follow(_ context.Context, stdout, stderr io.Writer) (
 		if err != nil {
 			return apitype.AttachEnd{}, err
 		}
-		x.at = ev.Seq
 	}
 }
 
