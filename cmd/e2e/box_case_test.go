@@ -25,10 +25,6 @@ var boxCases = []boxCase{
 	{"stopped process", false, boxStop},
 	{"keys", false, boxKeys},
 	{"full", false, boxFull},
-	{"default", false, boxProfile("default", "off", "rw", 120, limits{1, 512, 128}, true)},
-	{"offline_readonly", false, boxProfile("offline_readonly", "off", "ro", 60, limits{0.5, 256, 64}, true)},
-	{"network_basic", false, boxProfile("network_basic", "on", "rw", 120, limits{1, 512, 128}, true)},
-	{"network_extended", false, boxProfile("network_extended", "on", "rw", 300, limits{2, 1024, 256}, false)},
 	{"spec", true, boxSpec},
 	{"end", true, boxEnd},
 	{"links", true, boxLinks},
@@ -82,43 +78,6 @@ func boxSpec(r *boxRow) {
 	}
 	if res := r.exec(apitype.ExecRequest{Command: apitype.Command{"pwd"}, Cwd: "/srv/work/x/../x/new/deep"}); res.Stdout != "/srv/work/x/new/deep\n" || !exists(dir+"/new/deep") {
 		r.Errorf("a working directory that is missing: %+v", res)
-	}
-}
-
-// boxProfile makes a sandbox of a profile that has its built-in values.
-func boxProfile(name, network, mode string, maxTimeout int64, want limits, readOnly bool) func(r *boxRow) {
-	return func(r *boxRow) {
-		dir := r.own()
-		sb := r.create(apitype.SandboxRequest{Profile: &name, HostPath: &dir})
-		s := sb.Spec
-		if s.Profile != name || s.Image != testImage || s.Network != network || s.HostPathMode != mode || s.ReadOnlyRootfs != readOnly || s.WorkspaceQuotaMB != 0 ||
-			(limits{s.CPUs, s.MemoryMB, s.PidsLimit}) != want || len(sb.Overridden) != 0 {
-			r.Errorf("%+v", sb)
-		}
-		if got := r.limits(); got != want {
-			r.Errorf("the kernel holds it to %+v, want %+v", got, want)
-		}
-		if got := slices.Contains(r.interfaces(), "eth0"); got != (network == "on") {
-			r.Errorf("interfaces: %v", r.interfaces())
-		}
-		if res := r.exec(apitype.ExecRequest{Command: shell("touch /workspace/file")}); res.OK != (mode == "rw") || exists(dir+"/file") != (mode == "rw") {
-			r.Errorf("writing below the mount: %+v", res)
-		}
-		if res := r.exec(apitype.ExecRequest{Command: shell("touch /file")}); res.OK == readOnly {
-			r.Errorf("writing to the root: %+v", res)
-		}
-		if got := strings.Contains(r.mountOptions("/tmp"), "size=65536k"); got != readOnly {
-			r.Errorf("/tmp is %q", r.mountOptions("/tmp"))
-		}
-		for asked, want := range map[int64]int64{0: 30, maxTimeout: maxTimeout, maxTimeout + 1: maxTimeout} {
-			req := apitype.ExecRequest{Command: apitype.Command{"true"}}
-			if asked > 0 {
-				req.Timeout = apitype.SecondsOf(asked)
-			}
-			if res := r.exec(req); time.Duration(res.Timeout) != time.Duration(want)*time.Second || (len(res.Overridden) > 0) != (asked > maxTimeout) {
-				r.Errorf("a timeout of %d: %+v", asked, res)
-			}
-		}
 	}
 }
 

@@ -23,19 +23,20 @@ import (
 // and the next request see of it. Other tests hold the rest:
 //
 //	what is refused, overridden or clamped           policy TestSandbox…, TestHostPath…, TestEnv, TestWorkingDir, TestDiff
+//	what the built-in profiles are                   policy TestProfilesTable; TestContract create/limits, read-only root, tmpfs, mounts
 //	networks reach out, are apart, are internal      runtime/containerd TestNetworkReach; TestContract network/…
 //	no device, privilege or namespace comes along    TestContract create/…
 //	exit codes, streams                              TestContract exec/…; lifecycle TestExec…
 //	trees that are killed, also at a timeout         TestContract exec/cancel kills/…, agent/process killed…; TestAttacks
 //	a dead container that is made again              lifecycle TestDeadContainerIsMadeAgain; TestAttacks
-//	calls without an engine                          sandboxapi's routes with each outcome; TestServeProcess, TestEngineStopped
+//	calls without an engine                          sandboxapi's routes with each outcome; TestServeProcess, TestEngineAway
 //	output that is cut                               lifecycle TestTruncation
 //	sandboxes that idle out, and caps                lifecycle TestIdle…, TestCapacity, TestExecCap
 //	processes: input, replay, take-over, terminals   TestContract agent/process…; lifecycle TestProcess…; sandboxapi TestAttach…
 //	files and ports                                  TestDocs, TestAttacks; TestContract agent/files…
 //	terminals and signals of the command line        TestCommandLineInside
 //	an image that is pulled meanwhile                TestCreateThatPulls
-//	an engine that goes away and comes back          TestHungEngine, TestSoakKillingTheEngine
+//	an engine that goes away and comes back          TestEngineAway, TestSoakKillingTheEngine
 //	sandboxes and processes after a restart          TestAgent, TestKillingTheServer
 //	a thousand callers of one key                    lifecycle TestThousandCreatesOfOneKey
 //	quotas                                           TestStorage; lifecycle TestQuota…
@@ -330,32 +331,6 @@ func (x boxSandbox) limits() limits {
 		memoryMB: number(read("memory", "memory.limit_in_bytes", "memory.max")) >> 20,
 		pids:     number(read("pids", "pids.max", "pids.max")),
 	}
-}
-
-// interfaces are the sandbox's network interfaces as the host sees them.
-func (x boxSandbox) interfaces() []string {
-	x.t.Helper()
-	var names []string
-	for line := range strings.Lines(readString(x.t, x.proc("net/dev"))) {
-		if name, _, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
-			names = append(names, name)
-		}
-	}
-	return names
-}
-
-// mountOptions are those of what is mounted at a path of the sandbox, of the mount and of
-// its file system; empty if nothing is.
-func (x boxSandbox) mountOptions(path string) string {
-	x.t.Helper()
-	for line := range strings.Lines(readString(x.t, x.proc("mountinfo"))) {
-		f := strings.Fields(line)
-		if f[4] == path {
-			_, fs, _ := strings.Cut(line, " - ")
-			return f[5] + " " + strings.TrimSpace(fs)
-		}
-	}
-	return ""
 }
 
 // wantMounted checks that a directory of the host is what the sandbox has at a path.
