@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -33,7 +34,8 @@ type clientFixture struct {
 }
 
 // newClientFixture starts a server on a private engine, whose callers may make networks and volumes,
-// and have directories below work mounted. Settings are more sections of its configuration.
+// and have directories below work mounted. Settings are more sections of its configuration;
+// without one it sweeps often.
 func newClientFixture(t *testing.T, settings ...string) *clientFixture {
 	t.Helper()
 	b := &clientFixture{engine: commonEngine(t, "docker")}
@@ -62,9 +64,8 @@ engine_api:
       callers: [{name: other, tenant: other}]
     - address: unix://`+b.dir+`/audited.sock
       callers: [{name: audited, tenant: audited, mode: audit}]
-sandbox: {cleanup_interval: 100ms}
 engine: {address: "`+b.engine.config.Address+`", instance: `+b.owner+`}
-`+strings.Join(settings, ""))
+`+cmp.Or(strings.Join(settings, ""), "sandbox: {cleanup_interval: 100ms}\n"))
 	t.Cleanup(func() {
 		(&server{dir: b.dir, instance: b.owner}).removeAll(t, b.engine)
 	})
@@ -332,9 +333,9 @@ func TestDockerSocket(t *testing.T) {
 // What a killed server's callers made is collected at its end by the next one, which also
 // restarts what ended meanwhile.
 func TestSweepAfterKill(t *testing.T) {
-	const interval = "BERM_SANDBOX_CLEANUP_INTERVAL"
-	t.Setenv(interval, "1h") // so that the killed one hasn't begun to
-	b := newClientFixture(t)
+	t.Parallel()
+	const late, soon = "sandbox: {cleanup_interval: 1h}\n", "sandbox: {cleanup_interval: 100ms}\n"
+	b := newClientFixture(t, late) // so that the killed one hasn't begun to
 	docker := func(args ...string) string { t.Helper(); return b.must(t, clis(t)[0], args...) }
 	const ttl = "berm.ttl=2s"
 	docker("network", "create", "--label", ttl, "short")
@@ -359,7 +360,8 @@ func TestSweepAfterKill(t *testing.T) {
 	if !runs(2)() {
 		t.Error("it was restarted without a server")
 	}
-	t.Setenv(interval, "100ms")
+	config := filepath.Join(b.dir, "berm.yaml")
+	write(t, config, strings.Replace(readString(t, config), strings.TrimSpace(late), strings.TrimSpace(soon), 1))
 	b.start(t)
 	until(t, "it is restarted by the next server", runs(3))
 	until(t, "all that has ended is gone", func() bool { return len(b.made(t)) == 2 })

@@ -13,14 +13,20 @@ import (
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
+// TestEngineAway has an engine hang, and stop.
+func TestEngineAway(t *testing.T) {
+	onEachEngine(t, func(t *testing.T, kind string) {
+		t.Parallel() // most of its time it waits
+		e := startEngine(t, kind, engine.Options{})
+		t.Run("hangs", func(t *testing.T) { testHungEngine(t, *e) })
+		t.Run("stops", func(t *testing.T) { testStoppedEngine(t, e) })
+	})
+}
+
 // An engine that hangs: every call answers within its deadline, and the server
 // recovers by itself.
-func TestHungEngine(t *testing.T) { onEachEngine(t, testHungEngine) }
-
-func testHungEngine(t *testing.T, kind string) {
-	t.Parallel() // most of its time it waits
-	ctx := t.Context()
-	e := startEngine(t, kind, engine.Options{})
+func testHungEngine(t *testing.T, own testEngine) {
+	ctx, e := t.Context(), &own
 	e.config.CallTimeout = 10 * time.Second
 	s, server := newStorm(t, e)
 	before, err := s.client.Create(ctx, "before", apitype.SandboxRequest{})
@@ -79,8 +85,8 @@ func testTwoInstancesAndALostStore(t *testing.T, kind string) {
 	one, server := newStorm(t, e)
 	two, other := newStorm(t, e)
 	var sessions []string
-	for _, s := range []*storm{one, two} {
-		ttl := apitype.Duration(2 * stormTTL) // a restart takes some of it
+	for i, s := range []*storm{one, two} {
+		ttl := apitype.Duration(stormTTL << i) // a restart takes some of the second one's
 		sb, err := s.client.Create(ctx, "same", apitype.SandboxRequest{TTL: &ttl})
 		if err != nil {
 			t.Fatal(err)
@@ -106,6 +112,9 @@ func testTwoInstancesAndALostStore(t *testing.T, kind string) {
 	one.settle(server)
 	if got := containersOf(t, e, server); got != 0 {
 		t.Errorf("the first instance left %d containers", got)
+	}
+	if _, err := two.client.Delete(ctx, "same"); err != nil {
+		t.Error(err)
 	}
 	two.settle(other)
 	wantNothing(t, e, server, other)

@@ -9,17 +9,12 @@ import (
 	"testing"
 
 	"github.com/bermhq/berm/proxy/apitype"
-	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
-// TestEngineStopped stops an engine. Both APIs report which one doesn't answer and for how
-// long, and serve again once it runs.
-func TestEngineStopped(t *testing.T) { onEachEngine(t, testEngineStopped) }
-
-func testEngineStopped(t *testing.T, kind string) {
-	t.Parallel()
-	e := startEngine(t, kind, engine.Options{})
-	dir := e.dir(t)
+// An engine that stops: both APIs report which one doesn't answer and for how long, and
+// serve again once it runs.
+func testStoppedEngine(t *testing.T, e *testEngine) {
+	dir, kind := e.dir(t), e.config.Kind
 	s := newServer(t, e, dir, testImage)
 	name, door := "containerd at ", "unix://"+filepath.Join(dir, "docker.sock")
 	if kind == "docker" {

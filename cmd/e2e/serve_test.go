@@ -107,6 +107,7 @@ func (c *child) end(t testing.TB, s os.Signal) {
 }
 
 func TestServeProcess(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "policy.yaml")
 	write(t, path, policyA)
@@ -164,6 +165,7 @@ func TestServeProcess(t *testing.T) {
 
 // A killed server's directory is the next one's.
 func TestServeAfterKill(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	first := startChild(t, dir)
 	first.signal(t, os.Kill)
