@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -38,7 +37,6 @@ type doorBench struct {
 	direct, berm  *door
 	mine, theirs  []string // containers of the caller's, and others
 	file, chatter string   // containers with a large file, and with a large log
-	shared        string   // directory that may be bound
 }
 
 const (
@@ -64,12 +62,8 @@ func newDoorBench(b *testing.B) *doorBench {
 	e := commonEngine(b, "docker")
 	dir := e.dir(b)
 	policy := filepath.Join(dir, "policy.yaml")
-	shared := filepath.Join(dir, "shared")
-	rules := "version: 1\nimages: {allow: [\"berm.local/*\"]}\nmounts: {allowed_roots: [" + shared + "]}\nprofiles: {default: {engine_api: {max_objects: 0}}}\n"
-	if err := errors.Join(os.Mkdir(shared, 0o755), os.WriteFile(policy, []byte(rules), 0o600)); err != nil {
-		b.Fatal(err)
-	}
-	s := &doorBench{b: b, shared: shared, direct: newDoor(b, strings.TrimPrefix(e.config.Address, "unix://")), berm: newDoor(b, dir+"/docker.sock")}
+	write(b, policy, "version: 1\nimages: {allow: [\"berm.local/*\"]}\nprofiles: {default: {engine_api: {max_objects: 0}}}\n")
+	s := &doorBench{b: b, direct: newDoor(b, strings.TrimPrefix(e.config.Address, "unix://")), berm: newDoor(b, dir+"/docker.sock")}
 	config := filepath.Join(dir, "berm.yaml")
 	write(b, config, fmt.Sprintf(`
 engine_api:
@@ -197,7 +191,6 @@ func BenchmarkEngineAPI(b *testing.B) {
 			})
 		})
 	}
-	b.Run("start with a held bind", s.heldBind)
 	b.Run("archive in", func(b *testing.B) { s.rounds(b, 1, 1, s.upload) })
 	b.Run("archive out", func(b *testing.B) {
 		s.rounds(b, 1, 1, func(ctx context.Context, d *door) error {
@@ -208,42 +201,6 @@ func BenchmarkEngineAPI(b *testing.B) {
 			return err
 		})
 	})
-}
-
-// heldBind measures what Berm adds to the cost that a bind has for a start. Starts vary by
-// far more, so it compares the lower quartiles.
-func (s *doorBench) heldBind(b *testing.B) {
-	type start struct {
-		door  *door
-		id    string
-		spent figures
-	}
-	var starts []*start // direct and Berm, each without and with the bind
-	for _, d := range []*door{s.direct, s.berm} {
-		for _, binds := range [][]string{nil, {s.shared + ":/shared"}} {
-			ct, err := d.docker.ContainerCreate(b.Context(), &container.Config{Image: testImage, Cmd: []string{"true"}},
-				&container.HostConfig{NetworkMode: "none", Binds: binds}, nil, nil, "")
-			s.must(err)
-			s.mine = append(s.mine, ct.ID)
-			starts = append(starts, &start{door: d, id: ct.ID})
-		}
-	}
-	for i := 0; b.Loop(); i++ {
-		for j := range starts {
-			st := starts[(i+j)%len(starts)]
-			st.spent = append(st.spent, took(func() { s.must(st.door.docker.ContainerStart(b.Context(), st.id, container.StartOptions{})) }))
-			ended, failed := s.direct.docker.ContainerWait(b.Context(), st.id, container.WaitConditionNotRunning)
-			select {
-			case <-ended:
-			case err := <-failed:
-				b.Fatal(err)
-			}
-		}
-	}
-	plain, bound := starts[2].spent.at(.25)-starts[0].spent.at(.25), starts[3].spent.at(.25)-starts[1].spent.at(.25)
-	b.ReportMetric(0, "ns/op")
-	b.ReportMetric(bound-plain, "ms-for-the-hold")
-	b.Logf("%d rounds: Berm adds %.1f ms to a start, %.1f ms with a bind", len(starts[0].spent), plain, bound)
 }
 
 // upload puts a large file into a container.

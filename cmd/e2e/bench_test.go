@@ -11,12 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/docker/docker/api/types/container"
-	"github.com/docker/docker/api/types/filters"
-	docker "github.com/docker/docker/client"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
 )
@@ -26,7 +22,6 @@ import (
 type bench struct {
 	b       *testing.B
 	servers map[string]*bermContender // by kind of engine
-	raw     *docker.Client
 	all     []contender
 	name    atomic.Int64
 }
@@ -43,37 +38,15 @@ type contender interface {
 // bermContender is a server, over its REST API.
 type bermContender struct {
 	*client.Client
-	kind    string
-	profile string // of benchPolicy; empty is the default
-	engine  *testEngine
-	server  *server
+	kind   string
+	engine *testEngine
+	server *server
 }
 
-// benchPolicy has profiles for what a sandbox may do without.
-const benchPolicy = `
-profiles:
-  plain: {agent: off}
-`
-
-// as is the same server, asked for sandboxes of a profile.
-func (c *bermContender) as(profile string) *bermContender {
-	out := *c
-	out.profile = profile
-	return &out
-}
-
-func (c *bermContender) String() string {
-	if c.profile == "" {
-		return "berm over " + c.kind
-	}
-	return "berm over " + c.kind + ", " + c.profile
-}
+func (c *bermContender) String() string { return "berm over " + c.kind }
 
 func (c *bermContender) create(ctx context.Context, key string, network bool) error {
 	var req apitype.SandboxRequest
-	if c.profile != "" {
-		req.Profile = &c.profile
-	}
 	if on := "on"; network {
 		req.Network = &on
 	}
@@ -113,7 +86,7 @@ func (c *bermContender) remove(ctx context.Context, key string) error {
 // model gives the container of a sandbox that stays for as long as the benchmark.
 func (c *bermContender) model(b *testing.B, network bool) (containerID string) {
 	b.Helper()
-	key := fmt.Sprintf("model%s-%t", c.profile, network)
+	key := fmt.Sprintf("model-%t", network)
 	if err := c.create(b.Context(), key, network); err != nil {
 		b.Fatal(err)
 	}
@@ -132,15 +105,12 @@ func newBench(b *testing.B) *bench {
 	for _, kind := range []string{"docker", "containerd"} {
 		e := commonEngine(b, kind)
 		c := &bermContender{kind: kind, engine: e, server: newServer(b, e, e.dir(b), testImage)}
-		c.server.policy(b, benchPolicy)
 		c.server.env = append(c.server.env, "BERM_SANDBOX_CLEANUP_INTERVAL=30s") // 30s is the default
 		c.server.start(b)
 		c.Client = c.server.client(b, nil)
 		engines[kind], s.servers[kind] = e, c
 	}
-	raw := newDockerContender(b, engines["docker"], s.servers["docker"])
-	s.raw = raw.Client
-	s.all = []contender{s.servers["docker"], raw, s.servers["containerd"], newContainerdContender(b, engines["containerd"], s.servers["containerd"])}
+	s.all = []contender{s.servers["docker"], newDockerContender(b, engines["docker"], s.servers["docker"]), s.servers["containerd"], newContainerdContender(b, engines["containerd"], s.servers["containerd"])}
 	return s
 }
 
@@ -209,20 +179,6 @@ func BenchmarkBackends(b *testing.B) {
 		b.Run("cold create to first output"+name, func(b *testing.B) { s.rounds(b, nil, use, remove) })
 		b.Run("delete"+name, func(b *testing.B) { s.rounds(b, create, remove, nil) })
 	}
-	exec := func(b *testing.B) {
-		for _, c := range s.all {
-			s.must(c.create(ctx, "exec", false))
-		}
-		s.rounds(b, nil, func(c contender, _ string) error { return c.exec(ctx, "exec") }, nil)
-		for _, c := range s.all {
-			s.must(c.remove(ctx, "exec"))
-		}
-	}
-	b.Run("exec", exec)
-	with := s.all
-	s.all = []contender{s.servers["docker"].as("plain"), with[1], s.servers["containerd"].as("plain"), with[3]}
-	b.Run("exec by the engine", exec)
-	s.all = with
 	b.Run("8 in parallel", func(b *testing.B) {
 		s.rounds(b, nil, func(c contender, key string) error {
 			return parallel(8, func(i int) error {
@@ -275,51 +231,5 @@ func BenchmarkServer(b *testing.B) {
 			b.ReportMetric(0, "ns/op")
 			b.ReportMetric(resident, "MiB")
 		})
-		b.Run("list of 500/"+kind, func(b *testing.B) { s.list(b, berm) })
-	}
-}
-
-// list measures a list of 500 sandboxes; on Docker against its own client.
-func (s *bench) list(b *testing.B, berm *bermContender) {
-	const n = 500
-	ctx := b.Context()
-	each := func(do func(key string) error) {
-		var g errgroup.Group
-		g.SetLimit(8)
-		for i := range n {
-			g.Go(func() error { return do(fmt.Sprintf("list-%d", i)) })
-		}
-		s.must(g.Wait())
-	}
-	each(func(key string) error { return berm.create(ctx, key, false) })
-	mine := filters.NewArgs(filters.Arg("label", lifecycle.LabelOwner+"="+berm.server.instance))
-	var raw, ours figures
-	for b.Loop() {
-		if berm.kind == "docker" {
-			raw = append(raw, took(func() {
-				list, err := s.raw.ContainerList(ctx, container.ListOptions{All: true, Filters: mine})
-				s.must(err)
-				if len(list) != n {
-					b.Fatalf("the engine lists %d", len(list))
-				}
-			}))
-		}
-		ours = append(ours, took(func() {
-			listed := 0
-			for _, err := range berm.List(ctx, client.ListOptions{}) {
-				s.must(err)
-				listed++
-			}
-			if listed != n {
-				b.Fatalf("berm lists %d", listed)
-			}
-		}))
-	}
-	each(func(key string) error { return berm.remove(ctx, key) })
-	b.ReportMetric(0, "ns/op")
-	b.ReportMetric(ours.at(.5), "p50-ms")
-	b.Logf("berm %s", ours)
-	if raw != nil {
-		b.Logf("docker %s   ratio %.3f", raw, ours.at(.5)/raw.at(.5))
 	}
 }
