@@ -22,8 +22,8 @@ type Config struct {
 	Sandbox    Sandbox   `yaml:"sandbox"`
 	Storage    Storage   `yaml:"storage"`
 	Security   Security  `yaml:"security"`
-	StateDir   string    `yaml:"state_dir" doc:"directory of the database, the lock, the instance's id and the bound address; absolute; one process at a time"`
-	PolicyFile string    `yaml:"policy_file" doc:"policy file, absolute, reloaded on SIGHUP and when it changes; empty is the built-in policy"`
+	StateDir   string    `yaml:"state_dir" path:"true" doc:"directory of the database, the lock, the instance's id and the bound address; absolute; one process at a time"`
+	PolicyFile string    `yaml:"policy_file" path:"true" doc:"policy file, absolute, reloaded on SIGHUP and when it changes; empty is the built-in policy"`
 
 	file   string
 	source map[string]string // by key; a key that isn't in it has its default
@@ -53,7 +53,7 @@ type Tracing struct {
 type Otel struct {
 	Endpoint    string `yaml:"endpoint" doc:"base URL of an OTLP/HTTP collector (http://127.0.0.1:4318); empty sends nothing"`
 	Headers     string `yaml:"headers" secret:"true" doc:"headers sent along, NAME=VALUE, comma-separated"`
-	HeadersFile string `yaml:"headers_file" doc:"file with those headers, absolute"`
+	HeadersFile string `yaml:"headers_file" path:"true" doc:"file with those headers, absolute"`
 	ServiceName string `yaml:"service_name" doc:"service.name of all that is sent"`
 	Insecure    bool   `yaml:"insecure" doc:"allow http:// to a host that isn't loopback"`
 }
@@ -65,14 +65,14 @@ type Engine struct {
 	CallTimeout time.Duration `yaml:"call_timeout" doc:"deadline of each call to the engine, pulls and commands excepted"`
 	Instance    string        `yaml:"instance" doc:"owner id on everything Berm makes, and nothing that carries another is touched; empty makes one and keeps it in state_dir"`
 
-	RegistryAuthFile string `yaml:"registry_auth_file" doc:"file with the credentials of registries, absolute: the auths of a Docker config.json; read at each pull; empty pulls without any"`
+	RegistryAuthFile string `yaml:"registry_auth_file" path:"true" doc:"file with the credentials of registries, absolute: the auths of a Docker config.json; read at each pull; empty pulls without any"`
 	AgentDir         string `yaml:"agent_dir" doc:"the directory agents of state_dir as the engine's host sees it, absolute, for a Berm that runs in a container; empty is the same path; none turns the agent off"`
 
 	// The rest is containerd's.
 	Namespace     string   `yaml:"namespace" doc:"containerd only: the namespace that everything is made in; empty is berm"`
 	Snapshotter   string   `yaml:"snapshotter" doc:"containerd only: what makes root file systems; empty is overlayfs"`
 	CgroupParent  string   `yaml:"cgroup_parent" doc:"containerd only: the cgroup that sandboxes' own are made in, absolute below the cgroup file system; empty is /berm"`
-	Netns         string   `yaml:"netns" doc:"containerd only: path of the network namespace where bridges are made; empty is Berm's own"`
+	Netns         string   `yaml:"netns" path:"true" doc:"containerd only: path of the network namespace where bridges are made; empty is Berm's own"`
 	Subnets       string   `yaml:"subnets" doc:"containerd only: IPv4 pool that each network takes a /24 from; empty is 10.213.0.0/16"`
 	CNIPluginDirs []string `yaml:"cni_plugin_dirs" doc:"containerd only: directories of the CNI plug-ins; empty is /opt/cni/bin, /usr/lib/cni and /usr/libexec/cni"`
 }
@@ -93,9 +93,9 @@ type Sandbox struct {
 	AdoptLegacy     bool              `yaml:"adopt_legacy" doc:"take over containers that carry the old service's labels"`
 	CreateRoots     bool              `yaml:"create_roots" doc:"make chats_root, dependencies_root and lambda_tools_root if missing"`
 
-	ChatsRoot        string `yaml:"chats_root" doc:"absolute; holds one directory per chat, which the sandbox of that key mounts; workspaces, chats and their files need it; empty mounts none"`
-	DependenciesRoot string `yaml:"dependencies_root" doc:"absolute; mounted read-only for POST /api/v1/create; empty mounts none"`
-	LambdaToolsRoot  string `yaml:"lambda_tools_root" doc:"absolute; mounted read-only for POST /api/v1/create; empty mounts none"`
+	ChatsRoot        string `yaml:"chats_root" path:"true" doc:"absolute; holds one directory per chat, which the sandbox of that key mounts; workspaces, chats and their files need it; empty mounts none"`
+	DependenciesRoot string `yaml:"dependencies_root" path:"true" doc:"absolute; mounted read-only for POST /api/v1/create; empty mounts none"`
+	LambdaToolsRoot  string `yaml:"lambda_tools_root" path:"true" doc:"absolute; mounted read-only for POST /api/v1/create; empty mounts none"`
 
 	ChatMountPath         string `yaml:"chat_mount_path" doc:"where the chat's directory is seen in the sandbox"`
 	DependenciesMountPath string `yaml:"dependencies_mount_path" doc:"where dependencies_root is seen in the sandbox"`
@@ -120,10 +120,10 @@ const (
 type Security struct {
 	TokenHeader string `yaml:"token_header" doc:"header that carries a token, beside Authorization: Bearer"`
 	Tokens      string `yaml:"tokens" secret:"true" doc:"the tokens: one bare token, or the YAML of token_file"`
-	TokenFile   string `yaml:"token_file" doc:"file with the tokens, absolute"`
+	TokenFile   string `yaml:"token_file" path:"true" doc:"file with the tokens, absolute"`
 
 	SigningKey     string `yaml:"signing_key" secret:"true" doc:"key of signed URLs, at least 32 characters; without one a random key is made at each start, and what it signed ends with the process"`
-	SigningKeyFile string `yaml:"signing_key_file" doc:"file with that key, absolute"`
+	SigningKeyFile string `yaml:"signing_key_file" path:"true" doc:"file with that key, absolute"`
 }
 
 // SpoolDir is the directory of EngineAPI.SpoolDir.

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"net"
 	"path"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -17,10 +18,10 @@ import (
 // EngineAPI is the door for clients of the Docker Engine API.
 type EngineAPI struct {
 	Listeners    []Listener `yaml:"listeners" doc:"where the Docker Engine API is served; an empty list turns this door off"`
-	AuditLog     string     `yaml:"audit_log" doc:"file that every decision is appended to, as JSON lines; absolute; made with mode 0600, and again when it was moved away; empty writes none"`
+	AuditLog     string     `yaml:"audit_log" path:"true" doc:"file that every decision is appended to, as JSON lines; absolute; made with mode 0600, and again when it was moved away; empty writes none"`
 	ArchiveFixed bool       `yaml:"archive_fixed" doc:"assert that the engine has the fixes of CVE-2026-41568 and CVE-2026-42306, as a backport to a release before 29.5.1; without them docker cp is refused where it isn't safe"`
 	AllowedHosts []string   `yaml:"allowed_hosts" doc:"further names that a Host header may carry over TCP, beside loopback's and the address that was called"`
-	SpoolDir     string     `yaml:"spool_dir" doc:"directory of the files of builds while they are sent, absolute; empty is spool in state_dir"`
+	SpoolDir     string     `yaml:"spool_dir" path:"true" doc:"directory of the files of builds while they are sent, absolute; empty is spool in state_dir"`
 	SpoolMB      int64      `yaml:"spool_mb" doc:"most disk that these files may take, in MiB; one tenant may have half of it; at least 64"`
 }
 
@@ -29,9 +30,9 @@ type Listener struct {
 	Address      string   `yaml:"address" doc:"unix:///path, tcp://host:port, or systemd:NAME for the socket that systemd passes under that name"`
 	SocketMode   string   `yaml:"socket_mode" doc:"file mode of the unix socket, octal; empty is 0660"`
 	Owner        string   `yaml:"owner" doc:"owner of the unix socket, uid:gid in numbers; empty is Berm's own"`
-	TLSCertFile  string   `yaml:"tls_cert_file" doc:"certificate of the TCP listener with its chain, PEM, absolute; read at the start"`
-	TLSKeyFile   string   `yaml:"tls_key_file" doc:"key of that certificate, PEM, absolute"`
-	ClientCAFile string   `yaml:"client_ca_file" doc:"certificates, PEM, absolute, by one of which a client's has to be signed; without it a TCP listener has to be on loopback"`
+	TLSCertFile  string   `yaml:"tls_cert_file" path:"true" doc:"certificate of the TCP listener with its chain, PEM, absolute; read at the start"`
+	TLSKeyFile   string   `yaml:"tls_key_file" path:"true" doc:"key of that certificate, PEM, absolute"`
+	ClientCAFile string   `yaml:"client_ca_file" path:"true" doc:"certificates, PEM, absolute, by one of which a client's has to be signed; without it a TCP listener has to be on loopback"`
 	AllowPlain   bool     `yaml:"allow_plain" doc:"let a TCP listener without client certificates be elsewhere than on loopback: whoever reaches it is its caller"`
 	Callers      []Caller `yaml:"callers" doc:"who may call, the others are refused"`
 }
@@ -70,8 +71,6 @@ var (
 func (e EngineAPI) validate(p *problems, http HTTP, kind string) {
 	p.unless(http.Listen != ListenNone || len(e.Listeners) > 0, "http.listen", "is none, and engine_api.listeners is empty: nothing would be served")
 	p.unless(len(e.Listeners) == 0 || kind == "docker", "engine_api.listeners", "need engine.kind: docker")
-	p.file("engine_api.audit_log", e.AuditLog)
-	p.file("engine_api.spool_dir", e.SpoolDir)
 	p.unless(e.SpoolMB >= 64 && e.SpoolMB <= 1<<30, "engine_api.spool_mb", "want at least 64, not %d", e.SpoolMB)
 	for _, host := range e.AllowedHosts {
 		p.unless(isHost(host), "engine_api.allowed_hosts", "%q is no host name", host)
@@ -123,9 +122,7 @@ func (l Listener) validate(p *problems, at string) {
 	p.unless(!unix || l.TLSCertFile+l.TLSKeyFile+l.ClientCAFile == "", at+".tls_cert_file", "TLS is for tcp:// only")
 	p.unless((l.TLSCertFile == "") == (l.TLSKeyFile == ""), at+".tls_key_file", "a certificate and its key belong together")
 	p.unless(l.ClientCAFile == "" || l.TLSCertFile != "", at+".client_ca_file", "needs tls_cert_file and tls_key_file")
-	p.file(at+".tls_cert_file", l.TLSCertFile)
-	p.file(at+".tls_key_file", l.TLSKeyFile)
-	p.file(at+".client_ca_file", l.ClientCAFile)
+	p.paths(members(at+".", reflect.ValueOf(l)))
 	l.validateCallers(p, at, unix || passed) // what is passed shows when it is there
 }
 

@@ -10,6 +10,7 @@ type field struct {
 	key    string // "http.listen"
 	doc    string
 	secret string // "true": the value is one; "values": a map whose values may be; else empty
+	path   bool   // the value is an absolute path of this machine's, or empty
 	value  reflect.Value
 }
 
@@ -29,9 +30,7 @@ func fields(c *Config) []field {
 		switch {
 		case name == "":
 		case t.Type.Kind() == reflect.Struct:
-			for j := range t.Type.NumField() {
-				list = append(list, newField(name+".", t.Type.Field(j), root.Field(i).Field(j)))
-			}
+			list = append(list, members(name+".", root.Field(i))...)
 		default:
 			list = append(list, newField("", t, root.Field(i)))
 		}
@@ -39,8 +38,30 @@ func fields(c *Config) []field {
 	return list
 }
 
+// members lists the settings of a section, or of an element of a list.
+func members(prefix string, section reflect.Value) (list []field) {
+	for i := range section.NumField() {
+		list = append(list, newField(prefix, section.Type().Field(i), section.Field(i)))
+	}
+	return list
+}
+
 func newField(prefix string, t reflect.StructField, v reflect.Value) field {
-	return field{key: prefix + t.Tag.Get("yaml"), doc: t.Tag.Get("doc"), secret: t.Tag.Get("secret"), value: v}
+	return field{key: prefix + t.Tag.Get("yaml"), doc: t.Tag.Get("doc"), secret: t.Tag.Get("secret"), path: t.Tag.Get("path") != "", value: v}
+}
+
+// Paths returns the paths that the configuration names on this machine.
+func (c *Config) Paths() (paths []string) {
+	all := fields(c)
+	for _, l := range c.EngineAPI.Listeners {
+		all = append(all, members("", reflect.ValueOf(l))...)
+	}
+	for _, f := range all {
+		if f.path && !f.value.IsZero() {
+			paths = append(paths, f.value.String())
+		}
+	}
+	return paths
 }
 
 // Changed lists the keys whose values differ, in the order of their declaration.

@@ -65,11 +65,9 @@ func (c *Config) validate() []error {
 
 	p.unless(headerPattern.MatchString(c.Security.TokenHeader), "security.token_header", "%q is no name of a header", c.Security.TokenHeader)
 	p.unless(c.Security.Tokens == "" || c.Security.TokenFile == "", "security.token_file", "BERM_SECURITY_TOKENS is set as well; choose one")
-	p.file("security.token_file", c.Security.TokenFile)
 	p.unless(c.Security.SigningKey == "" || c.Security.SigningKeyFile == "", "security.signing_key_file", "BERM_SECURITY_SIGNING_KEY is set as well; choose one")
-	p.file("security.signing_key_file", c.Security.SigningKeyFile)
-	p.file("policy_file", c.PolicyFile)
-	p.unless(path.IsAbs(c.StateDir), "state_dir", "want an absolute path, not %q", c.StateDir)
+	p.paths(fields(c))
+	p.unless(c.StateDir != "", "state_dir", "must not be empty")
 	p.unless(c.Engine.Kind != "containerd" || len(c.StateDir) <= maxContainerdStateDir, "state_dir",
 		"with containerd it has at most %d characters, for pipes and sockets lie below it", maxContainerdStateDir)
 	return p
@@ -80,7 +78,6 @@ func (e Engine) validate(p *problems) {
 	p.unless(e.CallTimeout > 0, "engine.call_timeout", "must be more than 0")
 	p.unless(e.Instance == "" || instancePattern.MatchString(e.Instance), "engine.instance",
 		"want up to 63 letters, digits, '_', '.' and '-', not %q", e.Instance)
-	p.file("engine.registry_auth_file", e.RegistryAuthFile)
 	p.unless(e.AgentDir == "" || e.AgentDir == AgentNone || path.IsAbs(e.AgentDir), "engine.agent_dir", "want an absolute path or none, not %q", e.AgentDir)
 	if e.Kind == "docker" {
 		for _, f := range []struct{ key, value string }{
@@ -98,7 +95,6 @@ func (e Engine) validate(p *problems) {
 	p.unless(e.Snapshotter == "" || namespacePattern.MatchString(e.Snapshotter), "engine.snapshotter", "%q is no name of a snapshotter", e.Snapshotter)
 	p.unless(e.CgroupParent == "" || path.IsAbs(e.CgroupParent) && path.Clean(e.CgroupParent) == e.CgroupParent && e.CgroupParent != "/", "engine.cgroup_parent",
 		"want a clean absolute path below /, not %q", e.CgroupParent)
-	p.file("engine.netns", e.Netns)
 	_, err := e.Pool()
 	p.unless(err == nil, "engine.subnets", "want an IPv4 prefix of at most 24 bits, such as 10.213.0.0/16, not %q", e.Subnets)
 	for _, dir := range e.CNIPluginDirs {
@@ -121,9 +117,11 @@ func (e Engine) Pool() (netip.Prefix, error) {
 	return pool, nil
 }
 
-// file checks the path of an optional file.
-func (p *problems) file(key, name string) {
-	p.unless(name == "" || path.IsAbs(name), key, "want an absolute path, not %q", name)
+// paths checks the settings that are paths.
+func (p *problems) paths(list []field) {
+	for _, f := range list {
+		p.unless(!f.path || f.value.IsZero() || path.IsAbs(f.value.String()), f.key, "want an absolute path, not %q", f.value)
+	}
 }
 
 // socket checks the path of a unix socket.
@@ -179,7 +177,6 @@ func (l Logging) SlogLevel() (level slog.Level, err error) {
 }
 
 func (o Otel) validate(p *problems) {
-	p.file("otel.headers_file", o.HeadersFile)
 	p.unless(o.Headers == "" || o.HeadersFile == "", "otel.headers_file", "BERM_OTEL_HEADERS is set as well; choose one")
 	p.unless(o.ServiceName != "", "otel.service_name", "must not be empty")
 	if o.Endpoint == "" {
@@ -232,13 +229,6 @@ func (s Sandbox) validate(p *problems) {
 	}
 	for _, arg := range s.Command {
 		p.unless(!strings.Contains(arg, "\x00"), "sandbox.command", "an argument contains a NUL")
-	}
-	for _, root := range [][2]string{
-		{"sandbox.chats_root", s.ChatsRoot},
-		{"sandbox.dependencies_root", s.DependenciesRoot},
-		{"sandbox.lambda_tools_root", s.LambdaToolsRoot},
-	} {
-		p.file(root[0], root[1])
 	}
 	taken := map[string]string{}
 	for _, mount := range [][2]string{

@@ -36,18 +36,13 @@ func policyOptions(cfg *config.Config, v View, s Self) policy.Options {
 // every sandbox is given a part of are among them: whole, they hold other tenants'
 // chats, and what other sandboxes run.
 func ownPaths(cfg *config.Config) []string {
-	paths := []string{
-		cfg.File(), cfg.StateDir, cfg.SpoolDir(), EngineSocket(cfg.Engine), cfg.EngineAPI.AuditLog, cfg.PolicyFile, cfg.Security.TokenFile, cfg.Security.SigningKeyFile,
-		cfg.Otel.HeadersFile, cfg.Engine.RegistryAuthFile,
-		cfg.Sandbox.ChatsRoot, cfg.Sandbox.DependenciesRoot, cfg.Sandbox.LambdaToolsRoot,
-	}
+	paths := append(cfg.Paths(), cfg.File(), cfg.SpoolDir(), EngineSocket(cfg.Engine))
 	if cfg.Engine.AgentDir != config.AgentNone {
 		paths = append(paths, cfg.Engine.AgentDir)
 	}
 	addresses := []string{cfg.HTTP.Listen}
 	for _, l := range cfg.EngineAPI.Listeners {
 		addresses = append(addresses, l.Address)
-		paths = append(paths, l.TLSCertFile, l.TLSKeyFile, l.ClientCAFile)
 	}
 	for _, address := range addresses {
 		if socket, ok := strings.CutPrefix(address, "unix://"); ok {
