@@ -1,9 +1,7 @@
 package e2e
 
 import (
-	"bufio"
 	"cmp"
-	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -101,30 +99,6 @@ func (b *clientFixture) must(t *testing.T, program string, args ...string) strin
 	return out
 }
 
-// wantEvent waits until a client has printed an event of a container.
-func (b *clientFixture) wantEvent(t *testing.T, cli, name, action string) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, cli, "-H", "unix://"+b.dir+"/docker.sock", "events", "--since", "10m", "--filter", "container="+name, "--format", "{{.Action}}")
-	out, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	found := false
-	for lines := bufio.NewScanner(out); !found && lines.Scan(); {
-		found = lines.Text() == action
-	}
-	cancel()
-	_ = cmd.Wait() // killed
-	if !found {
-		t.Errorf("no event %s of %s", action, name)
-	}
-}
-
 // made lists what the server's callers have made and is still in the engine. Other tests use the
 // engine at the same time, so that what has no label of the server's isn't counted.
 func (b *clientFixture) made(t *testing.T) (left []string) {
@@ -204,7 +178,6 @@ func TestDockerClient(t *testing.T) {
 		if got := docker("inspect", "-f", "{{.Name}} {{.HostConfig.Privileged}} {{.State.Running}}", "cli-web"); got != "/cli-web false true" {
 			t.Errorf("inspect: %q", got)
 		}
-		b.wantEvent(t, cli, "cli-web", "start")
 		for want, args := range map[string][]string{
 			"path \"/etc\" is refused":   {"run", "--rm", "-v", "/etc:/x", testImage, "true"},
 			"HostConfig.CapAdd":          {"run", "--rm", "--cap-add", "SYS_PTRACE", testImage, "true"},

@@ -44,7 +44,6 @@ func TestKernelServer(t *testing.T) {
 		test func(b *quotaFixture)
 	}{
 		{"sandbox", kernelHoldsSandbox},
-		{"crash", kernelLetsGo},
 		{"chats", kernelHoldsChats},
 		{"required", kernelRequired},
 	} {
@@ -336,60 +335,6 @@ func kernelHoldsSandbox(b *quotaFixture) {
 	for name, size := range map[string]int64{"kept": 4, "more": 5, "rest": blocks << 12} {
 		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Size() != size {
 			b.Errorf("%s: %+v, %v", name, info, err)
-		}
-	}
-}
-
-// kernelLetsGo has sandboxes end while their server is dead, or just before it dies.
-func kernelLetsGo(b *quotaFixture) {
-	dir, kept := b.work("work")
-	req := apitype.SandboxRequest{HostPath: &dir, WorkspaceQuotaMB: new(int64(1))}
-	b.serve()
-	for _, tt := range []struct {
-		name string
-		end  func(sb *apitype.Sandbox)
-	}{
-		{"deleted, and killed", func(*apitype.Sandbox) {
-			if err := second(b.c.Delete(b.ctx, "own")); err != nil {
-				b.Fatal(err)
-			}
-			b.crash(func() {})
-		}},
-		{"killed while it is deleted", func(sb *apitype.Sandbox) {
-			deleted := make(chan error, 1)
-			go func() { deleted <- second(b.c.Delete(b.ctx, "own")) }()
-			rt := b.e.open(b, b.server)
-			b.await(func() bool {
-				c, err := rt.Inspect(b.ctx, sb.ContainerID)
-				return err != nil || c.Pid == 0
-			})
-			b.crash(func() { b.Log("the call that was cut off: ", <-deleted) })
-			if err := second(b.c.Delete(b.ctx, "own")); err != nil {
-				b.Fatal(err)
-			}
-		}},
-		{"deleted after its container ended while the server was dead", func(sb *apitype.Sandbox) {
-			b.crash(func() {
-				if err := b.e.open(b, b.server).Remove(b.ctx, sb.ContainerID); err != nil {
-					b.Fatal(err)
-				}
-			})
-			if err := second(b.c.Delete(b.ctx, "own")); err != nil {
-				b.Fatal(err)
-			}
-		}},
-	} {
-		sb := b.create("own", req)
-		number := b.ceiling(mebibyte)
-		b.full("own", "cat /dev/zero > /workspace/much")
-		tt.end(sb)
-		b.wantLetGo(number)
-		b.wantFullFile(dir+"/much", mebibyte)
-		if got := readString(b, kept); got != "kept" {
-			b.Errorf("%s: %q", tt.name, got)
-		}
-		if err := os.Remove(dir + "/much"); err != nil {
-			b.Fatal(err)
 		}
 	}
 }
