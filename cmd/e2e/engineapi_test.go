@@ -26,10 +26,7 @@ func TestServeEngineAPI(t *testing.T) {
 	t.Parallel()
 	e := commonEngine(t, "docker")
 	dir := t.TempDir()
-	ca := newAuthority(t, dir)
-	ca.issue(t, "server", "127.0.0.1")
-	ca.issue(t, "ci", "")
-	ca.issue(t, "stranger", "")
+	ca := newAuthority(t, dir, "server", "ci", "stranger")
 	write(t, filepath.Join(dir, "berm.yaml"), `
 engine_api:
   audit_log: `+dir+`/audit.log
@@ -128,50 +125,39 @@ type authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-func newAuthority(t *testing.T, dir string) *authority {
+// newAuthority makes one, and certificates of the names, for both ends at 127.0.0.1.
+func newAuthority(t *testing.T, dir string, names ...string) *authority {
 	t.Helper()
 	a := &authority{dir: dir}
-	a.cert, a.key = a.make(t, "ca", &x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign})
+	for i, name := range append([]string{"ca"}, names...) {
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := &x509.Certificate{
+			SerialNumber: big.NewInt(int64(i)), Subject: pkix.Name{CommonName: name}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+			NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: i == 0, BasicConstraintsValid: true,
+		}
+		if i == 0 {
+			a.cert, a.key = c, key
+		}
+		der, err := x509.CreateCertificate(rand.Reader, c, a.cert, &key.PublicKey, a.key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		keyDER, err := x509.MarshalPKCS8PrivateKey(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 {
+			if a.cert, err = x509.ParseCertificate(der); err != nil {
+				t.Fatal(err)
+			}
+		}
+		write(t, filepath.Join(dir, name+".pem"), string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})))
+		write(t, filepath.Join(dir, name+"-key.pem"), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})))
+	}
 	return a
-}
-
-// issue makes a certificate of a name, and of an address if there is one.
-func (a *authority) issue(t *testing.T, name, ip string) {
-	t.Helper()
-	c := &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}}
-	if ip != "" {
-		c.IPAddresses = []net.IP{net.ParseIP(ip)}
-	}
-	a.make(t, name, c)
-}
-
-func (a *authority) make(t *testing.T, name string, c *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.SerialNumber, c.Subject = big.NewInt(time.Now().UnixNano()), pkix.Name{CommonName: name}
-	c.NotBefore, c.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
-	parent, signer := a.cert, a.key
-	if parent == nil {
-		parent, signer = c, key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, c, parent, &key.PublicKey, signer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	write(t, filepath.Join(a.dir, name+".pem"), string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})))
-	write(t, filepath.Join(a.dir, name+"-key.pem"), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})))
-	made, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return made, key
 }
 
 // client has a Docker client show a certificate; without a name none.
