@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"sync"
 	"syscall"
 	"time"
 
@@ -58,15 +57,17 @@ type session struct {
 	kill     func()        // for who can't wait; nil: leaves it running
 	timeout  time.Duration // of the command, once it is known
 	detach   bool          // an interrupt leaves it running
-
-	mu  sync.Mutex
-	now connection // nil while there is none
 }
 
-// run stays with the command until its end.
+// run attaches, and stays with the command until its end.
 func (s *session) run(ctx context.Context) (apitype.AttachEnd, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	c, err := s.attach(ctx)
+	if err != nil {
+		return apitype.AttachEnd{}, err
+	}
+	defer c.close()
 	// A write that nobody reads is to be an error, and not the end of this program.
 	broken := make(chan os.Signal, 1)
 	signal.Notify(broken, syscall.SIGPIPE)
@@ -83,9 +84,7 @@ func (s *session) run(ctx context.Context) (apitype.AttachEnd, error) {
 			cancel(errDetached)
 			return
 		}
-		if !s.send(ctx, apitype.AttachControl{Signal: &sig}) {
-			cancel(&config.ExitError{Code: exitSignal + int(sig)}) // while there is nobody to send it to
-		}
+		_ = c.control(ctx, apitype.AttachControl{Signal: &sig}) // the reader of the output sees the error
 	}, func(sig syscall.Signal) {
 		if s.kill != nil {
 			s.kill()
@@ -93,9 +92,13 @@ func (s *session) run(ctx context.Context) (apitype.AttachEnd, error) {
 		cancel(&config.ExitError{Code: exitSignal + int(sig)})
 	})()
 	if s.terminal != nil {
-		defer onResize(ctx, func() { s.resize(ctx) })()
+		s.resize(ctx, c)
+		defer onResize(ctx, func() { s.resize(ctx, c) })()
 	}
-	end, err := s.follow(ctx, cancel)
+	if s.in != nil {
+		go s.input(ctx, cancel, c)
+	}
+	end, err := c.follow(ctx, s.stdout, s.stderr)
 	if err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
@@ -126,27 +129,9 @@ func (s *session) stay(ctx context.Context, what, id string) (int, error) {
 	return endCode(end, s.timeout)
 }
 
-// follow attaches, and stays until the end.
-func (s *session) follow(ctx context.Context, cancel context.CancelCauseFunc) (apitype.AttachEnd, error) {
-	c, err := s.attach(ctx)
-	if err != nil {
-		return apitype.AttachEnd{}, err
-	}
-	defer c.close()
-	s.connected(c)
-	defer s.connected(nil)
-	if s.terminal != nil {
-		s.resize(ctx)
-	}
-	if s.in != nil {
-		go s.input(ctx, cancel, c)
-	}
-	return c.follow(ctx, s.stdout, s.stderr)
-}
-
-func (s *session) resize(ctx context.Context) {
+func (s *session) resize(ctx context.Context, c connection) {
 	if size := s.terminal.size(); size.Rows > 0 && size.Cols > 0 {
-		s.send(ctx, apitype.AttachControl{Resize: &size})
+		_ = c.control(ctx, apitype.AttachControl{Resize: &size}) // likewise
 	}
 }
 
@@ -179,23 +164,6 @@ func (s *session) input(ctx context.Context, cancel context.CancelCauseFunc, c c
 		_ = c.control(ctx, apitype.AttachControl{CloseStdin: true})
 		return
 	}
-}
-
-func (s *session) connected(c connection) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.now = c
-}
-
-// send tells whether there was a connection to send it on.
-func (s *session) send(ctx context.Context, ctl apitype.AttachControl) bool {
-	s.mu.Lock()
-	c := s.now
-	s.mu.Unlock()
-	if c != nil {
-		_ = c.control(ctx, ctl) // the reader of the output sees the error
-	}
-	return c != nil
 }
 
 // printTo writes output.
