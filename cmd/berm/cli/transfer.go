@@ -34,21 +34,14 @@ type progress struct {
 	closed bool
 }
 
-// newProgress makes a bar for total bytes. It returns nil if to is no terminal.
+// newProgress makes a bar for total bytes. It shows nothing if to is no terminal.
 func newProgress(to io.Writer, total int64) *progress {
-	if _, ok := term.GetFdInfo(to); !ok {
-		return nil
-	}
-	return &progress{to: to, total: total, next: time.Now().Add(progressAfter)}
+	_, ok := term.GetFdInfo(to)
+	return &progress{to: to, total: total, next: time.Now().Add(progressAfter), closed: !ok}
 }
 
 // follow returns a reader that counts what is read from r.
-func (p *progress) follow(r io.Reader) io.Reader {
-	if p == nil {
-		return r
-	}
-	return io.TeeReader(r, p)
-}
+func (p *progress) follow(r io.Reader) io.Reader { return io.TeeReader(r, p) }
 
 // Write counts. It never fails.
 func (p *progress) Write(b []byte) (int, error) {
@@ -61,7 +54,7 @@ func (p *progress) Write(b []byte) (int, error) {
 
 // pull shows how far the image of a sandbox has come.
 func (p *progress) pull(sb *apitype.Sandbox) {
-	if p == nil || sb.Pull == nil {
+	if sb.Pull == nil {
 		return
 	}
 	p.mu.Lock()
@@ -89,9 +82,6 @@ func inMiB(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) 
 
 // Close wipes the line, so that what follows stands alone. It may be called more than once.
 func (p *progress) Close() {
-	if p == nil {
-		return
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.said && !p.closed {
