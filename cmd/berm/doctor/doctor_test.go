@@ -150,9 +150,7 @@ func TestDoctorWithoutEngine(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = l.Close() }()
-	if err := os.Chmod(socket, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(socket, 0o666))
 	r = runDoctor(t, 1, "--engine-address", "unix://"+socket, "--timeout", "200ms")
 	wantFinding(t, r.Findings, "engine.reachable", gradeBad, "docker at unix://"+socket+" is there, but doesn't answer in time")
 	r = runDoctor(t, 1, "--engine", "containerd", "--engine-address", socket, "--timeout", "200ms")
@@ -220,9 +218,7 @@ func TestDoctorAgreesWithServe(t *testing.T) {
 		return filepath.Join(dir, name)
 	}
 	cut := filepath.Dir(madeStore(t))
-	if err := os.Truncate(filepath.Join(cut, serve.StateStore), 4096); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Truncate(filepath.Join(cut, serve.StateStore), 4096))
 	lost := t.TempDir()
 	write(t, filepath.Join(lost, serve.StateInstance), "nobody")
 	refused := file("policy.yaml", "version: 1\nprofiles: {default: {cpus: -1}}\n")

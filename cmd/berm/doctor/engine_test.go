@@ -102,9 +102,7 @@ func TestDoctorJudgesEngine(t *testing.T) {
 func TestOpenToAll(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "engine")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(dir, 0o755))
 	socket := filepath.Join(dir, "s")
 	l, err := net.Listen("unix", socket)
 	if err != nil {
@@ -123,9 +121,7 @@ func TestOpenToAll(t *testing.T) {
 		socket, dir os.FileMode
 		want        bool
 	}{{0o666, 0o755, !closed}, {0o660, 0o755, false}, {0o666, 0o750, false}} {
-		if err := errors.Join(os.Chmod(socket, tt.socket), os.Chmod(dir, tt.dir)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chmod(socket, tt.socket), os.Chmod(dir, tt.dir))
 		if got := openToAll(socket); got != tt.want {
 			t.Errorf("mode %o in %o: %v", tt.socket, tt.dir, got)
 		}

@@ -3,6 +3,7 @@ package doctor
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"os"
 	"strings"
@@ -30,11 +31,17 @@ func berm(t *testing.T, stdin string, args ...string) (stdout, stderr string, co
 	return out.String(), errs.String(), code
 }
 
-func write(t *testing.T, path, content string) {
+// must fails the test at once if anything has failed.
+func must(t *testing.T, errs ...error) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
+}
+
+func write(t *testing.T, path, content string) {
+	t.Helper()
+	must(t, os.WriteFile(path, []byte(content), 0o600))
 }
 
 func wantEmptyDir(t *testing.T, dir string) {

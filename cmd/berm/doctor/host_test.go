@@ -18,9 +18,7 @@ func hostTree(t *testing.T, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
 	for name, content := range files {
-		if err := os.MkdirAll(filepath.Join(root, filepath.Dir(name)), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Join(root, filepath.Dir(name)), 0o755))
 		write(t, filepath.Join(root, name), content)
 	}
 	return root

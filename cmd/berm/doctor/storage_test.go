@@ -126,9 +126,7 @@ func madeStore(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := db.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, db.Close())
 	return path
 }
 
@@ -146,9 +144,7 @@ func TestLookAtDatabase(t *testing.T) {
 		}
 	}
 	look("")
-	if err := os.Truncate(path, 4096); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Truncate(path, 4096))
 	look("is cut off: it has 4096 of")
 	write(t, path+"-wal", "what it lacks")
 	look("")
@@ -172,9 +168,7 @@ func TestDoctorLostChats(t *testing.T) {
 	if err == nil {
 		_, _, err = db.EnsureChat(t.Context(), chat.Chat{Tenant: "a", ID: "c", WorkspaceID: "w"})
 	}
-	if err := errors.Join(err, db.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err, db.Close())
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second) // it ends then if it isn't refused
 	defer cancel()
 	var log strings.Builder
@@ -183,9 +177,7 @@ func TestDoctorLostChats(t *testing.T) {
 	}
 	const says = "without a directory .staging"
 	wantFinding(t, runDoctor(t, 1, args...).Findings, "storage.chats_root", gradeSoft, says)
-	if err := os.Mkdir(filepath.Join(root, ".staging"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(filepath.Join(root, ".staging"), 0o700))
 	if found := fmt.Sprint(runDoctor(t, 1, args...).Findings); strings.Contains(found, says) {
 		t.Errorf("with it: %s", found)
 	}
@@ -197,9 +189,7 @@ func TestLookAtAnothersDatabase(t *testing.T) {
 	path := madeStore(t)
 	write(t, path+"-wal", "")
 	dir := filepath.Dir(path)
-	if err := errors.Join(os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(path, 0o444), os.Chmod(path+"-wal", 0o444)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(path, 0o444), os.Chmod(path+"-wal", 0o444))
 	for _, name := range []string{path, path + "-wal"} {
 		done := make(chan error)
 		go func() {
@@ -215,9 +205,7 @@ func TestLookAtAnothersDatabase(t *testing.T) {
 		if err := <-done; !errors.As(err, &refused) || !errors.Is(err, fs.ErrPermission) || refused.Path != name {
 			t.Errorf("%s: %v", name, err)
 		}
-		if err := os.Chmod(name, 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chmod(name, 0o666))
 	}
 }
 
@@ -225,9 +213,7 @@ func TestLookAtAnothersDatabase(t *testing.T) {
 func TestDoctorStuckFiles(t *testing.T) {
 	t.Parallel()
 	pipe := func(path string) string {
-		if err := unix.Mkfifo(path, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, unix.Mkfifo(path, 0o600))
 		t.Cleanup(func() {
 			if f, err := os.OpenFile(path, os.O_RDWR, 0); err == nil { // lets go of who reads
 				_ = f.Close()
@@ -298,9 +284,7 @@ func TestLockHolder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.Flock(int(st.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Flock(int(st.Fd()), unix.LOCK_EX))
 	fi, err := st.Stat()
 	if err != nil {
 		t.Fatal(err)
@@ -316,9 +300,7 @@ func TestLockHolder(t *testing.T) {
 			t.Errorf("%q: %q, %v", content, got, err)
 		}
 	}
-	if err := st.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, st.Close())
 	if got, err := lockHolder("/proc", lock); got != "" || err != nil {
 		t.Errorf("the kernel's, freed: %q, %v", got, err)
 	}
@@ -394,9 +376,7 @@ func TestListenable(t *testing.T) {
 		t.Errorf("one that is listened on: %v", err)
 	}
 	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Close())
 	if err := listenable(t.Context(), "unix://"+socket); err != nil {
 		t.Errorf("one that was left: %v", err)
 	}
@@ -417,9 +397,7 @@ func TestListenable(t *testing.T) {
 	if err := listenable(t.Context(), address); !errors.Is(err, unix.EADDRINUSE) {
 		t.Errorf("a port that is listened on: %v", err)
 	}
-	if err := tcp.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, tcp.Close())
 	if err := listenable(t.Context(), address); err != nil {
 		t.Errorf("a port that is free: %v", err)
 	}
@@ -478,9 +456,7 @@ func TestDoctorRestarts(t *testing.T) {
 	defer func() { _ = db.Close() }() // the server's
 	wantFinding(t, look(), "doors.restarts", gradeOK, "restart policy: 0;")
 	for _, r := range []restart.Row{{ContainerID: "a", Count: 2}, {ContainerID: strings.Repeat("b", 64), Count: 3, Next: time.Unix(1, 0)}} {
-		if err := db.PutRestart(t.Context(), r); err != nil {
-			t.Fatal(err)
-		}
+		must(t, db.PutRestart(t.Context(), r))
 	}
 	wantFinding(t, look(), "doors.restarts", gradeOK, "restart policy: 2; restarts since they were last started by hand: 5; waiting for the next: bbbbbbbbbbbb until 1970-01-01T00:00:01Z")
 }
@@ -542,9 +518,7 @@ func TestDoctorSecrets(t *testing.T) {
 	cfg.Security.TokenFile, cfg.Otel.HeadersFile = filepath.Join(t.TempDir(), "token"), filepath.Join(t.TempDir(), "none")
 	write(t, cfg.Security.TokenFile, testToken)
 	for mode, open := range map[os.FileMode]bool{0o600: false, 0o640: false, 0o644: true} {
-		if err := os.Chmod(cfg.Security.TokenFile, mode); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chmod(cfg.Security.TokenFile, mode))
 		findings := checkSecrets(t.Context(), time.Minute, cfg)
 		if len(findings) > 0 != open {
 			t.Errorf("mode %o: %+v", mode, findings)
