@@ -115,10 +115,10 @@ func (l Listener) validate(p *problems, at string) {
 	default:
 		p.unless(false, at+".address", "want unix:///path, tcp://host:port or systemd:NAME, not %q", l.Address)
 	}
-	_, err := l.FileMode()
+	_, err := parseMode(cmp.Or(l.SocketMode, defaultSocketMode))
 	p.unless(err == nil, at+".socket_mode", "want an octal file mode up to 0777, not %q", l.SocketMode)
-	_, _, err = l.Owners()
-	p.unless(err == nil, at+".owner", "want uid:gid in numbers, not %q", l.Owner)
+	_, err = policy.ParseOwner(l.Owner)
+	p.unless(l.Owner == "" || err == nil, at+".owner", "want uid:gid in numbers, not %q", l.Owner)
 	p.unless(!unix || l.TLSCertFile+l.TLSKeyFile+l.ClientCAFile == "", at+".tls_cert_file", "TLS is for tcp:// only")
 	p.unless((l.TLSCertFile == "") == (l.TLSKeyFile == ""), at+".tls_key_file", "a certificate and its key belong together")
 	p.unless(l.ClientCAFile == "" || l.TLSCertFile != "", at+".client_ca_file", "needs tls_cert_file and tls_key_file")
@@ -162,17 +162,17 @@ func (c Caller) Anybody() bool { return len(c.UIDs) == 0 && len(c.Certs) == 0 }
 func (l Listener) ForEverybody() bool { return slices.ContainsFunc(l.Callers, Caller.Anybody) }
 
 // FileMode is SocketMode as a mode.
-func (l Listener) FileMode() (fs.FileMode, error) {
-	return parseMode(cmp.Or(l.SocketMode, defaultSocketMode))
+func (l Listener) FileMode() fs.FileMode {
+	return valid(parseMode(cmp.Or(l.SocketMode, defaultSocketMode)))
 }
 
 // Owners is Owner in numbers; -1 leaves it as it is.
-func (l Listener) Owners() (uid, gid int, err error) {
+func (l Listener) Owners() (uid, gid int) {
 	if l.Owner == "" {
-		return -1, -1, nil
+		return -1, -1
 	}
-	o, err := policy.ParseOwner(l.Owner)
-	return o.UID, o.GID, err
+	o := valid(policy.ParseOwner(l.Owner))
+	return o.UID, o.GID
 }
 
 func (l Listener) onLoopback() bool {

@@ -34,13 +34,14 @@ func AddFlags(cmd *cobra.Command, names ...string) {
 	}
 }
 
+// FileOf returns the path of the configuration file; empty without one.
+func FileOf(cmd *cobra.Command) string {
+	return cmp.Or(cmd.Flag("config").Value.String(), os.Getenv("BERM_CONFIG"))
+}
+
 // FromFlags reads the configuration as the command's flags say.
 func FromFlags(cmd *cobra.Command) (*Config, error) {
-	file, err := cmd.Flags().GetString("config")
-	if err != nil {
-		return nil, err
-	}
-	opts := Options{File: cmp.Or(file, os.Getenv("BERM_CONFIG")), Environ: os.Environ(), Flags: map[string]string{}}
+	opts := Options{File: FileOf(cmd), Environ: os.Environ(), Flags: map[string]string{}}
 	for _, f := range settingFlags {
 		flag := cmd.Flags().Lookup(f.name)
 		if flag == nil || !flag.Changed {
@@ -48,6 +49,7 @@ func FromFlags(cmd *cobra.Command) (*Config, error) {
 		}
 		value := flag.Value.String()
 		if f.isPath && value != "" {
+			var err error
 			if value, err = filepath.Abs(value); err != nil {
 				return nil, fmt.Errorf("--%s: %w", f.name, err)
 			}

@@ -95,19 +95,24 @@ func (e Engine) validate(p *problems) {
 	p.unless(e.Snapshotter == "" || namespacePattern.MatchString(e.Snapshotter), "engine.snapshotter", "%q is no name of a snapshotter", e.Snapshotter)
 	p.unless(e.CgroupParent == "" || path.IsAbs(e.CgroupParent) && path.Clean(e.CgroupParent) == e.CgroupParent && e.CgroupParent != "/", "engine.cgroup_parent",
 		"want a clean absolute path below /, not %q", e.CgroupParent)
-	_, err := e.Pool()
+	_, err := parsePool(e.Subnets)
 	p.unless(err == nil, "engine.subnets", "want an IPv4 prefix of at most 24 bits, such as 10.213.0.0/16, not %q", e.Subnets)
 	for _, dir := range e.CNIPluginDirs {
 		p.unless(path.IsAbs(dir), "engine.cni_plugin_dirs", "want absolute paths, not %q", dir)
 	}
 }
 
+// valid returns a value of what validate has found to be right.
+func valid[T any](v T, _ error) T { return v }
+
 // Pool is Subnets as a prefix, the zero value if it is empty.
-func (e Engine) Pool() (netip.Prefix, error) {
-	if e.Subnets == "" {
+func (e Engine) Pool() netip.Prefix { return valid(parsePool(e.Subnets)) }
+
+func parsePool(s string) (netip.Prefix, error) {
+	if s == "" {
 		return netip.Prefix{}, nil
 	}
-	pool, err := netip.ParsePrefix(e.Subnets)
+	pool, err := netip.ParsePrefix(s)
 	if err != nil {
 		return netip.Prefix{}, err
 	}
@@ -146,7 +151,7 @@ func (h HTTP) validate(p *problems) {
 	} else {
 		p.unless(h.Listen == ListenNone || isHostPort(h.Listen), "http.listen", "want host:port, unix:///path, systemd:NAME or none, not %q", h.Listen)
 	}
-	_, err := h.FileMode()
+	_, err := parseMode(h.SocketMode)
 	p.unless(err == nil, "http.socket_mode", "want an octal file mode up to 0777, not %q", h.SocketMode)
 	p.unless(h.DrainTimeout > 0, "http.drain_timeout", "must be more than 0")
 	for _, host := range h.AllowedHosts {
@@ -160,7 +165,7 @@ func (h HTTP) validate(p *problems) {
 }
 
 // FileMode is SocketMode as a mode.
-func (h HTTP) FileMode() (fs.FileMode, error) { return parseMode(h.SocketMode) }
+func (h HTTP) FileMode() fs.FileMode { return valid(parseMode(h.SocketMode)) }
 
 func parseMode(s string) (fs.FileMode, error) {
 	n, err := strconv.ParseUint(s, 8, 32)
@@ -171,9 +176,9 @@ func parseMode(s string) (fs.FileMode, error) {
 }
 
 // SlogLevel is Level as a level.
-func (l Logging) SlogLevel() (level slog.Level, err error) {
-	err = level.UnmarshalText([]byte(l.Level))
-	return level, err
+func (l Logging) SlogLevel() (level slog.Level) {
+	_ = level.UnmarshalText([]byte(l.Level)) // validate has checked it
+	return level
 }
 
 func (o Otel) validate(p *problems) {

@@ -50,12 +50,7 @@ the user, and in the container, that berm serve is to run as and in. NO_COLOR is
 			if limit <= 0 {
 				return &config.ExitError{Code: config.ExitUsage, Err: fmt.Errorf("--timeout is %s, want more than 0", limit)}
 			}
-			x := examination{limit: limit}
-			file, err := cmd.Flags().GetString("config")
-			if err != nil {
-				return err
-			}
-			x.file = cmp.Or(file, os.Getenv("BERM_CONFIG"))
+			x := examination{limit: limit, file: config.FileOf(cmd)}
 			x.cfg, x.err = reading(cmd.Context(), limit, cmp.Or(x.file, "the configuration"), func() (*config.Config, error) { return config.FromFlags(cmd) })
 			if x.err == nil && enter {
 				done, err := serve.EnterEngine(cmd.Context(), x.cfg.Engine)
@@ -65,6 +60,7 @@ the user, and in the container, that berm serve is to run as and in. NO_COLOR is
 				x.outside = err
 			}
 			r := x.run(cmd.Context())
+			var err error
 			if output == "json" {
 				err = config.WriteJSON(cmd.OutOrStdout(), r)
 			} else {

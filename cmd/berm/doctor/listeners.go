@@ -144,8 +144,8 @@ func judgeTokens(cfg config.HTTP, tokens int) []finding {
 	listen, found, none := cfg.Listen, strconv.Itoa(tokens), tokens == 0
 	passed := config.Passed(listen)
 	means := "every process that reaches " + listen + " may do everything"
-	mode, err := cfg.FileMode()
-	open := err == nil && serve.WorldWritable(listen, mode)
+	mode := cfg.FileMode()
+	open := serve.WorldWritable(listen, mode)
 	elsewhere := !none && serve.CheckExposure(cfg, 0) != nil
 	return slices.Concat(
 		judge("doors.tokens",
@@ -189,7 +189,7 @@ func checkListener(ctx context.Context, limit time.Duration, l config.Listener, 
 		found += " is listened on"
 	}
 	open := false
-	if mode, err := l.FileMode(); err == nil && strings.HasPrefix(l.Address, "unix://") {
+	if mode := l.FileMode(); strings.HasPrefix(l.Address, "unix://") {
 		found += fmt.Sprintf(", mode %04o", mode)
 		open = l.ForEverybody() && serve.WorldWritable(l.Address, mode)
 	}

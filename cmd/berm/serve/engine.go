@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -130,15 +129,12 @@ func newDocker(cfg config.Engine, log *slog.Logger) (*docker.Runtime, error) {
 func containerdOptions(cfg config.Engine, stateDir string) (containerd.Options, error) {
 	opts := containerd.Options{
 		Address: cfg.Address, Namespace: cfg.Namespace, Root: filepath.Join(stateDir, "containerd"),
-		Snapshotter: cfg.Snapshotter, CgroupParent: cfg.CgroupParent, Netns: cfg.Netns, CallTimeout: cfg.CallTimeout,
+		Snapshotter: cfg.Snapshotter, CgroupParent: cfg.CgroupParent, Netns: cfg.Netns, CallTimeout: cfg.CallTimeout, Subnets: cfg.Pool(),
 	}
 	if len(cfg.CNIPluginDirs) > 0 {
 		opts.PluginDirs = cfg.CNIPluginDirs
 	}
 	var err error
-	if opts.Subnets, err = cfg.Pool(); err != nil {
-		return opts, fmt.Errorf("engine.subnets: %w", err)
-	}
 	if opts.Agent, err = builtinAgent(); err != nil {
 		return opts, err
 	}

@@ -91,10 +91,7 @@ func (s *server) listenAPI(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	mode, err := cfg.FileMode()
-	if err != nil {
-		return "", err
-	}
+	mode := cfg.FileMode()
 	l, err := s.open(cfg.Listen, func() (net.Listener, error) { return proxy.Listen(ctx, cfg.Listen, mode) }, nil, handler, proxy.ServeOptions{})
 	if err != nil {
 		return "", err
@@ -165,11 +162,8 @@ func (s *server) newProxy() (*engineapi.Proxy, error) {
 // first; empty without one.
 func (s *server) listenProxy(ctx context.Context) (first string, err error) {
 	for i, cfg := range s.cfg.EngineAPI.Listeners {
-		mode, modeErr := cfg.FileMode()
-		uid, gid, err := cfg.Owners()
-		if err := errors.Join(modeErr, err); err != nil {
-			return "", err
-		}
+		mode := cfg.FileMode()
+		uid, gid := cfg.Owners()
 		address := strings.TrimPrefix(cfg.Address, "tcp://")
 		listen := func() (net.Listener, error) { return proxy.ListenOwned(ctx, address, mode, uid, gid) }
 		l, err := s.open(address, listen, s.inputs.TLS[i], s.proxy.Handler(callersOf(cfg)), proxy.ServeOptions{ConnContext: engineapi.ConnContext})

@@ -142,16 +142,13 @@ func (s *server) reload(ctx context.Context) error {
 // has changed, which is for the next start. It leaves all as it is when anything is wrong.
 func (s *server) reloadSettings(ctx context.Context) {
 	next, err := s.read()
-	var level slog.Level
-	if err == nil {
-		level, err = next.Logging.SlogLevel()
-	}
 	if err != nil {
 		s.settingsReloads.WithLabelValues("failure").Inc()
 		s.log.ErrorContext(ctx, "settings_reload_failed", "error", err.Error())
 		return
 	}
 	s.settingsReloads.WithLabelValues("success").Inc()
+	level := next.Logging.SlogLevel()
 	if before := s.tel.level.Level(); level != before {
 		s.tel.level.Set(min(level, before, slog.LevelInfo)) // so that it is seen
 		s.log.InfoContext(ctx, "log_level_changed", "from", before.String(), "to", level.String())

@@ -309,12 +309,8 @@ func (s *server) works(ctx context.Context) error {
 
 // newTelemetry makes the log, the metrics and the exporters of a server.
 func newTelemetry(ctx context.Context, cfg *config.Config, headers map[string]string, instance string, stderr io.Writer) (*telemetry, error) {
-	level, err := cfg.Logging.SlogLevel()
-	if err != nil {
-		return nil, err
-	}
 	t := &telemetry{level: new(slog.LevelVar), registry: prometheus.NewRegistry()}
-	t.level.Set(level)
+	t.level.Set(cfg.Logging.SlogLevel())
 	t.logger = localLogger(stderr, cfg.Logging.Format, t.level)
 	t.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if cfg.Otel.Endpoint == "" {
