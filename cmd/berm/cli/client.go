@@ -80,11 +80,11 @@ func (f *clientFlags) connect() (*client.Client, error) {
 	if err := f.parseFormat(); err != nil {
 		return nil, err
 	}
-	url, token, err := f.server()
+	token, err := f.token()
 	if err != nil {
 		return nil, err
 	}
-	return client.New(client.Options{BaseURL: url, Token: token})
+	return client.New(client.Options{BaseURL: f.server(), Token: token})
 }
 
 // clientAction returns the body of a command that calls the server. It explains refusals.
@@ -98,25 +98,26 @@ func (f *clientFlags) clientAction(do func(cmd *cobra.Command, c *client.Client,
 	})
 }
 
-// server returns the address of the server and the token.
-func (f *clientFlags) server() (url, token string, err error) {
-	if url = cmp.Or(f.url, os.Getenv("BERM_URL"), defaultURL); f.tokenFile == "" {
-		return url, os.Getenv("BERM_TOKEN"), nil
+// server returns the address of the server.
+func (f *clientFlags) server() string { return cmp.Or(f.url, os.Getenv("BERM_URL"), defaultURL) }
+
+func (f *clientFlags) token() (string, error) {
+	if f.tokenFile == "" {
+		return os.Getenv("BERM_TOKEN"), nil
 	}
 	data, err := os.ReadFile(f.tokenFile)
 	if err != nil {
-		return "", "", fmt.Errorf("read the token: %w", err)
+		return "", fmt.Errorf("read the token: %w", err)
 	}
-	return url, strings.TrimSpace(string(data)), nil
+	return strings.TrimSpace(string(data)), nil
 }
 
 // here returns a signed URL with the server address that this program uses.
 func (f *clientFlags) here(signed, path string) string {
-	base, _, err := f.server()
-	if err != nil || strings.HasPrefix(base, "unix:") {
+	if strings.HasPrefix(f.server(), "unix:") {
 		return signed
 	}
-	return strings.TrimSuffix(base, "/") + path
+	return strings.TrimSuffix(f.server(), "/") + path
 }
 
 // explain adds the reasons of a refusal to its text.

@@ -69,11 +69,7 @@ func (f *clientFlags) forwardPort(cmd *cobra.Command, c *client.Client, key stri
 	if err != nil || !addr.Addr().IsLoopback() {
 		return usage("--listen is %q, want a loopback address, like 127.0.0.1:8000", listen)
 	}
-	base, _, err := f.server()
-	if err != nil {
-		return err
-	}
-	fw := &forwarder{transport: c.Port(key, port).Transport, origin: originOf(base), prefix: "/api/v1/sandboxes/" + url.PathEscape(key) + "/ports/" + strconv.Itoa(port)}
+	fw := &forwarder{transport: c.Port(key, port).Transport, origin: originOf(f.server()), prefix: "/api/v1/sandboxes/" + url.PathEscape(key) + "/ports/" + strconv.Itoa(port)}
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr.String())

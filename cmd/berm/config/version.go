@@ -14,10 +14,7 @@ var Revision string
 // VersionLine names the version, the commit if the build recorded it, and the Go version.
 func VersionLine() string {
 	line := "berm " + Version
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return line
-	}
+	info, _ := debug.ReadBuildInfo() // a module's binary always has it
 	if commit := Commit(info); commit != "" {
 		line += ", commit " + commit
 	}

@@ -207,11 +207,7 @@ func groupOf(path string) string {
 	if err != nil {
 		return ""
 	}
-	st, can := fi.Sys().(*syscall.Stat_t)
-	if !can {
-		return ""
-	}
-	gid := strconv.FormatUint(uint64(st.Gid), 10)
+	gid := strconv.FormatUint(uint64(fi.Sys().(*syscall.Stat_t).Gid), 10)
 	if g, err := user.LookupGroupId(gid); err == nil {
 		return ", " + g.Name + " (" + gid + ")"
 	}

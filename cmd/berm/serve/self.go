@@ -199,10 +199,7 @@ func FindSelf(ctx context.Context, cfg config.Engine, v View, wait time.Duration
 	if v.Root || cfg.Kind != "docker" {
 		return Self{}, nil
 	}
-	hostname, err := os.Hostname()
-	if err != nil {
-		return Self{}, err
-	}
+	hostname, _ := os.Hostname() // without it, there is a guess less
 	t, err := readSelf("/proc/self", hostname)
 	if err != nil || len(t.ids) == 0 {
 		return Self{}, err
