@@ -251,7 +251,7 @@ func TestLoadErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, opts := range map[string]Options{
-		"http.listne: unknown key": {Flags: map[string]string{"http.listne": "x"}}, "no such file": {File: huge + "x"}, "larger than": {File: huge},
+		"no such file": {File: huge + "x"}, "larger than": {File: huge},
 	} {
 		_, err := Load(opts)
 		wantErrors(t, err, []string{want})

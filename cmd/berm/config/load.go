@@ -185,12 +185,7 @@ func (l *loader) environ(environ []string) {
 
 func (l *loader) flags(flags map[string]string) {
 	for _, key := range slices.Sorted(maps.Keys(flags)) {
-		f, ok := l.fields[key]
-		if !ok {
-			l.errorf("%s: unknown key", key)
-			continue
-		}
-		l.override(f, flags[key], "flag")
+		l.override(l.fields[key], flags[key], "flag")
 	}
 }
 

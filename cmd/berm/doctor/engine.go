@@ -40,11 +40,6 @@ type engineFacts struct {
 	agent   error // why there is no agent; nil if there can be one
 }
 
-// surveyor is an engine's client that can tell how the engine is set up.
-type surveyor interface {
-	Survey(ctx context.Context) (runtime.Survey, error)
-}
-
 // lookAtEngine does what berm serve does with the engine at its start, but for making
 // anything.
 func lookAtEngine(ctx context.Context, limit time.Duration, given *config.Config) *engineFacts {
@@ -81,7 +76,7 @@ func (e *engineFacts) local() bool { return e.view.Root && e.socket != "" }
 func surveyEngine(ctx context.Context, limit time.Duration, cfg *config.Config, socket string) (runtime.Runtime, runtime.Survey, error) {
 	engine := cfg.Engine
 	engine.CallTimeout = limit
-	client, err := reading(ctx, limit, "the files that engine names", func() (runtime.Runtime, error) { return serve.OpenRuntime(engine, cfg.StateDir, nil) })
+	client, err := reading(ctx, limit, "the files that engine names", func() (serve.Engine, error) { return serve.OpenRuntime(engine, cfg.StateDir, nil) })
 	if err != nil {
 		return nil, runtime.Survey{}, &refusedError{err}
 	}
@@ -90,12 +85,8 @@ func surveyEngine(ctx context.Context, limit time.Duration, cfg *config.Config, 
 			return nil, runtime.Survey{}, err
 		}
 	}
-	s, can := client.(surveyor)
-	if !can {
-		return nil, runtime.Survey{}, fmt.Errorf("the client of %s can't tell how it is set up", engine.Kind) // a defect of ours
-	}
 	begun := time.Now()
-	survey, err := serve.Within(ctx, limit, s.Survey)
+	survey, err := serve.Within(ctx, limit, client.Survey)
 	if err != nil && time.Since(begun) >= limit { // clients say so in words of their own
 		err = serve.ErrStuck
 	}

@@ -29,10 +29,17 @@ import (
 	"github.com/bermhq/berm/runtime/docker"
 )
 
+// Engine is the client of an engine.
+type Engine interface {
+	agent.Engine
+	io.Closer
+	Survey(ctx context.Context) (runtime.Survey, error)
+}
+
 // OpenRuntime makes the client of an engine, which needn't be up yet; what it keeps
 // of its own lies below stateDir. It knows nothing of the agent, and so any number may
 // be open beside a server. A nil logger discards.
-func OpenRuntime(cfg config.Engine, stateDir string, log *slog.Logger) (agent.Engine, error) {
+func OpenRuntime(cfg config.Engine, stateDir string, log *slog.Logger) (Engine, error) {
 	if cfg.Kind == "docker" {
 		return newDocker(cfg, log)
 	}
@@ -281,10 +288,3 @@ func NewTrusted(stateDir string, pol func() *policy.Policy, inUse func(context.C
 
 // HoldRemedy tells the operator how to make holding possible.
 const HoldRemedy = "give berm CAP_SYS_ADMIN and the engine's mount and PID namespaces, or list directories where nothing sandboxed writes in mounts.trusted_roots"
-
-// CloseRuntime lets go of a backend's connection, if it holds one.
-func CloseRuntime(rt runtime.Runtime) {
-	if c, ok := rt.(io.Closer); ok {
-		_ = c.Close()
-	}
-}

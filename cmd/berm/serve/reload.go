@@ -45,22 +45,19 @@ type policyFile struct{ data, err string }
 
 // newPolicyKeeper loads the policy; the first one has to be good.
 func newPolicyKeeper(opts policyKeeperOptions) (*policyKeeper, error) {
-	reloads, err := countReloads(opts.Registry, "policy")
-	if err != nil {
-		return nil, err
-	}
-	k := &policyKeeper{opts: opts, reloads: reloads}
+	k := &policyKeeper{opts: opts, reloads: countReloads(opts.Registry, "policy")}
 	k.tried = k.read()
 	return k, k.load(k.tried)
 }
 
 // countReloads counts by result, from 0.
-func countReloads(registry prometheus.Registerer, what string) (*prometheus.CounterVec, error) {
+func countReloads(registry prometheus.Registerer, what string) *prometheus.CounterVec {
 	opts := prometheus.CounterOpts{Name: "berm_" + what + "_reloads_total", Help: "Attempts to reload the " + what + ", by result (success, failure)."}
 	reloads := prometheus.NewCounterVec(opts, []string{"result"})
 	reloads.WithLabelValues("success")
 	reloads.WithLabelValues("failure")
-	return reloads, registry.Register(reloads)
+	registry.MustRegister(reloads)
+	return reloads
 }
 
 // Policy is the policy in force.

@@ -208,7 +208,7 @@ func FindSelf(ctx context.Context, cfg config.Engine, v View, wait time.Duration
 	if err != nil {
 		return Self{}, err
 	}
-	defer CloseRuntime(engine)
+	defer func() { _ = engine.Close() }()
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	return t.find(ctx, engine)

@@ -28,7 +28,6 @@ import (
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi"
 	"github.com/bermhq/berm/runtime"
-	"github.com/bermhq/berm/runtime/agent"
 )
 
 // flushTimeout bounds the sending of the last telemetry.
@@ -114,7 +113,7 @@ type server struct {
 	holder     lifecycle.Holder
 	policies   *policyKeeper
 	db         *store.Store
-	engine     agent.Engine       // without the agent
+	engine     Engine             // without the agent
 	workspaces *workspace.Service // nil without a root for chats
 	chats      *chat.Service      // likewise
 	sealer     *lifecycle.Sealer
@@ -186,8 +185,8 @@ func (s *server) load(ctx context.Context, stderr io.Writer) (err error) {
 		return err
 	}
 	s.undo.add(s.systemd.Close)
-	s.settingsReloads, err = countReloads(s.tel.registry, "settings")
-	return err
+	s.settingsReloads = countReloads(s.tel.registry, "settings")
+	return nil
 }
 
 // connect finds out where the server stands to its engine, and loads the policy.
@@ -233,7 +232,7 @@ func (s *server) manage(ctx context.Context) (err error) {
 	if s.engine, err = OpenRuntime(s.cfg.Engine, s.cfg.StateDir, s.log); err != nil {
 		return err
 	}
-	s.undo.add(func() error { CloseRuntime(s.engine); return nil })
+	s.undo.add(func() error { _ = s.engine.Close(); return nil })
 	rt, err := WithAgent(s.engine, s.cfg.Engine, s.cfg.StateDir, s.view, s.log)
 	if err != nil {
 		return err
