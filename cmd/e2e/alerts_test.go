@@ -1,8 +1,6 @@
 package e2e
 
 import (
-	"bytes"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -102,16 +100,11 @@ type alertCases struct {
 // them. Its package that waits for `for` brings 330 others, so the waiting is done here.
 func TestAlertsFire(t *testing.T) {
 	const path = "testdata/alerts.yaml"
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := readString(t, path)
 	var file alertCases
-	dec := yaml.NewDecoder(bytes.NewReader(data))
+	dec := yaml.NewDecoder(strings.NewReader(data))
 	dec.KnownFields(true)
-	if err := dec.Decode(&file); err != nil {
-		t.Fatal(err)
-	}
+	must(t, dec.Decode(&file))
 	if len(file.RuleFiles) != 1 || filepath.Join("testdata", file.RuleFiles[0]) != filepath.Clean(alertsFile) {
 		t.Errorf("the cases are of %s", file.RuleFiles)
 	}

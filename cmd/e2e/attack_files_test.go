@@ -66,16 +66,10 @@ func archive(t testing.TB, entries ...tar.Header) []byte {
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
 	for _, h := range entries {
-		if err := w.WriteHeader(&h); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.Write(make([]byte, h.Size)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.WriteHeader(&h))
+		must(t, second(w.Write(make([]byte, h.Size))))
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Close())
 	return buf.Bytes()
 }
 
@@ -239,14 +233,9 @@ func count(files func(func(apitype.FileInfo, error) bool)) error {
 // Links in a directory of the host lead nowhere outside of the sandbox.
 func attackLinksOut(a *attack) {
 	ctx := deadline(a)
-	if _, err := a.c.Delete(ctx, a.key); err != nil {
-		a.Fatal(err)
-	}
-	workspace := filepath.Join(a.server.dir, "workspace", a.mark)
+	must(a, second(a.c.Delete(ctx, a.key)))
+	workspace := makeDir(a, a.server.dir, "workspace", a.mark)
 	secret := filepath.Join(a.server.dir, "secret-"+a.mark)
-	if err := os.Mkdir(workspace, 0o755); err != nil {
-		a.Fatal(err)
-	}
 	write(a.T, secret, "secret")
 	defer func() { _ = os.RemoveAll(workspace) }()
 	a.create(apitype.SandboxRequest{HostPath: &workspace})
@@ -320,9 +309,7 @@ func attackSwappedLinks(a *attack) {
 // Names of any bytes come as JSON, and lead back to their files.
 func attackNames(a *attack) {
 	ctx := deadline(a)
-	if err := a.c.Mkdir(ctx, a.key, "/tmp/n", 0, false); err != nil {
-		a.Fatal(err)
-	}
+	must(a, a.c.Mkdir(ctx, a.key, "/tmp/n", 0, false))
 	watched := make(chan error, 1)
 	ready := make(chan struct{})
 	watching, stop := context.WithCancel(ctx)

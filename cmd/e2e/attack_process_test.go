@@ -256,9 +256,7 @@ func (a *attack) beside(times int) {
 // The least limit of processes is one that a sandbox lives with, also when it is full.
 func attackTight(a *attack) {
 	ctx := deadline(a)
-	if _, err := a.c.Delete(ctx, a.key); err != nil {
-		a.Fatal(err)
-	}
+	must(a, second(a.c.Delete(ctx, a.key)))
 	one := int64(1)
 	a.create(apitype.SandboxRequest{PidsLimit: &one})
 	session := a.session()

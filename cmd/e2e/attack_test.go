@@ -100,21 +100,14 @@ func newAttackFixture(t *testing.T, kind string) *attackFixture {
 	t.Helper()
 	s := &attackFixture{e: commonEngine(t, kind), attacker: buildAttacker(t)}
 	dir := s.e.dir(t)
-	workspace := filepath.Join(dir, "workspace")
-	if err := os.Mkdir(workspace, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	workspace := makeDir(t, dir, "workspace")
 	s.server = newServer(t, s.e, dir, testImage)
 	s.server.policy(t, "mounts: {allowed_roots: ["+workspace+"]}\n")
 	s.server.start(t)
 	s.c = s.server.client(t, &http.Transport{})
-	if _, err := s.c.Create(t.Context(), "innocent", apitype.SandboxRequest{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(s.c.Create(t.Context(), "innocent", apitype.SandboxRequest{})))
 	for range 20 { // they have everything opened that stays open
-		if err := s.innocent(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.innocent(t.Context()))
 	}
 	s.calm = settled(t, s.server.cmd.Process.Pid, weight{fds: 1 << 20, children: 1 << 20}, 0, math.MaxInt)
 	return s
@@ -160,12 +153,8 @@ func (a *attack) create(req apitype.SandboxRequest) {
 	}
 	req.MemoryMB, req.Env = &memory, map[string]string{attackMark: a.mark}
 	ctx := deadline(a)
-	if _, err := a.c.Create(ctx, a.key, req); err != nil {
-		a.Fatal(err)
-	}
-	if _, err := a.c.WriteFile(ctx, a.key, attackerPath, bytes.NewReader(a.attacker), client.WriteOptions{Mode: 0o755}); err != nil {
-		a.Fatal(err)
-	}
+	must(a, second(a.c.Create(ctx, a.key, req)))
+	must(a, second(a.c.WriteFile(ctx, a.key, attackerPath, bytes.NewReader(a.attacker), client.WriteOptions{Mode: 0o755})))
 }
 
 // innocent runs a command in the innocent sandbox.
@@ -356,9 +345,7 @@ func (a *attack) begin(args ...string) (end func() string) {
 	return func() string {
 		a.Helper()
 		ctx := deadline(a)
-		if _, err := a.c.WriteFile(ctx, a.key, "/tmp/off", strings.NewReader(""), client.WriteOptions{}); err != nil {
-			a.Fatal(err)
-		}
+		must(a, second(a.c.WriteFile(ctx, a.key, "/tmp/off", strings.NewReader(""), client.WriteOptions{})))
 		var out string
 		until(a, "the attack's end", func() bool { // it may be in the way of who looks
 			var err error

@@ -35,7 +35,7 @@ func newPairs(b *testing.B) (*bench, []pair) {
 		p := pair{berm: s.all[i].(*bermContender), raw: s.all[i+1], key: "model-false"}
 		p.id = p.berm.model(b, false)
 		c, err := p.berm.engine.open(b, p.berm.server).Inspect(b.Context(), p.id)
-		s.must(err)
+		must(s.b, err)
 		p.pid = c.Pid
 		pairs = append(pairs, p)
 	}
@@ -148,9 +148,7 @@ func per(n float64, what string) func(string, figures) string {
 // forgetPeak has a process' peak memory counted from now on.
 func forgetPeak(b *testing.B, pid int) {
 	b.Helper()
-	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0); err != nil {
-		b.Fatal(err)
-	}
+	must(b, os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0))
 }
 
 // peak is the most memory that a process has had.

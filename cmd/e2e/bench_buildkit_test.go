@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -57,13 +56,10 @@ profiles: {default: {engine_api: {build: "on", tags: ["bench.local/*"], max_obje
 	config := filepath.Join(dir, "berm.yaml")
 	write(b, config, "engine_api:\n  audit_log: "+dir+"/audit.log\n  listeners:\n"+listeners)
 	startChildWith(b, dir, e, "engine_available", "--config", config, "--policy", filepath.Join(dir, "policy.yaml"))
-	s := &builder{client: filepath.Join(engine.NewerDir(), "docker-cli", "bin", "docker"), dir: filepath.Join(dir, "context"), hosts: map[string][]string{
+	s := &builder{client: filepath.Join(engine.NewerDir(), "docker-cli", "bin", "docker"), dir: makeDir(b, dir, "context"), hosts: map[string][]string{
 		"berm": {"unix://" + dir + "/one.sock", "unix://" + dir + "/two.sock"}, "direct": {e.config.Address, e.config.Address},
 	}}
-	home := filepath.Join(dir, "client")
-	if err := errors.Join(os.Mkdir(s.dir, 0o755), os.Mkdir(home, 0o755)); err != nil {
-		b.Fatal(err)
-	}
+	home := makeDir(b, dir, "client")
 	write(b, filepath.Join(home, "config.json"), fmt.Sprintf(`{"cliPluginsExtraDirs": [%q]}`, filepath.Join(engine.NewerDir(), "buildx", "bin")))
 	write(b, filepath.Join(s.dir, "file"), "content")
 	s.env = append(dockerEnv("", home), "HOME="+home)
@@ -93,9 +89,7 @@ func (s *builder) turns(b *testing.B, dockerfile string, build func(ctx context.
 	write(b, filepath.Join(s.dir, "Dockerfile"), dockerfile)
 	var ways []way
 	for _, side := range []string{"berm", "direct"} {
-		if err := build(b.Context(), side); err != nil {
-			b.Fatal(err)
-		}
+		must(b, build(b.Context(), side))
 		ways = append(ways, way{side, whole(func() error { return build(b.Context(), side) })})
 	}
 	load, _ := os.ReadFile("/proc/loadavg")

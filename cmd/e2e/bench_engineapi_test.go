@@ -87,24 +87,17 @@ engine: {instance: bench-%[2]s}
 	return s
 }
 
-func (s *doorBench) must(err error) {
-	if err != nil {
-		s.b.Helper()
-		s.b.Fatal(err)
-	}
-}
-
 func (s *doorBench) make(d *door, script string) string {
 	ct, err := d.docker.ContainerCreate(s.b.Context(), &container.Config{Image: testImage, Cmd: []string{"sh", "-c", script}},
 		&container.HostConfig{NetworkMode: "none", Binds: []string{"/v"}}, nil, nil, "")
-	s.must(err)
+	must(s.b, err)
 	return ct.ID
 }
 
 func (s *doorBench) start(script string) string {
 	id := s.make(s.berm, script)
 	s.mine = append(s.mine, id)
-	s.must(s.berm.docker.ContainerStart(s.b.Context(), id, container.StartOptions{}))
+	must(s.b, s.berm.docker.ContainerStart(s.b.Context(), id, container.StartOptions{}))
 	return id
 }
 
@@ -143,7 +136,7 @@ func (s *doorBench) rounds(b *testing.B, connections, n int, do func(ctx context
 			})
 		}
 	}
-	s.must(errors.Join(run(s.berm)(), run(s.direct)())) // connections, and what is looked up once
+	must(s.b, errors.Join(run(s.berm)(), run(s.direct)())) // connections, and what is looked up once
 	before := cpuTime(b, s.berm.cmd.Process.Pid)
 	turns(b, []way{{"berm", whole(run(s.berm))}, {"direct", whole(run(s.direct))}}, per(float64(n), "requests"))
 	used := cpuTime(b, s.berm.cmd.Process.Pid) - before

@@ -125,26 +125,20 @@ func newContainerdContender(b *testing.B, e *testEngine, berm *bermContender) *c
 	b.Cleanup(func() { _ = raw.Close() })
 	name := strings.TrimPrefix(berm.String(), "berm over ")
 	c := &containerdContender{Client: raw, name: name, engine: e, dir: e.dir(b), models: map[bool]containers.Container{}, specs: map[bool]*oci.Spec{}}
-	must := func(err error) {
-		if err != nil {
-			b.Helper()
-			b.Fatal(err)
-		}
-	}
 	ctx := c.namespaced(b.Context())
 	c.image, err = raw.GetImage(ctx, testImage)
-	must(err)
+	must(b, err)
 	for _, network := range []bool{false, true} {
 		model, err := raw.LoadContainer(ctx, berm.model(b, network))
-		must(err)
+		must(b, err)
 		c.models[network], err = model.Info(ctx)
-		must(err)
+		must(b, err)
 		c.specs[network], err = model.Spec(ctx)
-		must(err)
+		must(b, err)
 	}
 	c.cni, err = cni.New(cni.WithPluginDir([]string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}), cni.WithMinNetworkCount(2))
-	must(err)
-	must(c.cni.Load(cni.WithLoNetwork, cni.WithConfListBytes(fmt.Appendf(nil, benchNetwork, filepath.Join(c.dir, "ipam")))))
+	must(b, err)
+	must(b, c.cni.Load(cni.WithLoNetwork, cni.WithConfListBytes(fmt.Appendf(nil, benchNetwork, filepath.Join(c.dir, "ipam")))))
 	return c
 }
 

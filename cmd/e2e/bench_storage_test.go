@@ -39,10 +39,7 @@ func BenchmarkStorage(b *testing.B) {
 	const size = 1 << 30
 	e := commonEngine(b, "docker")
 	dir := e.dir(b)
-	bareDir := filepath.Join(dir, "bare")
-	if err := os.Mkdir(bareDir, 0o755); err != nil {
-		b.Fatal(err)
-	}
+	bareDir := makeDir(b, dir, "bare")
 	server := newServer(b, e, dir, testImage)
 	server.env = append(server.env, "BERM_SANDBOX_CHATS_ROOT="+filepath.Join(dir, "chats"), "BERM_SANDBOX_CREATE_ROOTS=true")
 	c := server.start(b)
@@ -50,9 +47,7 @@ func BenchmarkStorage(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	if _, err := c.EnsureChat(b.Context(), "bench", w.WorkspaceID); err != nil {
-		b.Fatal(err)
-	}
+	must(b, second(c.EnsureChat(b.Context(), "bench", w.WorkspaceID)))
 	other := httptest.NewServer(bareFiles(bareDir))
 	b.Cleanup(other.Close)
 	berm, bare := server.url+"/api/v1/chats/bench/files/", other.URL+"/"
@@ -90,18 +85,14 @@ func BenchmarkStorage(b *testing.B) {
 		b.Logf("the server's peak: %s", peak(b, pid))
 	})
 	b.Run("1 GiB down", func(b *testing.B) {
-		if err := errors.Join(up(berm+"down")(), up(bare+"down")()); err != nil {
-			b.Fatal(err)
-		}
+		must(b, up(berm+"down")(), up(bare+"down")())
 		forgetPeak(b, pid)
 		turns(b, []way{{"berm", whole(down(berm + "down"))}, {"bare", whole(down(bare + "down"))}}, mib)
 		b.Logf("the server's peak: %s", peak(b, pid))
 	})
 	b.Run("a page of 1,000 of 10,000 files", func(b *testing.B) {
 		for i := range 10_000 {
-			if _, err := c.PutChatFile(b.Context(), "bench", fmt.Sprintf("small-%05d", i), strings.NewReader("x"), client.PutChatFileOptions{}); err != nil {
-				b.Fatal(err)
-			}
+			must(b, second(c.PutChatFile(b.Context(), "bench", fmt.Sprintf("small-%05d", i), strings.NewReader("x"), client.PutChatFileOptions{})))
 		}
 		turns(b, []way{{"page", whole(func() error {
 			n := 0

@@ -87,9 +87,7 @@ func (c *bermContender) remove(ctx context.Context, key string) error {
 func (c *bermContender) model(b *testing.B, network bool) (containerID string) {
 	b.Helper()
 	key := fmt.Sprintf("model-%t", network)
-	if err := c.create(b.Context(), key, network); err != nil {
-		b.Fatal(err)
-	}
+	must(b, c.create(b.Context(), key, network))
 	sb, err := c.Get(b.Context(), key)
 	if err != nil {
 		b.Fatal(err)
@@ -112,13 +110,6 @@ func newBench(b *testing.B) *bench {
 	}
 	s.all = []contender{s.servers["docker"], newDockerContender(b, engines["docker"], s.servers["docker"]), s.servers["containerd"], newContainerdContender(b, engines["containerd"], s.servers["containerd"])}
 	return s
-}
-
-func (s *bench) must(err error) {
-	if err != nil {
-		s.b.Helper()
-		s.b.Fatal(err)
-	}
 }
 
 func (s *bench) key() string { return fmt.Sprintf("bench-%d", s.name.Add(1)) }
@@ -207,21 +198,21 @@ func BenchmarkServer(b *testing.B) {
 	for _, kind := range []string{"docker", "containerd"} {
 		berm := s.servers[kind]
 		b.Run("reuse/"+kind, func(b *testing.B) {
-			s.must(berm.create(ctx, "reuse", false))
+			must(s.b, berm.create(ctx, "reuse", false))
 			var ours figures
 			for b.Loop() {
 				for range 50 {
-					ours = append(ours, took(func() { s.must(berm.create(ctx, "reuse", false)) }))
+					ours = append(ours, took(func() { must(s.b, berm.create(ctx, "reuse", false)) }))
 				}
 			}
-			s.must(berm.remove(ctx, "reuse"))
+			must(s.b, berm.remove(ctx, "reuse"))
 			b.ReportMetric(0, "ns/op")
 			b.ReportMetric(ours.at(.5), "p50-ms")
 			b.Log(ours)
 		})
 		b.Run("idle memory/"+kind, func(b *testing.B) {
 			for _, key := range []string{"model-true", "model-false"} {
-				s.must(berm.remove(ctx, key))
+				must(s.b, berm.remove(ctx, key))
 			}
 			time.Sleep(30*time.Second + 5*time.Second)
 			var resident float64

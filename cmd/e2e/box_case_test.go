@@ -37,9 +37,7 @@ func boxSpec(r *boxRow) {
 	dir, rw, ro := r.own("dir"), r.own("rw"), r.own("ro")
 	write(r.T, filepath.Join(dir, "file"), "here")
 	link := filepath.Join(r.root, r.key, "link")
-	if err := os.Symlink("dir", link); err != nil {
-		r.Fatal(err)
-	}
+	must(r, os.Symlink("dir", link))
 	sb := r.create(apitype.SandboxRequest{
 		Image: new(otherImage), Network: new("lab"), HostPath: &link, HostPathMode: new("rw"), MountPath: new("/data/../srv//work/./x/"),
 		ExtraMounts: []apitype.MountRequest{{HostPath: rw, MountPath: "/rw", Mode: "rw"}, {HostPath: ro + "/../ro", MountPath: "/ro"}},
@@ -47,8 +45,10 @@ func boxSpec(r *boxRow) {
 		Env: map[string]string{"Z": "a b=c\nd", "PINNED": "mine", "EMPTY": ""}, TTL: new(apitype.Duration(30 * time.Minute)), IdleTTL: new(apitype.Duration(5 * time.Minute)),
 	})
 	s := sb.Spec
-	if want := (limits{0.25, 64, 40}); r.limits() != want || (limits{s.CPUs, s.MemoryMB, s.PidsLimit}) != want {
-		r.Errorf("the kernel holds it to %+v: %+v", r.limits(), s)
+	held := r.sh(`cd /sys/fs/cgroup; if [ -e cgroup.controllers ]; then cat cpu.max memory.max pids.max
+		else cat cpu/cpu.cfs_quota_us cpu/cpu.cfs_period_us memory/memory.limit_in_bytes pids/pids.max; fi`)
+	if got := strings.Join(strings.Fields(held), " "); got != "25000 100000 67108864 40" || s.CPUs != 0.25 || s.MemoryMB != 64 || s.PidsLimit != 40 {
+		r.Errorf("the kernel holds it to %q: %+v", got, s)
 	}
 	if sb.Endpoint == nil || s.Network != "lab" || !strings.Contains(r.sh("ip -4 addr show eth0"), "inet "+sb.Endpoint.IP+"/") {
 		r.Errorf("the network: %+v", sb)
@@ -145,16 +145,12 @@ func boxEnd(r *boxRow) {
 // boxLinks checks that what is mounted is what a path led to when it was judged.
 func boxLinks(r *boxRow) {
 	base, a, b := r.own(), r.own("a"), r.own("b")
-	out := r.makeDir(r, "outside-"+r.key)
+	out := makeDir(r, r.dir, "outside-"+r.key)
 	in, away, etc := base+"/in", base+"/away", base+"/etc"
-	if err := errors.Join(os.Symlink(a, in), os.Symlink(out, away), os.Symlink("/etc", etc)); err != nil {
-		r.Fatal(err)
-	}
+	must(r, os.Symlink(a, in), os.Symlink(out, away), os.Symlink("/etc", etc))
 	r.create(apitype.SandboxRequest{HostPath: &in})
 	r.wantMounted("/workspace", a)
-	if err := errors.Join(os.Remove(in), os.Symlink(b, in)); err != nil {
-		r.Fatal(err)
-	}
+	must(r, os.Remove(in), os.Symlink(b, in))
 	r.wantMounted("/workspace", a)
 	_, err := r.c.Create(r.ctx, r.key, apitype.SandboxRequest{HostPath: &in}) // which is another directory by now
 	if p := r.wantError(err, http.StatusConflict, "sandbox_conflict"); len(p.Differences) != 1 || p.Differences[0].Current != a || p.Differences[0].Requested != b {
@@ -172,18 +168,14 @@ func boxLinks(r *boxRow) {
 }
 
 func boxSwappedLink(r *boxRow) {
-	base, out := r.own(), r.makeDir(r, "outside-"+r.key)
-	if err := errors.Join(os.Symlink("good", base+"/link"), os.Symlink(out, base+"/evil")); err != nil {
-		r.Fatal(err)
-	}
+	base, out := r.own(), makeDir(r, r.dir, "outside-"+r.key)
+	must(r, os.Symlink("good", base+"/link"), os.Symlink(out, base+"/evil"))
 	r.swap(base+"/link", base+"/evil", out)
 }
 
 func boxSwappedDir(r *boxRow) {
-	base, out := r.own(), r.makeDir(r, "outside-"+r.key)
-	if err := os.Symlink(out, base+"/evil"); err != nil {
-		r.Fatal(err)
-	}
+	base, out := r.own(), makeDir(r, r.dir, "outside-"+r.key)
+	must(r, os.Symlink(out, base+"/evil"))
 	r.swap(base+"/good", base+"/evil", out)
 }
 
@@ -272,10 +264,7 @@ func boxNotKilled(r *boxRow) {
 // whether there were any.
 func (x boxSandbox) freeze(processes []seen) (thaw func(), frozen bool) {
 	x.t.Helper()
-	dir := filepath.Join("/sys/fs/cgroup/freezer", "berm-box-"+filepath.Base(x.s.dir)+"-"+x.key)
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		x.t.Fatal(err)
-	}
+	dir := makeDir(x.t, "/sys/fs/cgroup/freezer", "berm-box-"+filepath.Base(x.s.dir)+"-"+x.key)
 	put := func(file string, v any) error {
 		return os.WriteFile(filepath.Join(dir, file), []byte(fmt.Sprint(v)), 0)
 	}
@@ -289,9 +278,7 @@ func (x boxSandbox) freeze(processes []seen) (thaw func(), frozen bool) {
 	for _, p := range processes {
 		frozen = put("cgroup.procs", p.pid) == nil || frozen // else it has ended
 	}
-	if err := put("freezer.state", "FROZEN"); err != nil {
-		x.t.Fatal(err)
-	}
+	must(x.t, put("freezer.state", "FROZEN"))
 	until(x.t, "them to be frozen", func() bool { return readString(x.t, filepath.Join(dir, "freezer.state")) == "FROZEN" })
 	return thaw, frozen && readString(x.t, filepath.Join(dir, "cgroup.procs")) != ""
 }
@@ -301,9 +288,7 @@ func (x boxSandbox) freeze(processes []seen) (thaw func(), frozen bool) {
 func boxStop(r *boxRow) {
 	start := func(id, script string) {
 		r.Helper()
-		if _, err := r.c.StartProcess(r.ctx, r.key, apitype.ProcessRequest{ProcessID: id, Command: "sh", Args: []string{"-c", script}, Env: r.mark()}); err != nil {
-			r.Fatal(err)
-		}
+		must(r, second(r.c.StartProcess(r.ctx, r.key, apitype.ProcessRequest{ProcessID: id, Command: "sh", Args: []string{"-c", script}, Env: r.mark()})))
 		until(r, "it to run", func() bool { return exists(r.inside("/tmp/" + id)) })
 	}
 	stop := func(id string) *apitype.Process {

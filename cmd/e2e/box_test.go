@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -102,11 +101,9 @@ const otherImage = "berm.local/other:1"
 func newBox(t *testing.T, kind string) *box {
 	t.Helper()
 	e := commonEngine(t, kind)
-	if err := e.ImportBusybox(t.Context(), otherImage, "ENV WHICH=other"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.ImportBusybox(t.Context(), otherImage, "ENV WHICH=other"))
 	b := &box{kind: kind, e: e, dir: e.dir(t)}
-	b.root = b.makeDir(t, "roots", "root")
+	b.root = makeDir(t, b.dir, "roots", "root")
 	b.main = b.serve(t, "main", `
 mounts: {allowed_roots: [`+b.root+`]}
 networks: {lab: {engine_network: berm-box-`+filepath.Base(b.dir)+`, internal: true}}
@@ -114,15 +111,6 @@ images: {allow: ["berm.local/*"]}
 env: {pin: {PINNED: by-policy}}
 `)
 	return b
-}
-
-func (b *box) makeDir(t testing.TB, path ...string) string {
-	t.Helper()
-	dir := filepath.Join(append([]string{b.dir}, path...)...)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	return dir
 }
 
 // mark is what the test's processes have in their environment.
@@ -134,13 +122,13 @@ func (r *boxRow) marked() []seen { return marked(r.kind + r.key) }
 // own makes a directory of the test's that may be mounted.
 func (r *boxRow) own(path ...string) string {
 	r.Helper()
-	return r.makeDir(r, append([]string{"roots", "root", r.key}, path...)...)
+	return makeDir(r, append([]string{r.root, r.key}, path...)...)
 }
 
 // serve starts a server. Settings are further ones, as in its environment.
 func (b *box) serve(t *testing.T, name, policy string, settings ...string) *boxServer {
 	t.Helper()
-	server := newServer(t, b.e, b.makeDir(t, name), testImage)
+	server := newServer(t, b.e, makeDir(t, b.dir, name), testImage)
 	server.env = append(server.env, settings...)
 	server.policy(t, policy)
 	server.start(t)
@@ -285,53 +273,6 @@ func (x boxSandbox) proc(name string) string { return fmt.Sprintf("/proc/%d/%s",
 
 // inside is where the host sees a path of the sandbox.
 func (x boxSandbox) inside(path string) string { return x.proc("root" + path) }
-
-// limits are what the kernel holds a sandbox to.
-type limits struct {
-	cpus     float64
-	memoryMB int64
-	pids     int64
-}
-
-// limits reads the control groups on the host.
-func (x boxSandbox) limits() limits {
-	x.t.Helper()
-	groups, err := os.ReadFile(x.proc("cgroup"))
-	if err != nil {
-		x.t.Fatal(err)
-	}
-	read := func(controller, v1, v2 string) string {
-		for line := range strings.Lines(string(groups)) {
-			parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
-			for _, name := range strings.Split(parts[1], ",") {
-				if name == controller {
-					return readString(x.t, filepath.Join("/sys/fs/cgroup", controller, parts[2], v1))
-				}
-			}
-			if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil && parts[0] == "0" {
-				return readString(x.t, filepath.Join("/sys/fs/cgroup", parts[2], v2))
-			}
-		}
-		x.t.Fatalf("no control group of %s: %s", controller, groups)
-		return ""
-	}
-	number := func(s string) int64 {
-		n, err := strconv.ParseInt(s, 10, 64)
-		if err != nil {
-			x.t.Fatal(err)
-		}
-		return n
-	}
-	cpu := strings.Fields(read("cpu", "cpu.cfs_quota_us", "cpu.max"))
-	if len(cpu) == 1 {
-		cpu = append(cpu, read("cpu", "cpu.cfs_period_us", "cpu.max"))
-	}
-	return limits{
-		cpus:     float64(number(cpu[0])) / float64(number(cpu[1])),
-		memoryMB: number(read("memory", "memory.limit_in_bytes", "memory.max")) >> 20,
-		pids:     number(read("pids", "pids.max", "pids.max")),
-	}
-}
 
 // wantMounted checks that a directory of the host is what the sandbox has at a path.
 func (x boxSandbox) wantMounted(path, dir string) {

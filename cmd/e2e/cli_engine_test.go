@@ -71,13 +71,9 @@ func TestCommandLineInside(t *testing.T) {
 	out := newOutput()
 	cmd := exec.CommandContext(t.Context(), bin, "sandbox", "exec", "mine", "--", "sh", "-c", "trap 'exit 9' INT; echo begun; while :; do sleep 0.01; done")
 	cmd.Stdout = out
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	out.wait(t, "begun")
-	if err := cmd.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Process.Signal(os.Interrupt))
 	if _ = cmd.Wait(); cmd.ProcessState.ExitCode() != 9 {
 		t.Errorf("after INT the command ended with %s, want 9", cmd.ProcessState)
 	}
@@ -177,9 +173,7 @@ func typeAt(t *testing.T, play func(keyboard *os.File, screen *output), args ...
 	cmd := exec.CommandContext(t.Context(), bin, args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = tty, tty, &errs
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	until(t, "the terminal is raw", func() bool { return !pty.Echoes(t, tty) })
 	play(keyboard, screen)
 	_ = cmd.Wait() // the exit code says all

@@ -80,9 +80,7 @@ func (c *contained) start(user string) {
 	c.t.Helper()
 	for _, name := range []string{"work", "run"} {
 		dir := filepath.Join(c.dir, name)
-		if err := os.Mkdir(dir, 0o777); err != nil {
-			c.t.Fatal(err)
-		}
+		must(c.t, os.Mkdir(dir, 0o777))
 		if err := os.Chmod(dir, 0o777); err != nil { //nolint:gosec // Berm may run as any user
 			c.t.Fatal(err)
 		}
@@ -140,9 +138,7 @@ profiles: {default: {network: "on", host_path_mode: rw, user: "`+strings.Split(u
 func TestContained(t *testing.T) {
 	t.Parallel()
 	e := commonEngine(t, "docker")
-	if err := engine.BuildBermImage(t.Context(), e.config.Address, bermImage, bin); err != nil {
-		t.Fatal(err)
-	}
+	must(t, engine.BuildBermImage(t.Context(), e.config.Address, bermImage, bin))
 	fi, err := os.Stat(strings.TrimPrefix(e.config.Address, "unix://"))
 	if err != nil {
 		t.Fatal(err)
@@ -165,9 +161,7 @@ func (c *contained) makesSandboxes() {
 	t := c.t
 	for _, dir := range []string{"/work", "/shared/sub"} {
 		key := "of" + strings.ReplaceAll(dir, "/", "-")
-		if _, err := c.berm("sandbox", "create", key, "--host-path", dir); err != nil {
-			t.Fatal(err)
-		}
+		must(t, second(c.berm("sandbox", "create", key, "--host-path", dir)))
 		var result apitype.ExecResult
 		c.post("/sandboxes/"+key+"/exec", `{"command": "echo inside > /workspace/file && mkdir /chat/made"}`, &result)
 		if !result.OK {
@@ -221,9 +215,7 @@ func (c *contained) hidesItself() {
 // sparesOthers ends what has had its time, and nothing else.
 func (c *contained) sparesOthers() {
 	for _, key := range []string{"of-work", "of-shared-sub"} {
-		if _, err := c.berm("sandbox", "renew", key, "--ttl", "1s"); err != nil {
-			c.t.Fatal(err)
-		}
+		must(c.t, second(c.berm("sandbox", "renew", key, "--ttl", "1s")))
 	}
 	until(c.t, "the sandboxes are gone", func() bool {
 		return c.must("ps", "--all", "--quiet", "--filter", "label="+composeService+"="+sandboxService, "--filter", "label="+composeProject+"="+c.name) == ""

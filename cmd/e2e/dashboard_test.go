@@ -3,7 +3,6 @@ package e2e
 import (
 	"encoding/json"
 	"maps"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -104,20 +103,13 @@ func checkQuery(t *testing.T, known map[string]map[string]bool, page, query stri
 
 func observabilityPage(t *testing.T) string {
 	t.Helper()
-	page, err := os.ReadFile("../../docs/observability.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(page)
+	return readString(t, "../../docs/observability.md")
 }
 
 var placeholder = regexp.MustCompile(`\{\{\s*(?:\$labels\.)?(\w+)\s*\}\}`)
 
 func TestDashboard(t *testing.T) {
-	data, err := os.ReadFile("../../compose/observability/dashboard.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := readString(t, "../../compose/observability/dashboard.json")
 	var board struct {
 		Panels []struct {
 			ID      int
@@ -127,9 +119,7 @@ func TestDashboard(t *testing.T) {
 			Targets []struct{ Expr, LegendFormat string }
 		}
 	}
-	if err := json.Unmarshal(data, &board); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal([]byte(data), &board))
 	known, page := documented(t), observabilityPage(t)
 	ids, shown, taken := map[int]bool{}, map[string]bool{}, map[[2]int]string{}
 	for _, p := range board.Panels {

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -29,13 +28,10 @@ var fence = regexp.MustCompile("(?m)^```(.*)\n((?s:.*?))^```$")
 
 func runnables(t *testing.T, page string) (blocks []runnable) {
 	t.Helper()
-	data, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := readString(t, page)
 	var last *runnable // whose output the next block may be
-	for _, at := range fence.FindAllSubmatchIndex(data, -1) {
-		info, body := string(data[at[2]:at[3]]), string(data[at[4]:at[5]])
+	for _, at := range fence.FindAllStringSubmatchIndex(data, -1) {
+		info, body := data[at[2]:at[3]], data[at[4]:at[5]]
 		format, isOutput := strings.CutSuffix(info, " output")
 		switch {
 		case isOutput && last == nil:
@@ -43,7 +39,7 @@ func runnables(t *testing.T, page string) (blocks []runnable) {
 		case isOutput:
 			last.want, last.format, last = body, format, nil
 		case info == "sh runnable" || info == "sh runnable fails":
-			blocks = append(blocks, runnable{line: 1 + strings.Count(string(data[:at[0]]), "\n"), script: body, fails: strings.HasSuffix(info, "fails")})
+			blocks = append(blocks, runnable{line: 1 + strings.Count(data[:at[0]], "\n"), script: body, fails: strings.HasSuffix(info, "fails")})
 			last = &blocks[len(blocks)-1]
 		case strings.Contains(info, "runnable"):
 			t.Errorf("%s: a block is marked %q", page, info)
@@ -122,9 +118,7 @@ func (w *docsWorld) run(page string, blocks []runnable) {
 func TestDocs(t *testing.T) {
 	t.Parallel()
 	e := commonEngine(t, "docker")
-	if err := e.ImportBusybox(t.Context(), "python:3.11-slim"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.ImportBusybox(t.Context(), "python:3.11-slim"))
 	for _, program := range []string{"bash", "curl", "docker"} {
 		if _, err := exec.LookPath(program); err != nil {
 			engine.Lacking(t, "docker", err)
@@ -141,9 +135,7 @@ profiles:
 mounts: {allowed_roots: [`+roots+`], hold: auto, owner: "1000:1000"}
 `)
 	work := filepath.Join(roots, "7")
-	if err := errors.Join(os.Mkdir(work, 0o755), os.Chown(work, 1000, 1000)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(work, 0o755), os.Chown(work, 1000, 1000))
 	write(t, filepath.Join(dir, "berm.yaml"), `http: {listen: "127.0.0.1:0"}
 engine: {instance: docs}
 otel: {endpoint: "`+sent.URL+`", headers_file: `+dir+`/headers}
@@ -157,19 +149,14 @@ engine_api:
 	t.Cleanup(func() { (&server{dir: dir, instance: "docs"}).removeAll(t, e) })
 	c := startChildWith(t, dir, e, "serving", "--config", filepath.Join(dir, "berm.yaml"), "--policy", filepath.Join(dir, "policy.yaml"), "--listen", "127.0.0.1:0")
 	c.log.wait(t, "msg=engine_available")
-	address, err := os.ReadFile(filepath.Join(c.dir, "address"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	url := "http://" + strings.TrimSpace(string(address))
+	address := readString(t, filepath.Join(c.dir, "address"))
+	url := "http://" + address
 	w := &docsWorld{bin: t.TempDir(),
 		env: []string{"BERM_URL=" + url, "BERM_TOKEN=" + testToken, "BERM_ENGINE_INSTANCE=docs"},
 		stand: map[string]string{
 			"http://127.0.0.1:7070": url, "/run/berm/docker.sock": door, "/srv/ci": roots, "/var/lib/berm": c.dir, "/srv/volumes/7": work,
 		}}
-	if err := os.Symlink(bin, filepath.Join(w.bin, "berm")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(bin, filepath.Join(w.bin, "berm")))
 	pages, err := filepath.Glob("../../docs/*.md")
 	if err != nil {
 		t.Fatal(err)
@@ -221,11 +208,8 @@ func TestDocsLinks(t *testing.T) {
 	}
 	links := 0
 	for _, page := range append(pages, more...) {
-		data, err := os.ReadFile(page)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, m := range mdLink.FindAllStringSubmatch(fence.ReplaceAllString(string(data), ""), -1) {
+		data := readString(t, page)
+		for _, m := range mdLink.FindAllStringSubmatch(fence.ReplaceAllString(data, ""), -1) {
 			path, place, _ := strings.Cut(m[1], "#")
 			if strings.Contains(path, "://") {
 				continue

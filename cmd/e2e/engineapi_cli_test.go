@@ -39,10 +39,7 @@ func newClientFixture(t *testing.T, settings ...string) *clientFixture {
 	b := &clientFixture{engine: commonEngine(t, "docker")}
 	b.dir = b.engine.dir(t)
 	b.owner = "fixture-" + filepath.Base(b.dir)
-	work := filepath.Join(b.dir, "work")
-	if err := os.Mkdir(work, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	work := makeDir(t, b.dir, "work")
 	write(t, filepath.Join(b.dir, "policy.yaml"), `
 version: 1
 images: {allow: ["berm.local/*"]}

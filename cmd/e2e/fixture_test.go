@@ -500,20 +500,32 @@ func wantEmptyDir(t testing.TB, dir string) {
 	}
 }
 
-func write(t testing.TB, path, content string) {
+// must fails the test at once if anything has failed.
+func must(t testing.TB, errs ...error) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// makeDir makes a directory, and those above it.
+func makeDir(t testing.TB, path ...string) string {
+	t.Helper()
+	dir := filepath.Join(path...)
+	must(t, os.MkdirAll(dir, 0o755))
+	return dir
+}
+
+func write(t testing.TB, path, content string) {
+	t.Helper()
+	must(t, os.WriteFile(path, []byte(content), 0o600))
 }
 
 // replace swaps a file for another as editors do.
 func replace(t testing.TB, path, content string) {
 	t.Helper()
 	write(t, path+".new", content)
-	if err := os.Rename(path+".new", path); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Rename(path+".new", path))
 }
 
 // patience is how long any call may take that isn't meant to take longer: an order of

@@ -35,9 +35,7 @@ func testAgent(t *testing.T, kind string) {
 	}
 	create := func(key, profile string) {
 		t.Helper()
-		if _, err := c.Create(t.Context(), key, apitype.SandboxRequest{Profile: &profile}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, second(c.Create(t.Context(), key, apitype.SandboxRequest{Profile: &profile})))
 	}
 
 	start()
@@ -49,9 +47,7 @@ func testAgent(t *testing.T, kind string) {
 		t.Errorf("directories: %v", got)
 	}
 
-	if err := server.kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, server.kill())
 	start()
 	runs("with")
 	runs("without")

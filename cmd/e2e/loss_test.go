@@ -57,9 +57,7 @@ func testHungEngine(t *testing.T, own testEngine) {
 	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("once it is known to hang, a command took %s to fail", took)
 	}
-	if err := thaw(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, thaw())
 	until(t, "the server has found its engine again", func() bool { return s.client.Ready(t.Context()) == nil })
 	after, err := s.client.Get(ctx, "before")
 	if err != nil || after.SessionID != before.SessionID || after.Status != "running" {
@@ -93,9 +91,7 @@ func testTwoInstancesAndALostStore(t *testing.T, kind string) {
 		}
 		sessions = append(sessions, sb.SessionID)
 	}
-	if err := server.kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, server.kill())
 	for _, suffix := range []string{"", "-wal", "-shm"} {
 		if err := os.Remove(filepath.Join(server.dir, "state", "berm.db"+suffix)); err != nil && !os.IsNotExist(err) {
 			t.Fatal(err)

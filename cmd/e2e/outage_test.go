@@ -57,9 +57,7 @@ func testStoppedEngine(t *testing.T, e *testEngine) {
 			}
 		}
 	}
-	if err := e.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e.Start(t.Context()))
 	until(t, "the engine is back", func() bool {
 		reason, err := put()
 		if err != nil {

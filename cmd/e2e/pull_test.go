@@ -34,9 +34,7 @@ func testCreateThatPulls(t *testing.T, kind string) {
 			t.Error(err)
 		}
 	})
-	if err := shop.Push(ctx, "team/tool:1"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, shop.Push(ctx, "team/tool:1"))
 	e.config.RegistryAuthFile = filepath.Join(t.TempDir(), "config.json")
 	write(t, e.config.RegistryAuthFile, `{"auths": {}}`)
 	repo := shop.Host() + "/team/tool"

@@ -102,9 +102,7 @@ func (b *quotaFixture) start() {
 // crash kills the server, and starts it again after what happens meanwhile.
 func (b *quotaFixture) crash(meanwhile func()) {
 	b.Helper()
-	if err := b.server.kill(); err != nil {
-		b.Fatal(err)
-	}
+	must(b, b.server.kill())
 	meanwhile()
 	b.start()
 }
@@ -151,9 +149,7 @@ func (b *quotaFixture) sh(key, script string) string {
 func (b *quotaFixture) full(key, script string) {
 	b.Helper()
 	var st unix.Statfs_t
-	if err := unix.Statfs(b.dir, &st); err != nil {
-		b.Fatal(err)
-	}
+	must(b, unix.Statfs(b.dir, &st))
 	says := "Disk quota exceeded"
 	if st.Type == unix.XFS_SUPER_MAGIC {
 		says = "No space left on device"
@@ -274,10 +270,7 @@ func (b *quotaFixture) await(done func() bool) {
 // work makes a directory with a file.
 func (b *quotaFixture) work(name string) (dir, kept string) {
 	b.Helper()
-	dir = filepath.Join(b.dir, name)
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		b.Fatal(err)
-	}
+	dir = makeDir(b, b.dir, name)
 	kept = filepath.Join(dir, "kept")
 	write(b.T, kept, "kept")
 	return dir, kept
@@ -303,9 +296,7 @@ func kernelHoldsSandbox(b *quotaFixture) {
 		b.Logf("an upload of %d: %v", much, err)
 	}
 	b.wantFullFile(dir+"/much", quota)
-	if err := b.c.RemoveFile(b.ctx, "own", "/workspace/much", false); err != nil {
-		b.Fatal(err)
-	}
+	must(b, b.c.RemoveFile(b.ctx, "own", "/workspace/much", false))
 	if got := b.sh("own", "echo more > /workspace/more && cat /workspace/more"); got != "more\n" {
 		b.Errorf("after some was freed, a command answers %q", got)
 	}
@@ -328,9 +319,7 @@ func kernelHoldsSandbox(b *quotaFixture) {
 	b.crash(func() {})
 	b.wantHeld(b.get("own"))
 	b.full("own", "echo more > /workspace/little")
-	if err := second(b.c.Delete(b.ctx, "own")); err != nil {
-		b.Fatal(err)
-	}
+	must(b, second(b.c.Delete(b.ctx, "own")))
 	b.wantLetGo(number)
 	for name, size := range map[string]int64{"kept": 4, "more": 5, "rest": blocks << 12} {
 		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Size() != size {
@@ -351,9 +340,7 @@ func kernelHoldsChats(b *quotaFixture) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if _, err := b.c.EnsureChat(b.ctx, chat, w.WorkspaceID); err != nil {
-			b.Fatal(err)
-		}
+		must(b, second(b.c.EnsureChat(b.ctx, chat, w.WorkspaceID)))
 		space[user] = w.WorkspaceID
 	}
 	put := func(chat, name, content string) error {
@@ -372,9 +359,7 @@ func kernelHoldsChats(b *quotaFixture) {
 	}
 	b.create("one", apitype.SandboxRequest{})
 	b.create("two", apitype.SandboxRequest{})
-	if err := put("one", "kept", "kept"); err != nil {
-		b.Fatal(err)
-	}
+	must(b, put("one", "kept", "kept"))
 	b.full("one", "cat /dev/zero > /chat/much")
 	b.wantFullFile(filepath.Join(root, "one", "much"), quota)
 	if n := used("user"); n < quota-64<<10 {
@@ -391,9 +376,7 @@ func kernelHoldsChats(b *quotaFixture) {
 	b.crash(func() {})
 	b.wantHeld(b.get("one"))
 	b.full("one", "cat /dev/zero > /chat/more")
-	if err := b.c.DeleteChatFile(b.ctx, "one", "much"); err != nil {
-		b.Fatal(err)
-	}
+	must(b, b.c.DeleteChatFile(b.ctx, "one", "much"))
 	b.sh("two", "echo again > /chat/again")
 
 	// What is replaced makes room.
@@ -411,9 +394,7 @@ func kernelHoldsChats(b *quotaFixture) {
 		b.Errorf("%d bytes are used", n)
 	}
 	for _, chat := range []string{"one", "two"} {
-		if err := errors.Join(second(b.c.Delete(b.ctx, chat)), b.c.DeleteChat(b.ctx, chat)); err != nil {
-			b.Fatal(err)
-		}
+		must(b, second(b.c.Delete(b.ctx, chat)), b.c.DeleteChat(b.ctx, chat))
 		if _, err := os.Stat(filepath.Join(root, chat)); !errors.Is(err, fs.ErrNotExist) {
 			b.Error(err)
 		}

@@ -61,9 +61,7 @@ func startCommand(t testing.TB, cmd *exec.Cmd, dir string, e *testEngine, messag
 	if e != nil {
 		c.cmd.Env = append(c.cmd.Env, e.config.env()...)
 	}
-	if err := c.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.cmd.Start())
 	t.Cleanup(func() { _ = c.cmd.Process.Kill(); _ = c.cmd.Wait() })
 	if message != "" {
 		c.log.wait(t, "msg="+message+" ")
@@ -92,9 +90,7 @@ func (c *child) call(t testing.TB, method, path, body string) (int, string) {
 
 func (c *child) signal(t testing.TB, s os.Signal) {
 	t.Helper()
-	if err := c.cmd.Process.Signal(s); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.cmd.Process.Signal(s))
 }
 
 // end has a signal end the server, which is no failure.
@@ -170,12 +166,9 @@ func TestServeAfterKill(t *testing.T) {
 	first := startChild(t, dir)
 	first.signal(t, os.Kill)
 	_ = first.cmd.Wait()
-	id, err := os.ReadFile(filepath.Join(first.dir, "instance"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	id := readString(t, filepath.Join(first.dir, "instance"))
 	second := startChild(t, dir)
-	if !strings.Contains(second.log.String(), "instance="+strings.TrimSpace(string(id))) {
+	if !strings.Contains(second.log.String(), "instance="+id) {
 		t.Errorf("the instance isn't %s any more:\n%s", id, second.log)
 	}
 	second.end(t, os.Interrupt)

@@ -39,11 +39,8 @@ const idleInit = 3072
 func weigh(t testing.TB, pid int) weight {
 	t.Helper()
 	var w weight
-	rollup, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(rollup)) {
+	rollup := readString(t, fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	for line := range strings.Lines(rollup) {
 		name, value, _ := strings.Cut(line, ":")
 		kB, _ := strconv.Atoi(strings.TrimSuffix(strings.TrimSpace(value), " kB"))
 		switch name {
@@ -129,9 +126,7 @@ func testSoakExecs(t *testing.T, kind string) {
 		t.Fatal(err)
 	}
 	// Once it answers, its own command runs, too.
-	if _, err := c.Exec(t.Context(), "soak", apitype.ExecRequest{Command: []string{"true"}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(c.Exec(t.Context(), "soak", apitype.ExecRequest{Command: []string{"true"}})))
 	container, err := e.open(t, server).Inspect(t.Context(), sb.ContainerID)
 	if err != nil {
 		t.Fatal(err)
@@ -156,9 +151,7 @@ func testSoakExecs(t *testing.T, kind string) {
 				return nil
 			})
 		}
-		if err := g.Wait(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, g.Wait())
 	}
 	serverFresh, insideFresh := weigh(t, server.cmd.Process.Pid), weigh(t, container.Pid)
 	// The first ones have everything opened that stays open.

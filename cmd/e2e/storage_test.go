@@ -60,12 +60,8 @@ func (b *storageFixture) chat(user, id string) {
 		b.Fatal(err)
 	}
 	b.workspace = w.WorkspaceID
-	if _, err := b.c.EnsureChat(ctx, id, w.WorkspaceID); err != nil {
-		b.Fatal(err)
-	}
-	if _, err := b.c.Create(ctx, id, apitype.SandboxRequest{}); err != nil {
-		b.Fatal(err)
-	}
+	must(b, second(b.c.EnsureChat(ctx, id, w.WorkspaceID)))
+	must(b, second(b.c.Create(ctx, id, apitype.SandboxRequest{})))
 }
 
 // run runs a shell script in a chat's sandbox.
@@ -148,12 +144,8 @@ func TestStorage(t *testing.T) {
 
 func (b *storageFixture) round() {
 	b.chat("round", "round")
-	if err := b.put("round", "in put.txt", "some words"); err != nil {
-		b.Fatal(err)
-	}
-	if err := second(b.c.AppendHistory(b.Context(), "round", strings.NewReader("asked\n"))); err != nil {
-		b.Fatal(err)
-	}
+	must(b, b.put("round", "in put.txt", "some words"))
+	must(b, second(b.c.AppendHistory(b.Context(), "round", strings.NewReader("asked\n"))))
 	out := b.run("round", `cat "in put.txt" history.md && tr a-z A-Z < "in put.txt" > new && mv new "in put.txt" && echo made > "by itself" && echo answered >> history.md`)
 	if out != "some wordsasked\n" {
 		b.Errorf("the sandbox sees %q", out)
@@ -170,9 +162,7 @@ func (b *storageFixture) round() {
 		b.Errorf("%d bytes are used", used)
 	}
 	wantCode(b.T, b.c.DeleteChat(b.Context(), "round"), "chat_has_active_sandbox")
-	if err := second(b.c.Delete(b.Context(), "round")); err != nil {
-		b.Fatal(err)
-	}
+	must(b, second(b.c.Delete(b.Context(), "round")))
 	b.wantRead("round", "in put.txt", "SOME WORDS")
 	if err := b.c.DeleteChat(b.Context(), "round"); err != nil {
 		b.Error(err)
@@ -187,9 +177,7 @@ func (b *storageFixture) round() {
 func (b *storageFixture) quota() {
 	b.chat("quota", "quota")
 	const mega = 1 << 20
-	if err := b.put("quota", "half", strings.Repeat("x", storageQuotaMB*mega/2+1)); err != nil {
-		b.Fatal(err)
-	}
+	must(b, b.put("quota", "half", strings.Repeat("x", storageQuotaMB*mega/2+1)))
 	b.run("quota", "head -c 2097152 /dev/zero | tr '\\0' x > written") // what a sandbox writes counts
 	if used := b.used(); used != storageQuotaMB*mega/2+1+2*mega {
 		b.Errorf("%d bytes are used", used)
@@ -223,12 +211,8 @@ func (b *storageFixture) deleteOrCreate() {
 		b.Fatal(err)
 	}
 	for range 5 {
-		if _, err := b.c.EnsureChat(ctx, "race", w.WorkspaceID); err != nil {
-			b.Fatal(err)
-		}
-		if err := b.put("race", "f", "x"); err != nil {
-			b.Fatal(err)
-		}
+		must(b, second(b.c.EnsureChat(ctx, "race", w.WorkspaceID)))
+		must(b, b.put("race", "f", "x"))
 		var both sync.WaitGroup
 		var created, deleted error
 		both.Go(func() { created = second(b.c.Create(ctx, "race", apitype.SandboxRequest{})) })
@@ -252,9 +236,7 @@ func (b *storageFixture) deleteOrCreate() {
 		if _, err := os.Stat(filepath.Join(b.root, "race", "mark")); err != nil {
 			b.Errorf("the sandbox has another directory than its chat: %v", err)
 		}
-		if err := second(b.c.Delete(ctx, "race")); err != nil {
-			b.Fatal(err)
-		}
+		must(b, second(b.c.Delete(ctx, "race")))
 	}
 }
 
@@ -329,9 +311,7 @@ var storageAttacks = []storageAttack{
 // in time, nothing outside it is read or changed, and the other chat goes on.
 func (b *storageFixture) attack(a storageAttack) {
 	b.chat("attacked", good)
-	if err := b.put(good, "keep", "kept"); err != nil {
-		b.Fatal(err)
-	}
+	must(b, b.put(good, "keep", "kept"))
 	b.chat("attacked", evil)
 	b.run(evil, a.script)
 	a.check(b)
@@ -377,9 +357,7 @@ func testDefaultUser(t *testing.T, kind string) {
 	write(t, file, string(data))
 	b := newStorageFixture(t, commonEngine(t, kind), "BERM_POLICY_FILE="+file)
 	b.chat("u", "k")
-	if err := b.put("k", "up", "uploaded"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.put("k", "up", "uploaded"))
 	got := b.run("k", "id -u; id -g; cat up; stat -c %u:%g . up; mkdir d; echo made >mine; chmod 600 mine; echo more >>history.md; mv up d/up; echo $HOME; touch /tmp/x")
 	if want := "1000\n1000\nuploaded1000:1000\n1000:1000\n/\n"; got != want {
 		t.Errorf("the sandbox says %q, want %q", got, want)

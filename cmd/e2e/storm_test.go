@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -155,10 +153,7 @@ func (s *storm) check(ctx context.Context) {
 func newStorm(t *testing.T, e *testEngine) (*storm, *server) {
 	t.Helper()
 	server := newServer(t, e, e.dir(t), testImage)
-	shared := filepath.Join(server.dir, "shared")
-	if err := os.Mkdir(shared, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	shared := makeDir(t, server.dir, "shared")
 	server.policy(t, "mounts: {allowed_roots: ["+shared+"]}\n")
 	s := &storm{t: t, e: e, checker: openapitest.New(t), dir: shared}
 	s.start(server)
@@ -216,9 +211,7 @@ func testKillingTheServer(t *testing.T, kind string, kills int) {
 		done := make(chan struct{})
 		go func() { s.blow(ctx); close(done) }()
 		time.Sleep(rand.N(1500 * time.Millisecond))
-		if err := server.kill(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, server.kill())
 		cancel()
 		<-done
 		s.start(server)
@@ -244,9 +237,7 @@ func testSoakKillingTheEngine(t *testing.T, kind string) {
 		time.Sleep(time.Second + rand.N(time.Second))
 		e.Kill()
 		time.Sleep(rand.N(500 * time.Millisecond)) // calls meet an engine that is away
-		if err := e.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, e.Start(t.Context()))
 		time.Sleep(rand.N(500 * time.Millisecond)) // and one that has just come back
 		cancel()
 		<-done

@@ -71,9 +71,7 @@ func (u *unit) start(t *testing.T, listen, settings string, env ...string) *chil
 // hear waits for what is said, leaving out what is said of the watchdog unless it is that.
 func (u *unit) hear(t *testing.T, want string) {
 	t.Helper()
-	if err := u.said.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, u.said.SetReadDeadline(time.Now().Add(time.Minute)))
 	for buf := make([]byte, 4096); ; {
 		n, err := u.said.Read(buf)
 		if err != nil {
@@ -102,9 +100,7 @@ func TestSystemd(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = early.Close() }()
-	if _, err := io.WriteString(early, "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(io.WriteString(early, "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")))
 	c := u.start(t, "systemd:http", file, "WATCHDOG_USEC=300000")
 	u.hear(t, "READY=1")
 	if resp, err := http.ReadResponse(bufio.NewReader(early), nil); err != nil || resp.StatusCode != http.StatusOK {
@@ -210,17 +206,11 @@ func TestSystemdRefusals(t *testing.T) {
 // leave the service in the mount namespace that it has to share with the engine.
 func TestUnits(t *testing.T) {
 	dir := filepath.Join("..", "..", "docs")
-	guide, err := os.ReadFile(filepath.Join(dir, "operations.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	guide := readString(t, filepath.Join(dir, "operations.md"))
 	settings := func(name string) map[string]string {
-		data, err := os.ReadFile(filepath.Join(dir, "systemd", name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := readString(t, filepath.Join(dir, "systemd", name))
 		out := map[string]string{}
-		for line := range strings.Lines(string(data)) {
+		for line := range strings.Lines(data) {
 			if key, value, ok := strings.Cut(strings.TrimSpace(line), "="); ok && !strings.HasPrefix(key, "#") {
 				out[key] = value
 			}
@@ -229,7 +219,7 @@ func TestUnits(t *testing.T) {
 	}
 	for _, name := range []string{"berm.socket", "berm-docker.socket"} {
 		s := settings(name)
-		if !strings.Contains(string(guide), "systemd:"+s["FileDescriptorName"]) || s["Service"] != "berm.service" || s["SocketMode"] != "0660" {
+		if !strings.Contains(guide, "systemd:"+s["FileDescriptorName"]) || s["Service"] != "berm.service" || s["SocketMode"] != "0660" {
 			t.Errorf("%s: %v", name, s)
 		}
 	}

@@ -3,7 +3,6 @@ package e2e
 import (
 	"encoding/json"
 	"net/http"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -76,9 +75,7 @@ func newOldService(t *testing.T) *oldService {
 	e := commonEngine(t, "docker")
 	o := &oldService{contained: &contained{t: t, engine: e, dir: t.TempDir()}, dir: e.dir(t)}
 	for _, name := range []string{"chats/" + oldChat, "chats/" + oldEnding, "deps", "tools", "volume"} {
-		if err := os.MkdirAll(filepath.Join(o.dir, name), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		makeDir(t, o.dir, name)
 	}
 	write(t, filepath.Join(o.dir, "chats", oldChat, "notes.txt"), "of the old service\n")
 	o.must("network", "create", "old-sandboxes")
@@ -156,9 +153,7 @@ func TestUpgradeFromOldService(t *testing.T) {
 		t.Fatalf("create: %d %+v", status, sb)
 	}
 	var labels map[string]string
-	if err := json.Unmarshal([]byte(o.must("inspect", "--format", "{{json .Config.Labels}}", sb.ContainerID)), &labels); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal([]byte(o.must("inspect", "--format", "{{json .Config.Labels}}", sb.ContainerID)), &labels))
 	if labels[lifecycle.LegacyChatID] != oldChat || labels[lifecycle.LegacySessionID] != sb.SessionID || labels[lifecycle.LegacyPort] != "8080" || labels[lifecycle.LabelOwner] != o.server.instance {
 		t.Errorf("its labels are %v", labels)
 	}
