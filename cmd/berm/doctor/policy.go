@@ -28,9 +28,8 @@ type policyFacts struct {
 
 // imageFacts are of an image that profiles have.
 type imageFacts struct {
-	ref      string
-	profiles []string
-	err      error // why it isn't known to be there: errdefs' NotFound, if it isn't
+	ref string
+	err error // why it isn't known to be there: errdefs' NotFound, if it isn't
 }
 
 // lookAtPolicy reads the policy as berm serve does, and asks the engine for its images.
@@ -65,12 +64,9 @@ func imagesOf(p *policy.Policy) []imageFacts {
 	for _, name := range p.Profiles() {
 		pr, _ := p.Profile(name)
 		ref := cmp.Or(p.Sandbox(policy.Request{Profile: name}).Spec.Image, pr.Image) // with the digest of a pin
-		i := slices.IndexFunc(images, func(img imageFacts) bool { return img.ref == ref })
-		if i < 0 {
-			i = len(images)
+		if !slices.ContainsFunc(images, func(img imageFacts) bool { return img.ref == ref }) {
 			images = append(images, imageFacts{ref: ref})
 		}
-		images[i].profiles = append(images[i].profiles, name)
 	}
 	return images
 }
