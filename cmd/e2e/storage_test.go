@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/bermhq/berm/compose"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
@@ -241,17 +243,63 @@ func (b *storageFixture) deleteOrCreate() {
 }
 
 // storageAttack is what a sandbox does to its chat's directory, and what must come of it.
-// Links, fifos, directories, devices, sparse files and more files than are listed are in
-// TestPlanted, TestHistoryReplaced, TestSparse and TestBeyond of lifecycle/chat.
 type storageAttack struct {
 	name   string
-	script string // in the chat's directory
+	script string                              // in the chat's directory
+	host   func(b *storageFixture, dir string) // what the sandbox can't do, but somebody may have
 	check  func(b *storageFixture)
 }
 
 const evil, good = "evil", "good" // chats of one workspace
 
 var storageAttacks = []storageAttack{
+	{name: "link out", script: "ln -s /etc/passwd a; ln -s ../good/keep b; ln -s /proc/self/environ c; ln -s . d; ln -s e e", check: func(b *storageFixture) {
+		for _, name := range []string{"a", "b", "c", "d", "e"} {
+			_, err := b.read(evil, name)
+			wantCode(b.T, err, "chat_file_wrong_kind", "chat_file_not_found")
+			if err := b.put(evil, name, "mine"); err != nil { // takes the link's place
+				b.Errorf("%s: %v", name, err)
+			}
+			b.wantRead(evil, name, "mine")
+		}
+	}},
+	{name: "link as history", script: "ln -sf ../good/history.md history.md", check: func(b *storageFixture) {
+		if got, err := b.history(evil); err == nil {
+			b.Errorf("a link as history gives %q", got)
+		}
+		if err := second(b.c.AppendHistory(b.Context(), evil, strings.NewReader("x"))); err == nil {
+			b.Error("it was appended to a link")
+		}
+		if err := second(b.c.PutHistory(b.Context(), evil, strings.NewReader("new"))); err != nil {
+			b.Error(err)
+		}
+		if got, err := b.history(evil); err != nil || got != "new" {
+			b.Errorf("the history is %q, %v", got, err)
+		}
+	}},
+	{name: "fifos", script: "mkfifo pipe && rm -f history.md && mkfifo history.md", check: func(b *storageFixture) {
+		_, err := b.read(evil, "pipe")
+		wantCode(b.T, err, "chat_file_wrong_kind", "chat_file_not_found")
+		if got, err := b.history(evil); err == nil {
+			b.Errorf("a fifo as history gives %q", got)
+		}
+		if err := errors.Join(b.put(evil, "pipe", "x"), second(b.c.PutHistory(b.Context(), evil, strings.NewReader("new")))); err != nil {
+			b.Error(err)
+		}
+	}},
+	{name: "directories", script: "mkdir -p file.txt/sub && rm -f history.md && mkdir history.md", check: func(b *storageFixture) {
+		wantCode(b.T, b.put(evil, "file.txt", "x"), "chat_file_wrong_kind")
+		wantCode(b.T, second(b.c.PutHistory(b.Context(), evil, strings.NewReader("x"))), "chat_file_wrong_kind")
+		wantCode(b.T, b.c.DeleteChatFile(b.Context(), evil, "file.txt"), "chat_file_wrong_kind", "chat_file_not_found")
+	}},
+	{name: "devices", script: "! mknod null c 1 3 2>/dev/null", host: func(b *storageFixture, dir string) {
+		if err := unix.Mknod(filepath.Join(dir, "zero"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 5))); err != nil {
+			b.Logf("this machine makes no devices: %v", err)
+			return
+		}
+		_, err := b.read(evil, "zero")
+		wantCode(b.T, err, "chat_file_wrong_kind", "chat_file_not_found")
+	}},
 	{name: "hard links", script: "echo x > one && ln one two && ln history.md three", check: func(b *storageFixture) {
 		if err := b.put(evil, "two", "other"); err != nil {
 			b.Error(err)
@@ -261,6 +309,18 @@ var storageAttacks = []storageAttack{
 			b.Error(err)
 		}
 		b.wantRead(evil, "three", "")
+	}},
+	{name: "sparse", script: "truncate -s 1024G huge", check: func(b *storageFixture) {
+		if used := b.used(); used > 1<<20 {
+			b.Errorf("what takes no room counts %d bytes", used)
+		}
+		ctx := deadline(b)
+		if got, err := all(b.c.ReadChatFile(ctx, evil, "huge", 1<<39, 3)); err != nil || got != "\x00\x00\x00" {
+			b.Errorf("of a huge file came %q, %v", got, err)
+		}
+		if _, err := all(b.c.ReadChatTar(ctx, evil)); err == nil {
+			b.Error("a tebibyte of nothing was archived")
+		}
 	}},
 	{name: "names", script: `printf x > "$(printf 'caf\351')"; printf x > "$(printf 'a\nb')"; printf x > 'back\slash'; printf x > -n; printf x > .hidden; printf x > "$(printf 'ü%.0s' $(seq 100))"`, check: func(b *storageFixture) {
 		if got := b.names(evil); !slices.Equal(got, []string{"-n", ".hidden", strings.Repeat("ü", 100)}) {
@@ -295,6 +355,11 @@ var storageAttacks = []storageAttack{
 		ctx := deadline(b)
 		_, _ = all(b.c.ReadChatTar(ctx, evil))
 	}},
+	{name: "many", script: "mkdir m && cd m && seq 5000 | xargs touch && cd .. && seq 2000 | xargs touch", check: func(b *storageFixture) {
+		if n := len(b.names(evil)); n != 2000 {
+			b.Errorf("%d files are listed", n)
+		}
+	}},
 	{name: "swaps", script: `echo fine > fine; (end=$(($(date +%s)+3)); while [ $(date +%s) -lt $end ]; do ln -sf ../good/keep f; cp fine t; mv -f t f; ln -sfn ../good sub2; rm -f sub2; mkdir sub2; rmdir sub2; done) > /dev/null 2>&1 &`, check: func(b *storageFixture) {
 		for end := time.Now().Add(3 * time.Second); time.Now().Before(end); {
 			if got, err := b.read(evil, "f"); err == nil && got != "fine\n" && got != "mine" {
@@ -314,7 +379,12 @@ func (b *storageFixture) attack(a storageAttack) {
 	must(b, b.put(good, "keep", "kept"))
 	b.chat("attacked", evil)
 	b.run(evil, a.script)
-	a.check(b)
+	if a.host != nil {
+		a.host(b, filepath.Join(b.root, evil))
+	}
+	if a.check != nil {
+		a.check(b)
+	}
 	// Whatever there is, these come to an end.
 	b.names(evil)
 	b.used()
