@@ -148,6 +148,7 @@ func (s *doorBench) rounds(b *testing.B, connections, n int, do func(ctx context
 func BenchmarkEngineAPI(b *testing.B) {
 	s := newDoorBench(b)
 	b.Run("idle memory", s.idle)
+	b.Run("cost", s.cost)
 	for _, connections := range []int{1, 16, 64} {
 		at := fmt.Sprintf(", %d connections", connections)
 		get := func(path string) func(context.Context, *door) error {

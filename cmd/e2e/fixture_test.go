@@ -37,6 +37,10 @@ const (
 var bin string
 
 func TestMain(m *testing.M) {
+	if from, to, ok := strings.Cut(os.Getenv(plainProxyEnv), ":"); ok {
+		fmt.Fprintln(os.Stderr, plainProxy(from, to))
+		os.Exit(1)
+	}
 	var err error
 	if bin, err = engine.Berm(); err == nil {
 		err = engine.WatchTemporary()
