@@ -15,7 +15,7 @@ NFPM        := github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.4
 SOURCES     := cmd compose lifecycle policy proxy runtime
 E2E         := cd cmd/e2e && # a module of its own, whose tests run bin/berm
 LONG        := ^Test(Soak|Clients)
-TEST        := BERM_REQUIRE=docker,containerd,compose,python,newer $(GO) run $(GOTESTSUM)
+TEST        := BERM_REQUIRE=docker,containerd,compose,newer $(GO) run $(GOTESTSUM)
 
 .DEFAULT_GOAL := help
 .PHONY: help build agent run test soak newer clients attack test-unit lint check bench fuzz quota-vm release image image-files image-layout clean compiler crun compose curl libseccomp engines bin/berm-engine
@@ -50,7 +50,6 @@ newer: compiler libseccomp agent engines ## build the newest engines (10 minutes
 clients: compiler libseccomp compose build engines ## run the clients that people have, straight and through Berm (an hour; builds newer ones)
 	rm -f bin/clients.md
 	runtime/runtimetest/engine/newer.sh dockerd-28 dockerd-29 containerd-2 runc docker-cli buildx compose-2 compose
-	$(TEST) --format testname -- -race -count=1 -timeout 30m -run '^TestClients' ./...
 	$(E2E) $(TEST) --format testname -- -count=1 -timeout 180m -parallel 4 -run '^TestClients' ./clients -table $(CURDIR)/bin/clients.md $(UPDATE); \
 		result=$$?; cat $(CURDIR)/bin/clients.md; exit $$result
 

@@ -2,15 +2,12 @@ package engineapi
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"os"
-	"os/exec"
 	"runtime"
 	"slices"
 	"strings"
@@ -23,7 +20,6 @@ import (
 
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
-	private "github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
 // Streams on which nothing is said for 15 minutes go on.
@@ -80,35 +76,6 @@ func idleStream(t *testing.T, path string) {
 	}
 	if rest, err := io.ReadAll(resp.Body); err != nil || len(rest) != 0 {
 		t.Errorf("in the end: %q, %v", rest, err)
-	}
-}
-
-// TestIdleLogs is what the clock above can't show, for as long as BERM_SOAK_IDLE says.
-func TestIdleLogs(t *testing.T) {
-	idle, err := time.ParseDuration(os.Getenv("BERM_SOAK_IDLE"))
-	if err != nil {
-		t.Skip("set BERM_SOAK_IDLE to 15m to leave streams idle for so long")
-	}
-	d, direct := engineDoor(t, "")
-	c := d.client("idle")
-	script := fmt.Sprintf("read x; echo one; sleep %d; echo two", int(idle.Seconds()))
-	id := d.made(direct, "idle", "idle", container.Config{Cmd: []string{"sh", "-c", script}, OpenStdin: true})
-	logs := must(c.ContainerLogs(t.Context(), id, container.LogsOptions{ShowStdout: true, Follow: true}))(t)
-	defer func() { _ = logs.Close() }()
-	attached := must(c.ContainerAttach(t.Context(), id, container.AttachOptions{Stream: true, Stdin: true, Stdout: true}))(t)
-	defer attached.Close()
-	done, failed := c.ContainerWait(t.Context(), id, container.WaitConditionNextExit)
-	start := time.Now()
-	must(io.WriteString(attached.Conn, "\n"))(t)
-	for name, r := range map[string]io.Reader{"logs": logs, "attach": attached.Reader} {
-		if got := readStream(t, r); got != "one\ntwo\n" || time.Since(start) < idle {
-			t.Errorf("%s: %q after %s", name, got, time.Since(start))
-		}
-	}
-	select {
-	case <-done:
-	case err := <-failed:
-		t.Error(err)
 	}
 }
 
@@ -296,53 +263,5 @@ func TestStreamsByVersion(t *testing.T) {
 		if status != 200 || !strings.Contains(body, `"StatusCode":137`) {
 			t.Errorf("wait %s: %d %s", version, status, body)
 		}
-	}
-}
-
-// pythonStreams is what users of the Python client do with streams.
-const pythonStreams = `
-import docker, sys
-c = docker.DockerClient(base_url=sys.argv[1], version="auto")
-ct = c.containers.get("py-streams")
-code, out = ct.exec_run(["sh", "-c", "echo $A; pwd; exit 3"], environment={"A": "1"}, workdir="/tmp", user="1000")
-assert (code, out) == (3, b"1\n/tmp\n"), (code, out)
-code, out = ct.exec_run("sh -c 'echo out; echo err >&2'", demux=True)
-assert (code, out) == (0, (b"out\n", b"err\n")), (code, out)
-assert b"".join(ct.exec_run("seq 3", stream=True).output) == b"1\n2\n3\n"
-assert ct.exec_run("true", detach=True).output in ("", b"")
-made = c.api.exec_create(ct.id, "cat", stdin=True, detach_keys="ctrl-a")
-s = c.api.exec_start(made["Id"], socket=True)
-s._sock.sendall(b"hello")
-import socket
-s._sock.shutdown(socket.SHUT_WR)
-got = b""
-while chunk := s.read(100):
-    got += chunk
-assert got == b"\x01\x00\x00\x00\x00\x00\x00\x05hello", got
-c.api.exec_inspect(made["Id"])
-assert b"hello\n" in ct.logs(), ct.logs()
-assert next(ct.logs(stream=True, follow=True)) == b"hello\n"
-assert b"sleep" in str(ct.top()).encode() and b"sleep" in str(ct.top(ps_args="aux")).encode()
-assert ct.stats(stream=False)["name"] == "/py-streams"
-assert "read" in next(ct.stats(decode=True))
-ct.diff()
-ct.resize(24, 80)
-ct.kill()
-assert ct.wait()["StatusCode"] == 137
-assert ct.wait(condition="not-running")["StatusCode"] == 137
-print("done")
-`
-
-func TestClientsPythonStreams(t *testing.T) {
-	if err := exec.CommandContext(t.Context(), "python3", "-c", "import docker").Run(); err != nil {
-		private.Lacking(t, "python", err)
-	}
-	d, direct := engineDoor(t, "")
-	d.made(direct, "pys", "py-streams", container.Config{Cmd: []string{"sh", "-c", "echo hello; exec sleep 1000"}})
-	cmd := exec.CommandContext(t.Context(), "python3", "-c", pythonStreams, d.listen(Caller{Name: "pys", Tenant: "pys"}))
-	var said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &said, &said
-	if err := cmd.Run(); err != nil || said.String() != "done\n" {
-		t.Errorf("%v: %s", err, said.String())
 	}
 }

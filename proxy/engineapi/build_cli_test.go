@@ -8,8 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"slices"
 	"strings"
 	"testing"
 
@@ -66,118 +64,6 @@ func everything(t *testing.T, direct *client.Client) (containers, images int) {
 	list := must(direct.ContainerList(context.Background(), container.ListOptions{All: true}))(t)
 	all := must(direct.ImageList(context.Background(), image.ListOptions{All: true}))(t)
 	return len(list), len(all)
-}
-
-func TestClientsImages(t *testing.T) {
-	host, direct := testEngine(t)
-	d := doorTo(t, host, strings.NewReplacer(`["berm.local/*"]`, `["berm.local/*", "listed.local/mine/*"]`, `["built.local/mine/*"]`, `["built.local/mine/*", "listed.local/mine/*"]`).Replace(buildPolicy))
-	ownImages(t, direct, d)
-	left := sweepOwn(t, direct, d)
-	address := d.listen(Caller{Name: "images", Tenant: "images"})
-	t.Setenv("DOCKER_BUILDKIT", "0")
-	for name, binary := range dockerCLIs {
-		t.Run(name, func(t *testing.T) {
-			docker := func(args ...string) (string, string, error) { return dockerCLI(t, binary, address, args...) }
-			must := mustDocker(t, binary, address)
-			dir := workDir(t)
-			for file, text := range map[string]string{
-				"Dockerfile": "FROM " + testImage + " AS first\nARG WHO=nobody\nCOPY . /in\nRUN echo $WHO > /who \\\n  && ls /in > /list\nLABEL seen=yes \"and this\"=that\n" +
-					"FROM " + testImage + " AS second\nCOPY --from=first /who /list /out/\nENV A=\"b c\"\nCMD [\"cat\", \"/out/who\", \"/out/list\"]\n",
-				"sub/Other":     "FROM " + testImage + "\n# a comment\nRUN ls /sys/class/net > /nets\nCMD cat /nets\n",
-				".dockerignore": "secret\n",
-				"secret":        "s",
-				"file":          "f",
-			} {
-				noError(t, errors.Join(os.MkdirAll(dir+"/sub", 0o755), os.WriteFile(dir+"/"+file, []byte(text), 0o644)))
-			}
-			tag := "built.local/mine/cli-" + name
-			out := must("build", "-t", tag+":1", "-t", tag+":2", "--build-arg", "WHO=me", "--label", "l=m", dir)
-			if !strings.Contains(out, "Successfully tagged "+tag+":1") || !strings.Contains(out, "Successfully tagged "+tag+":2") {
-				t.Errorf("build said %s", out)
-			}
-			if out := must("run", "--rm", tag+":1"); !strings.HasPrefix(out, "me\n") || !strings.Contains(out, "file") || strings.Contains(out, "secret") {
-				t.Errorf("what was built says %q", out)
-			}
-			img, err := direct.ImageInspect(t.Context(), tag+":2")
-			if err != nil || img.Config.Labels["l"] != "m" || img.Config.Labels[lifecycle.LabelTenant] != "images" || !slices.Contains(img.Config.Env, "A=b c") {
-				t.Fatalf("built: %+v, %v", img.Config, err)
-			}
-			id := must("build", "-q", "-t", tag+":quiet", "--target", "first", dir)
-			if quiet, err := direct.ImageInspect(t.Context(), tag+":quiet"); err != nil || quiet.ID != id || quiet.Config.Labels["seen"] != "yes" || quiet.Config.Labels["and this"] != "that" {
-				t.Errorf("quietly: %q is not %s, %v", id, quiet.ID, err)
-			}
-			must("build", "-t", tag+":other", "-f", dir+"/sub/Other", "--network", "none", "--no-cache", dir)
-			if out := must("run", "--rm", tag+":other"); strings.Contains(out, "eth0") {
-				t.Errorf("the build had a network: %q", out)
-			}
-			if out := must("images", "-q", "--no-trunc", tag); len(strings.Fields(out)) != 4 {
-				t.Errorf("images of the name: %q", out)
-			}
-			if out := must("images"); strings.Contains(out, "hidden.local") {
-				t.Errorf("images: %s", out)
-			}
-			must("history", tag+":1")
-			must("image", "inspect", tag+":1")
-			must("tag", tag+":1", tag+":again")
-			must("tag", testImage, "listed.local/mine/x")
-			must("rmi", "listed.local/mine/x", tag+":again")
-			if saved := must("save", tag+":1"); !strings.Contains(saved, "cli-"+name) || !strings.Contains(saved, "manifest.json") {
-				t.Errorf("saved: %d bytes", len(saved))
-			}
-			archive := dir + "/archive.tar"
-			noError(t, os.WriteFile(archive, make([]byte, 40<<20), 0o600))
-			for what, tt := range map[string]struct {
-				args []string
-				rule string
-			}{
-				"load":         {[]string{"load", "-i", archive}, "operations.off"},
-				"import":       {[]string{"import", archive, "x"}, "operations.off"},
-				"push":         {[]string{"push", tag + ":1"}, "operations.off"},
-				"search":       {[]string{"search", "x"}, "endpoints.unknown"},
-				"others' name": {[]string{"tag", tag + ":1", testImage}, "images.tags"},
-				"an address":   {[]string{"build", "http://127.0.0.1:1/x"}, "build.options"},
-				"host's net":   {[]string{"build", "--network", "host", dir}, "networks.host"},
-				"no base":      {[]string{"build", "-f", archive + ".x", dir}, "images.allow"},
-				"pull":         {[]string{"pull", "alpine"}, "images.allow"},
-			} {
-				if what == "no base" {
-					_ = os.Remove(archive)
-					noError(t, os.WriteFile(archive+".x", []byte("FROM alpine\n"), 0o600))
-				} else if err := os.WriteFile(archive, make([]byte, 40<<20), 0o600); err != nil {
-					t.Fatal(err)
-				}
-				_, errs, err := docker(tt.args...)
-				line := errs[strings.Index(errs, "Error")+1:]
-				if strings.HasPrefix(what, "an address") && err != nil {
-					continue // fetched by the client itself, which can't
-				}
-				if err == nil || !strings.Contains(line, "(rule "+tt.rule+")") || strings.Count(strings.TrimSpace(line), "\n") > 0 {
-					t.Errorf("%s: %v, %q", what, err, errs)
-				}
-			}
-			must("rmi", tag+":1", tag+":2", tag+":quiet", tag+":other")
-			must("volume", "create", "images-vol-"+name)
-			must("network", "create", "images-net-"+name)
-			must("create", "--name", "images-ct-"+name, testImage)
-			must("system", "df")
-			must("system", "df", "-v")
-			must("info")
-			must("version")
-			must("system", "prune", "-f", "--volumes")
-			must("image", "prune", "-af")
-			must("volume", "prune", "-f")
-			must("container", "prune", "-f")
-			must("network", "prune", "-f")
-			must("volume", "rm", "-f", "images-vol-"+name)
-			if all := left(); len(all) != 0 {
-				t.Errorf("left: %v", all)
-			}
-			if list, err := direct.ImageList(t.Context(), image.ListOptions{Filters: dockerfilters.NewArgs(dockerfilters.Arg("label", lifecycle.LabelOwner+"="+d.opts.Owner))}); err != nil || len(list) != 0 {
-				t.Errorf("images that are left: %+v, %v", list, err)
-			}
-		})
-	}
-	must(direct.ImageInspect(t.Context(), testImage))(t)
 }
 
 // TestBuildsAreApart has two tenants build the same.

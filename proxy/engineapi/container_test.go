@@ -368,7 +368,7 @@ func TestInternalNetworksLackTheHost(t *testing.T) {
 		report(t, direct.ContainerRemove(t.Context(), listener.ID, container.RemoveOptions{Force: true}))
 	}()
 	noError(t, direct.ContainerStart(ctx, listener.ID, container.StartOptions{}))
-	docker := mustDocker(t, "/usr/bin/docker", address)
+	docker := mustDocker(t, address)
 	docker("network", "create", "inner")
 	docker(append([]string{"run", "-d", "--name", "inner-1", "--network", "inner", testImage}, serve...)...)
 	docker("run", "-d", "--name", "inner-2", "--network", "inner", testImage, "sleep", "1000")

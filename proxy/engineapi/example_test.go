@@ -53,12 +53,12 @@ func TestExamplePolicies(t *testing.T) {
 				for i := range args {
 					args[i] = strings.ReplaceAll(args[i], "USER=", "USER ") // is one argument
 				}
-				if _, errs, err := dockerCLI(t, "/usr/bin/docker", address, args...); err != nil {
+				if _, errs, err := dockerCLI(t, address, args...); err != nil {
 					t.Errorf("docker %s: %v: %s", line, err, errs)
 				}
 			}
 			for _, line := range tt.wont {
-				if out, errs, err := dockerCLI(t, "/usr/bin/docker", address, strings.Fields(line)...); err == nil || !strings.Contains(errs, "denied by policy") {
+				if out, errs, err := dockerCLI(t, address, strings.Fields(line)...); err == nil || !strings.Contains(errs, "denied by policy") {
 					t.Errorf("docker %s: %v: %s%s", line, err, out, errs)
 				}
 			}

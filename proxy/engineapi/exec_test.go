@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -396,49 +395,5 @@ func TestForeignStreams(t *testing.T) {
 	}
 	if ct := inspect(t, direct, foreign); !ct.State.Running || ct.State.Paused {
 		t.Errorf("the foreign container was reached: %+v", ct.State)
-	}
-}
-
-// TestClientsExec is what users of the command line do.
-func TestClientsExec(t *testing.T) {
-	d, direct := engineDoor(t, "")
-	address := d.listen(Caller{Name: "execcli", Tenant: "execcli"})
-	id := d.made(direct, "execcli", "exec-cli", container.Config{Cmd: []string{"sh", "-c", "echo hello; exec sleep 1000"}})
-	for name, binary := range dockerCLIs {
-		t.Run(name, func(t *testing.T) {
-			if _, err := exec.LookPath(binary); err != nil {
-				t.Skipf("%s isn't here", binary)
-			}
-			for what, tt := range map[string]struct{ line, in, want string }{
-				"input":        {"docker exec -i exec-cli sh -c 'wc -c; exit 5'; echo $?", strings.Repeat("x", 300_000), "300000\n5\n"},
-				"input unread": {"docker exec -i exec-cli head -c 3; echo $?", strings.Repeat("x", 3_000_000), "xxx0\n"},
-				"both":         {"docker exec exec-cli sh -c 'echo out; echo err >&2' 2>&1 | sort", "", "err\nout\n"},
-				"no stdin":     {"docker exec exec-cli cat; echo $?", "ignored", "0\n"},
-				"detached":     {"docker exec -d exec-cli true; echo $?", "", "0\n"},
-				"missing":      {"docker exec exec-cli /nowhere >/dev/null 2>&1; echo $?", "", "126\n"},
-				"environment":  {"docker exec -e A=1 -w /tmp -u 1000 exec-cli sh -c 'echo $A $(pwd) $(id -u)'", "", "1 /tmp 1000\n"},
-				"terminal":     {"script -qec 'docker exec -it -e TERM=dumb exec-cli sh -c \"test -t 0 && test -t 1; exit 4\"' /dev/null; echo $?", "", "4\n"},
-				"size":         {"script -qec 'stty rows 33 cols 77; docker exec -it exec-cli sh -c \"sleep 1; stty size\"' /dev/null", "", "33 77\r\n"},
-				"logs":         {"docker logs exec-cli; docker logs --tail 1 --since 1h -t exec-cli | wc -l", "", "hello\n1\n"},
-				"attach":       {"timeout -s KILL 2 docker attach --no-stdin --sig-proxy=false exec-cli 2>/dev/null; echo $?", "", "137\n"},
-				"top":          {"docker top exec-cli | grep -c 'sleep 1000'; docker top exec-cli -o pid,args | grep -c 'sleep 1000'", "", "1\n1\n"},
-				"stats":        {"docker stats --no-stream --format '{{.Name}}' exec-cli", "", "exec-cli\n"},
-				"diff":         {"docker exec exec-cli touch /" + name + "; docker diff exec-cli | grep -c " + name, "", "1\n"},
-			} {
-				t.Run(what, func(t *testing.T) {
-					cmd := exec.CommandContext(t.Context(), "sh", "-c", strings.ReplaceAll(tt.line, "docker ", binary+" "))
-					cmd.Env = append(cmd.Environ(), "DOCKER_HOST="+address, "DOCKER_CONFIG="+t.TempDir())
-					cmd.Stdin = strings.NewReader(tt.in)
-					var errs bytes.Buffer
-					cmd.Stderr = &errs
-					if out, err := cmd.Output(); err != nil || strings.TrimPrefix(string(out), "^@") != tt.want { // script's own
-						t.Errorf("%q, %v, %s, want %q", out, err, errs.String(), tt.want)
-					}
-				})
-			}
-		})
-	}
-	if _, err := direct.ContainerInspect(t.Context(), id); err != nil {
-		t.Error(err)
 	}
 }

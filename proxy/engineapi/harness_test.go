@@ -289,9 +289,10 @@ func readFile(t testing.TB, path string) []byte {
 	return b
 }
 
-// dockerCLI runs a real Docker client against a caller's listener.
-func dockerCLI(t *testing.T, binary, host string, args ...string) (stdout, stderr string, err error) {
+// dockerCLI runs Docker's own client against a caller's listener.
+func dockerCLI(t *testing.T, host string, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
+	const binary = "/usr/bin/docker"
 	if _, err := os.Stat(binary); err != nil {
 		private.Lacking(t, "docker", err)
 	}
@@ -304,10 +305,10 @@ func dockerCLI(t *testing.T, binary, host string, args ...string) (stdout, stder
 }
 
 // mustDocker is dockerCLI for what has to succeed.
-func mustDocker(t *testing.T, binary, host string) func(args ...string) string {
+func mustDocker(t *testing.T, host string) func(args ...string) string {
 	return func(args ...string) string {
 		t.Helper()
-		out, errs, err := dockerCLI(t, binary, host, args...)
+		out, errs, err := dockerCLI(t, host, args...)
 		if err != nil {
 			t.Fatalf("docker %v: %v: %s", args, err, errs)
 		}

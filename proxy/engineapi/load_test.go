@@ -168,41 +168,38 @@ func TestLoad(t *testing.T) {
 	const name = "loaded.local/mine/app:1"
 	id := d.made(direct, "mine", "", container.Config{Cmd: []string{"sh", "-c", "echo proof > /proof; sleep 1000"}})
 	eventually(t, func() bool { _, err := direct.ContainerStatPath(ctx, id, "/proof"); return err == nil })
-	for cli, binary := range dockerCLIs {
-		mine, other := d.listen(Caller{Name: "mine" + cli, Tenant: "mine"}), newClient(t, d.listen(Caller{Name: "other" + cli, Tenant: "other"}))
-		run, file := mustDocker(t, binary, mine), t.TempDir()+"/app.tar"
-		run("commit", "-c", "CMD cat /proof", "-c", "LABEL a=b", id, name)
-		run("save", "--output", file, name)
-		run("rmi", name)
-		if out := run("load", "--input", file); out != "Loaded image: "+name {
-			t.Errorf("%s: load: %s", cli, out)
-		}
-		img := must(direct.ImageInspect(ctx, name))(t)
-		if l := img.Config.Labels; l[lifecycle.LabelTenant] != "mine" || l["a"] != "b" || !d.opts.Sealer.Valid(lifecycle.ObjectImage, "", l) {
-			t.Errorf("%s: loaded %v", cli, l)
-		}
-		if out := run("run", "--rm", name); out != "proof" {
-			t.Errorf("%s: run: %s", cli, out)
-		}
-		if _, err := other.ImageInspect(ctx, name); !errdefs.IsNotFound(err) {
-			t.Errorf("%s: another sees it: %v", cli, err)
-		}
-		// Another can load the same archive, but not take the name.
-		archive := readFile(t, file)
-		if _, err := other.ImageLoad(ctx, bytes.NewReader(archive)); !errdefs.IsConflict(err) {
-			t.Errorf("%s: another takes the name: %v", cli, err)
-		}
-		run("save", "--output", file, img.ID)
-		if out := run("load", "--quiet", "--input", file); !strings.HasPrefix(out, "Loaded image ID: sha256:") {
-			t.Errorf("%s: load without a name: %s", cli, out)
-		}
-		run("rmi", name)
+	mine, other := d.listen(Caller{Name: "mine", Tenant: "mine"}), d.client("other")
+	run, file := mustDocker(t, mine), t.TempDir()+"/app.tar"
+	run("commit", "-c", "CMD cat /proof", "-c", "LABEL a=b", id, name)
+	run("save", "--output", file, name)
+	run("rmi", name)
+	if out := run("load", "--input", file); out != "Loaded image: "+name {
+		t.Errorf("load: %s", out)
 	}
+	img := must(direct.ImageInspect(ctx, name))(t)
+	if l := img.Config.Labels; l[lifecycle.LabelTenant] != "mine" || l["a"] != "b" || !d.opts.Sealer.Valid(lifecycle.ObjectImage, "", l) {
+		t.Errorf("loaded %v", l)
+	}
+	if out := run("run", "--rm", name); out != "proof" {
+		t.Errorf("run: %s", out)
+	}
+	if _, err := other.ImageInspect(ctx, name); !errdefs.IsNotFound(err) {
+		t.Errorf("another sees it: %v", err)
+	}
+	// Another can load the same archive, but not take the name.
+	if _, err := other.ImageLoad(ctx, bytes.NewReader(readFile(t, file))); !errdefs.IsConflict(err) {
+		t.Errorf("another takes the name: %v", err)
+	}
+	run("save", "--output", file, img.ID)
+	if out := run("load", "--quiet", "--input", file); !strings.HasPrefix(out, "Loaded image ID: sha256:") {
+		t.Errorf("load without a name: %s", out)
+	}
+	run("rmi", name)
 	// A layer of the engine's that the archive only names.
 	base := must(direct.ImageInspect(ctx, testImage))(t)
 	layer := base.RootFS.Layers[0]
 	junk := loadLayer(t)
-	resp, err := d.client("mine").ImageLoad(ctx, bytes.NewReader(imageTar(t, "l.tar", junk, "c.json", loadConfig(layer, ""), "manifest.json", loadManifest("", `"l.tar"`))))
+	resp, err := newClient(t, mine).ImageLoad(ctx, bytes.NewReader(imageTar(t, "l.tar", junk, "c.json", loadConfig(layer, ""), "manifest.json", loadManifest("", `"l.tar"`))))
 	if !errdefs.IsPermissionDenied(err) {
 		t.Errorf("a layer by its digest alone: %+v, %v", resp, err)
 	}

@@ -6,11 +6,9 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
@@ -36,49 +34,6 @@ func say(t *testing.T, address, method, path, body string) (int, string) {
 	defer resp.Body.Close()
 	told := must(io.ReadAll(resp.Body))(t)
 	return resp.StatusCode, strings.TrimSpace(string(told))
-}
-
-// TestClientsNetwork has containers find each other.
-func TestClientsNetwork(t *testing.T) {
-	d, direct := engineDoor(t, "")
-	address := d.listen(Caller{Name: "nets", Tenant: "nets"})
-	for name, binary := range dockerCLIs {
-		t.Run(name, func(t *testing.T) {
-			must := mustDocker(t, binary, address)
-			net := must("network", "create", "--label", "a=b", "nets-"+name)
-			must("run", "-d", "--name", "nets-1-"+name, "--network", net[:12], "--network-alias", "db", testImage, "sh", "-c", "mkdir /w; echo served > /w/f; httpd -f -p 80 -h /w")
-			client := []string{"run", "--rm", "--network", "nets-" + name, testImage}
-			script := func(name string) []string {
-				return []string{"sh", "-c", "for i in 1 2 3 4 5 6 7 8 9; do wget -q -O - http://" + name + "/f && break; sleep 1; done"}
-			}
-			fetch := func(name string) string { return must(append(slices.Clone(client), script(name)...)...) }
-			for _, alias := range []string{"db", "nets-1-" + name} {
-				if out := fetch(alias); out != "served" {
-					t.Errorf("%s says %q", alias, out)
-				}
-			}
-			if n, err := direct.NetworkInspect(t.Context(), net, network.InspectOptions{}); err != nil || !n.Internal {
-				t.Errorf("there is a way out: %+v, %v", n, err)
-			}
-			must("run", "-d", "--name", "nets-2-"+name, "--network", net, testImage, "sleep", "1000")
-			must("network", "disconnect", "nets-"+name, "nets-2-"+name)
-			must("network", "connect", "--alias", "late", "--link", "nets-1-"+name+":linked", net, "nets-2-"+name)
-			if out := must(append([]string{"exec", "nets-2-" + name}, script("linked")...)...); out != "served" {
-				t.Errorf("through a link: %q", out)
-			}
-			if out := must("network", "inspect", "-f", "{{len .Containers}}", net); out != "2" {
-				t.Errorf("inspect: %s containers", out)
-			}
-			if out := must("network", "ls", "-q", "--no-trunc", "--filter", "name=nets-", "--filter", "driver=bridge"); out != net {
-				t.Errorf("ls: %q", out)
-			}
-			must("rm", "-f", "nets-1-"+name, "nets-2-"+name)
-			must("network", "prune", "-f")
-			if all := d.left(); len(all) != 0 {
-				t.Errorf("left: %v", all)
-			}
-		})
-	}
 }
 
 // TestTightenedJoin checks that a network that a container joined is judged again at a start.
@@ -281,67 +236,6 @@ func TestOldVersions(t *testing.T) {
 			if status != tt.status || !strings.Contains(told, tt.has) {
 				t.Errorf("%s /%s%s: %d %.300s, want %d and %q", tt.method, v, tt.path, status, told, tt.status, tt.has)
 			}
-		}
-	}
-}
-
-// TestClientsEvents asks for what was, and for what ends while it listens.
-func TestClientsEvents(t *testing.T) {
-	d, direct := engineDoor(t, "")
-	c, other, ctx := d.client("mine"), d.client("other"), t.Context()
-	address := d.listen(Caller{Name: "events", Tenant: "mine"})
-	since := time.Now().Add(-time.Second).Format(time.RFC3339Nano)
-	net := must(c.NetworkCreate(ctx, "evcli-mine", network.CreateOptions{}))(t)
-	theirs := must(other.NetworkCreate(ctx, "evcli-other", network.CreateOptions{}))(t)
-	for _, who := range []string{"mine", "other"} {
-		must(map[string]interface {
-			VolumeCreate(context.Context, volume.CreateOptions) (volume.Volume, error)
-		}{"mine": c, "other": other}[who].VolumeCreate(ctx, volume.CreateOptions{Name: "evcli-" + who}))(t)
-	}
-	id := d.made(direct, "mine", "evcli-mine", container.Config{})
-	foreign := d.made(direct, "other", "evcli-other", container.Config{})
-	for ct, n := range map[string]string{id: net.ID, foreign: theirs.ID} {
-		noError(t, direct.NetworkDisconnect(ctx, "none", ct, true))
-		noError(t, direct.NetworkConnect(ctx, n, ct, nil))
-	}
-	// A door that never heard of them goes by what is there when it begins to look.
-	for _, o := range []*owners{&d.known, &d.execs} {
-		o.mu.Lock()
-		o.byID = nil
-		o.mu.Unlock()
-	}
-	for name, binary := range dockerCLIs {
-		out, errs, err := dockerCLI(t, binary, address, "events", "--since", since, "--until", time.Now().Add(time.Second).Format(time.RFC3339Nano), "--format", "{{json .}}")
-		if err != nil || strings.Contains(out, "evcli-other") || strings.Contains(out, foreign) || strings.Contains(out, theirs.ID) {
-			t.Errorf("%s: %v, %s\n%s", name, err, errs, out)
-		}
-		for _, want := range []string{`"Action":"create","Actor":{"ID":"` + net.ID, `"Action":"connect","Actor":{"ID":"` + net.ID, `"Actor":{"ID":"evcli-mine"`, `"Actor":{"ID":"` + id} {
-			if !strings.Contains(out, want) {
-				t.Errorf("%s: no %s in %s", name, want, out)
-			}
-		}
-		out, errs, err = dockerCLI(t, binary, address, "events", "--since", since, "--until", time.Now().Format(time.RFC3339Nano), "--filter", "type=volume", "--filter", "event=create")
-		if err != nil || strings.Count(out, "\n") != 1 {
-			t.Errorf("%s filtered: %v, %s\n%s", name, err, errs, out)
-		}
-	}
-	patient, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	req := must(http.NewRequestWithContext(patient, "GET", "http://docker/v1.41/events?filters=%7B%22event%22%3A%5B%22destroy%22%5D%7D", nil))(t)
-	resp := must(raw(address).Do(req))(t)
-	defer resp.Body.Close()
-	for _, ref := range []string{id, foreign} {
-		noError(t, direct.ContainerRemove(ctx, ref, container.RemoveOptions{Force: true}))
-	}
-	for _, who := range []string{"other", "mine"} {
-		noError(t, direct.NetworkRemove(ctx, "evcli-"+who))
-		noError(t, direct.VolumeRemove(ctx, "evcli-"+who, false))
-	}
-	dec := json.NewDecoder(resp.Body)
-	for _, want := range []string{id, net.ID, "evcli-mine"} {
-		var e struct{ Actor struct{ ID string } }
-		if err := dec.Decode(&e); err != nil || e.Actor.ID != want {
-			t.Errorf("the end of %s: %+v, %v", want, e, err)
 		}
 	}
 }
