@@ -278,14 +278,6 @@ func TestGatewayBounds(t *testing.T) {
 		_, err := f.bridge.Solve(f.ctx, &gateway.SolveRequest{Frontend: dockerfile})
 		wantCode(t, "one more", codes.ResourceExhausted, err)
 	})
-	b := &build{results: map[string]*gateway.Result{}, ops: map[[32]byte]*pb.OpMetadata{}}
-	var ops [][]byte
-	for i := range maxOps + 1 {
-		ops = append(ops, source(fmt.Sprint(i)))
-	}
-	if err := b.remember(aResult("one", ops...)); err != nil || len(b.ops) != maxOps {
-		t.Error(len(b.ops), err)
-	}
 }
 
 // TestHistory has a tenant see the records of its own builds, and what they name.

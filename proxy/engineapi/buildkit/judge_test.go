@@ -404,27 +404,6 @@ func TestJudgeBridge(t *testing.T) {
 	}
 }
 
-func TestReturned(t *testing.T) {
-	a, b := source("docker-image://a"), source("docker-image://b")
-	known := func(op []byte) (*pb.OpMetadata, bool) { return nil, string(op) == string(a) }
-	other, _ := (&pb.Op{Inputs: []*pb.Input{{}}, Op: &pb.Op_Exec{Exec: &pb.ExecOp{}}}).Marshal()
-	odd := append(slices.Clone(lastOp(a)), 0xf8, 0x7f, 1) // a field that isn't known
-	for name, tt := range map[string]struct {
-		def [][]byte
-		ok  bool
-	}{
-		"none": {nil, false}, "known": {[][]byte{a}, false}, "with a last one": {[][]byte{a, lastOp(a)}, true}, "unknown": {[][]byte{a, b}, false}, "unknown first": {[][]byte{b, a}, false},
-		"in the middle": {[][]byte{a, lastOp(a), a}, false}, "exec": {[][]byte{a, other}, false}, "unknown field": {[][]byte{a, odd}, false}, "garbage": {[][]byte{a, {0xff}}, false}, "empty": {[][]byte{a, {}}, false},
-	} {
-		if got := returned(&pb.Definition{Def: tt.def}, known); (got != nil) != tt.ok {
-			t.Errorf("%s: %v", name, got)
-		}
-	}
-	if got := pinnedIn(&pb.Definition{Def: [][]byte{a, source(image + PinHost + "x:1"), source("https://" + PinHost), {0xff}}}); !slices.Equal(got, []string{image + PinHost + "x:1"}) {
-		t.Error(got)
-	}
-}
-
 func TestHasUnknown(t *testing.T) {
 	odd := func(m proto.Message) { m.ProtoReflect().SetUnknown([]byte{0xf8, 0x7f, 1}) }
 	exporter, entry, op, status, val := &control.Exporter{}, &control.CacheOptionsEntry{}, &pb.Definition{}, &gateway.Ref{}, &structpb.Value{}

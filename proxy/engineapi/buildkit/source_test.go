@@ -51,7 +51,8 @@ func TestSources(t *testing.T) {
 		"https://files.example.com/pub/a/b.tar": "https://files.example.com/pub/a/b.tar",
 		image + PinHost + "one:1@sha256:2":      "", image + PinHost + "one:2": "", "x" + image + PinHost + "one:1": "", "docker-image://docker.io/library/axb:1": "", "docker-image://docker.io/library/a.b:1@sha256:2": "", "docker-image://docker.io/library/a.b:12": "",
 		image + PinHost + "two:1@sha256:1": "", image + PinHost + "three:1": "", "http://buildkit-session/abcd": "", "http://buildkit-session/ab": "", "local://a\nb": "", "local://": "", "xlocal://a": "",
-		"https://files.example.com/pub/": "", "https://files.example.com/pub/../a": "", "https://files.example.com/pub/a/..": "", "https://files.example.com/pub/a?b": "", "https://files.example.com/pub/a#b": "", "https://files.example.com/pub/%2e": "", "https://filesXexample.com/pub/a": "", "http://files.example.com/pub/a": "", "git+https://files.example.com/pub/a": "",
+		"https://files.example.com/pub/": "", "https://files.example.com/pub/./a": "", "https://files.example.com/pub/.a": "", "https://files.example.com/pub//a": "", "https://files.example.com/pub/a//b": "",
+		"https://files.example.com/pub/a/../../b": "", "https://files.example.com/pub/a\n": "", `https://files.example.com/pub/a\..\b`: "", "https://files.example.com/pub/../a": "", "https://files.example.com/pub/a/..": "", "https://files.example.com/pub/a?b": "", "https://files.example.com/pub/a#b": "", "https://files.example.com/pub/%2e": "", "https://filesXexample.com/pub/a": "", "http://files.example.com/pub/a": "", "git+https://files.example.com/pub/a": "",
 		"docker-image://busybox": "", "git://x": "", "oci-layout://x": "", "https://x": "", "": "", "a\nb": "", "docker-image+blob://x": "",
 	} {
 		got, ok := allows(t, p, id)
