@@ -30,7 +30,7 @@ func TestUnreadAnswers(t *testing.T) {
 		}, "red")
 		labels := must(json.Marshal(d.labels(lifecycle.ObjectContainer, "red")))(t)
 		inspected = fmt.Sprintf(`{"Id":%q,"Labels":%s,"Config":{"Labels":%s}}`, standInID, labels, labels)
-		const callers, most = 40, 48 / 3 // MiB of a tenant, thrice an answer
+		const callers, most = 24, 48 / 3 // MiB of a tenant, thrice an answer
 		var conns [callers]*bufio.Reader
 		for i := range conns {
 			conn := l[0].dial()

@@ -2,24 +2,19 @@ package engineapi
 
 import (
 	"bufio"
-	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/coder/websocket"
 	"github.com/docker/docker/api/types/container"
-
-	"github.com/bermhq/berm/policy"
-	"github.com/bermhq/berm/proxy"
 )
 
 // Streams on which nothing is said for 15 minutes go on.
@@ -30,11 +25,8 @@ func TestIdleStreams(t *testing.T) {
 }
 
 func idleStream(t *testing.T, path string) {
-	rules := must(policy.Parse([]byte(basePolicy), policy.Options{DefaultImage: testImage}))(t)
-	const owner = "idle"
-	front, back := newPipes(), newPipes()
 	var d *Proxy
-	engine := &http.Server{Handler: &standIn{t: t, door: func() *Proxy { return d }, handler: func(w http.ResponseWriter, _ *http.Request) {
+	engine := &standIn{t: t, door: func() *Proxy { return d }, handler: func(w http.ResponseWriter, _ *http.Request) {
 		flusher := http.NewResponseController(w)
 		_ = flusher.Flush()
 		for range 3 {
@@ -42,28 +34,14 @@ func idleStream(t *testing.T, path string) {
 			_, _ = io.WriteString(w, "x")
 			_ = flusher.Flush()
 		}
-	}}}
-	go func() { _ = engine.Serve(back) }()
-	d = must(New(Options{Dial: func(context.Context) (net.Conn, error) { return back.dial(), nil }, Policy: func() *policy.Policy { return rules }, Owner: owner}))(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	served := make(chan error, 1)
-	go func() {
-		served <- proxy.Serve(ctx, front, d.Handler(Callers{Any: &Caller{Name: "a", Tenant: standInTenant}}), proxy.ServeOptions{})
-	}()
-	transport := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return front.dial(), nil }}
-	defer func() { // all goroutines have to end within the bubble
-		transport.CloseIdleConnections()
-		cancel()
-		report(t, errors.Join(<-served, d.Close(), engine.Close()))
-	}()
-	method := http.MethodGet
-	if path == "/wait" {
-		method = http.MethodPost
-	}
+	}}
+	d, l := boundedDoor(t, Options{}, engine.ServeHTTP, standInTenant)
+	conn := l[0].dial()
+	defer func() { _ = conn.Close() }()
 	start := time.Now()
-	req := must(http.NewRequestWithContext(t.Context(), method, "http://localhost/v1.41/containers/"+standInID+path, nil))(t)
-	resp := must(transport.RoundTrip(req))(t)
-	defer func() { _ = resp.Body.Close() }()
+	method := map[bool]string{true: http.MethodPost, false: http.MethodGet}[path == "/wait"]
+	must(fmt.Fprintf(conn, "%s /v1.41/containers/%s%s HTTP/1.1\r\nHost: localhost\r\n\r\n", method, standInID, path))(t)
+	resp := must(http.ReadResponse(bufio.NewReader(conn), nil))(t)
 	if took := time.Since(start); took != 0 {
 		t.Errorf("the answer began after %s", took)
 	}
@@ -105,47 +83,38 @@ func TestStreamCallerVanishes(t *testing.T) {
 	}
 }
 
-// A reader that pauses holds up the command that writes, and nothing piles up between.
+// A reader that pauses holds up what the engine sends, and nothing piles up between.
 func TestSlowReader(t *testing.T) {
-	const size, most = 64 << 20, 8 << 20
-	d, direct := engineDoor(t, "")
-	address := d.listen(Caller{Name: "slow", Tenant: "slow"})
-	c := newClient(t, address)
-	id := d.made(direct, "slow", "slow", container.Config{Cmd: []string{"sh", "-c", "yes 0123456789012345678901234567890123456789012345678901234567890 | head -c 20000000; exec sleep 1000"}})
-	heap := func() int64 {
-		runtime.GC()
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return int64(m.HeapAlloc)
-	}
-	paused := func(t *testing.T, r io.Reader) {
-		t.Helper()
-		before := heap()
-		must(io.CopyN(io.Discard, r, 1<<20))(t)
-		var grown int64
-		for range 20 {
-			time.Sleep(50 * time.Millisecond)
-			grown = max(grown, heap()-before)
-		}
-		t.Logf("the heap grew by %d KiB", grown>>10)
-		if grown > most {
-			t.Errorf("the heap grew by %d MiB", grown>>20)
+	const most = 4 << 20
+	var sent atomic.Int64
+	pour := func(w io.Writer) {
+		for err, n := error(nil), 0; err == nil; sent.Add(int64(n)) {
+			n, err = w.Write(make([]byte, 64<<10))
 		}
 	}
-	t.Run("exec", func(t *testing.T) {
-		made := must(c.ContainerExecCreate(t.Context(), id, container.ExecOptions{Cmd: []string{"head", "-c", fmt.Sprint(size), "/dev/zero"}, AttachStdout: true, Tty: true}))(t)
-		conn := must(c.ContainerExecAttach(t.Context(), made.ID, container.ExecAttachOptions{Tty: true}))(t)
-		defer conn.Close()
-		paused(t, conn.Reader)
-		if n, err := io.Copy(io.Discard, conn.Reader); err != nil || n != size-1<<20 {
-			t.Errorf("%d bytes more, %v", n, err)
+	d := standInDoor(t, &standIn{handler: func(w http.ResponseWriter, _ *http.Request) { pour(w) }, hijack: func(conn net.Conn, _ *bufio.Reader, greeting string) {
+		_, _ = io.WriteString(conn, greeting)
+		pour(conn)
+	}})
+	dial := dialers(t, d)["unix"]
+	for _, request := range []string{"GET /v1.41/containers/%s/logs?follow=1&stdout=1 HTTP/1.1\r\nHost: localhost\r\n\r\n", fmt.Sprintf(attachRequest, "%s", upgradeHeaders)} {
+		sent.Store(0)
+		conn := dial()
+		must(fmt.Fprintf(conn, request, standInID))(t)
+		taken := must(io.CopyN(io.Discard, conn, 1<<20))(t)
+		for last := int64(-1); ; {
+			eventually(t, func() bool { n := sent.Load(); still := n == last; last = n; return still })
+			if held := last - taken; held > most {
+				t.Errorf("%s: %d KiB are held", request, held>>10)
+			}
+			if taken > 8<<20 {
+				break
+			}
+			taken += must(io.CopyN(io.Discard, conn, 8<<20))(t) // it goes on
 		}
-	})
-	t.Run("logs", func(t *testing.T) {
-		logs := must(c.ContainerLogs(t.Context(), id, container.LogsOptions{ShowStdout: true, Follow: true}))(t)
-		defer func() { _ = logs.Close() }()
-		paused(t, logs)
-	})
+		_ = conn.Close()
+		eventually(t, func() bool { return d.streams() == 0 })
+	}
 }
 
 // Over a WebSocket a container's terminal is spoken to.
@@ -217,51 +186,6 @@ func TestTopShowsNoEnv(t *testing.T) {
 	} {
 		if got, err := c.ContainerTop(t.Context(), id, strings.Split(args, " ")); err == nil || !strings.Contains(err.Error(), "denied by policy") {
 			t.Errorf("%q: %v, %v", args, got, err)
-		}
-	}
-}
-
-// What older versions of the API don't know isn't sent in them.
-func TestStreamsByVersion(t *testing.T) {
-	d, direct := engineDoor(t, "")
-	address := d.listen(Caller{Name: "versions", Tenant: "versions"})
-	id := d.made(direct, "versions", "versions", container.Config{Cmd: []string{"sh", "-c", "echo hello; exec sleep 1000"}})
-	for path, want := range map[string]int{
-		"/v1.24/containers/%s/stats?stream=0":             200,
-		"/v1.40/containers/%s/stats?stream=0&one-shot=1":  200,
-		"/v1.41/containers/%s/stats?stream=0&one-shot=1":  200,
-		"/v1.41/containers/%s/stats?one-shot=1&stream=no": 200,
-		"/v1.24/containers/%s/logs?stdout=1&tail=all":     200,
-		"/v1.41/containers/%s/logs?stdout=1&details=0":    200,
-		"/v1.41/containers/%s/logs?stdout=1&details=1":    200,
-		"/v1.41/containers/%s/logs?stdout=1&since=a%%20b": 400,
-		"/v1.41/containers/%s/logs":                       400,
-		"/v1.41/containers/%s/changes?x=1":                200,
-		"/v1.24/containers/%s/changes":                    200,
-	} {
-		if status, body := say(t, address, http.MethodGet, fmt.Sprintf(path, id), ""); status != want {
-			t.Errorf("%s: %d %s", path, status, body)
-		}
-	}
-	for path, want := range map[string]int{
-		"/v1.41/containers/%s/wait?condition=other":  400,
-		"/v1.41/containers/%s/resize":                400,
-		"/v1.41/containers/%s/resize?h=1":            400,
-		"/v1.41/containers/%s/resize?h=65536&w=1":    400,
-		"/v1.41/containers/%s/resize?h=-1&w=1":       400,
-		"/v1.41/containers/%s/resize?h=1&w=1&h=2":    200,
-		"/v1.41/containers/%s/resize?h=24&w=80":      200,
-		"/v1.41/containers/%s/attach?detachKeys=a+b": 400,
-	} {
-		if status, body := say(t, address, http.MethodPost, fmt.Sprintf(path, id), ""); status != want {
-			t.Errorf("%s: %d %s", path, status, body)
-		}
-	}
-	noError(t, direct.ContainerKill(t.Context(), id, "KILL"))
-	for _, version := range []string{"/v1.24", "/v1.29", "/v1.30", "/v1.41"} {
-		status, body := say(t, address, http.MethodPost, version+"/containers/versions/wait?condition=not-running", "")
-		if status != 200 || !strings.Contains(body, `"StatusCode":137`) {
-			t.Errorf("wait %s: %d %s", version, status, body)
 		}
 	}
 }

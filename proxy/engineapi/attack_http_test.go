@@ -8,7 +8,6 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-	"testing"
 	"time"
 
 	"github.com/docker/docker/api/types/container"
@@ -45,9 +44,8 @@ var posts = []string{
 	"/containers/create?name=a&name=b", "/v1.41/containers/create?name=..%2fx", "/v1.41/containers/create?name=aaaaaaaaaaaa", "/v1.41/containers/create?platform=linux%2famd64%00",
 }
 
-// TestAttackHTTP plays on how a request is read.
-func TestAttackHTTP(t *testing.T) {
-	s := startSiege(t)
+// attackHTTP plays on how a request is read.
+func attackHTTP(s *siege) {
 	var vectors []vector
 	add := func(name, text string, neutral bool) {
 		vectors = append(vectors, vector{name: name, request: text, neutral: neutral})
@@ -101,31 +99,29 @@ func TestAttackHTTP(t *testing.T) {
 	s.attack(vectors)
 }
 
-// TestAttackTCP is what a page in somebody's browser could have it send.
-func TestAttackTCP(t *testing.T) {
-	s := startSiege(t)
-	l, err := proxy.Listen(t.Context(), "127.0.0.1:0", 0)
+// attackTCP is what a page in somebody's browser could have it send.
+func attackTCP(s *siege) {
+	l, err := proxy.Listen(s.Context(), "127.0.0.1:0", 0)
 	s.must(err)
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
 	go func() {
 		served <- proxy.Serve(ctx, l, s.d.Handler(Callers{Any: &Caller{Name: "tcp", Tenant: "attacker"}}), proxy.ServeOptions{ConnContext: ConnContext, DrainTimeout: time.Second})
 	}()
+	unix := s.door
 	defer func() {
+		s.door = unix
 		cancel()
 		if err := <-served; err != nil && ctx.Err() == nil {
-			t.Error(err)
+			s.Error(err)
 		}
 	}()
 	s.door = "tcp://" + l.Addr().String()
 	_, port, err := net.SplitHostPort(l.Addr().String())
 	s.must(err)
-	if r := s.ask(s.door, "GET", "/_ping", "", ""); r.status != 403 { // by the name of the engine's own clients
-		t.Logf("Host docker: %d", r.status)
-	}
 	local := "Host: 127.0.0.1:" + port
 	if r := s.say(s.door, strings.Replace(request("GET", "/_ping", "", ""), "Host: docker", local, 1)); r.status != 200 {
-		t.Errorf("ping: %+v", r)
+		s.Errorf("ping: %+v", r)
 	}
 	var vectors []vector
 	for name, header := range map[string]string{
@@ -141,7 +137,7 @@ func TestAttackTCP(t *testing.T) {
 		vector{name: "options", request: strings.Replace(request("OPTIONS", "/v1.41/containers/json", "", ""), "Host: docker", local+"\r\nOrigin: http://attacker.example\r\nAccess-Control-Request-Method: DELETE", 1)})
 	s.attack(vectors)
 	if ct := s.inspect(s.own); !ct.State.Running {
-		t.Error("a page has stopped a container")
+		s.Error("a page has stopped a container")
 	}
 }
 
@@ -151,7 +147,7 @@ var reads = map[string][]string{
 	"container": {
 		"GET /containers/{ref}/json", "GET /containers/{ref}/json?size=1", "GET /containers/{ref}/top", "GET /containers/{ref}/top?ps_args=axewww",
 		"GET /containers/{ref}/logs?stdout=1&stderr=1", "GET /containers/{ref}/changes", "GET /containers/{ref}/export", "GET /containers/{ref}/stats?stream=0",
-		"GET /containers/{ref}/archive?path=/v/secret", "HEAD /containers/{ref}/archive?path=/v/secret", "GET /containers/{ref}/attach/ws?logs=1&stdout=1",
+		"GET /containers/{ref}/archive?path=/v/secret", "HEAD /containers/{ref}/archive?path=/v/secret", "GET /containers/{ref}/attach/ws?logs=1&stdout=1", "!PUT /containers/{ref}/archive?path=/ " + strings.Repeat("\x00", 1024),
 		"!POST /containers/{ref}/attach?logs=1&stdout=1&stderr=1", "!POST /containers/{ref}/wait?condition=next-exit", "!POST /containers/{ref}/resize?h=1&w=1",
 		"!POST /containers/{ref}/exec {\"Cmd\":[\"env\"],\"AttachStdout\":true}", "!POST /containers/{ref}/start", "!POST /containers/{ref}/stop?t=0", "!POST /containers/{ref}/restart?t=0",
 		"!POST /containers/{ref}/kill?signal=KILL", "!POST /containers/{ref}/pause", "!POST /containers/{ref}/unpause", "!POST /containers/{ref}/rename?name=siege-x",
@@ -169,12 +165,11 @@ var reads = map[string][]string{
 	},
 }
 
-// TestAttackReads reaches for what is another's, by every kind of name.
-func TestAttackReads(t *testing.T) {
-	s := startSiege(t)
+// attackReads reaches for what is another's, by every kind of name.
+func attackReads(s *siege) {
 	refs := map[string][]string{
 		"container": {"{victim}", "{victim12}", "{victim4}", "siege-v-one", "{operator}", "siege-v-operator"},
-		"exec":      {"{victimexec}"},
+		"exec":      {"{victimexec}", s.victimEx[:12]},
 		"network":   {"{victimnet}", "{victimnet12}", "siege-v-net"},
 		"volume":    {"siege-v-vol"},
 		"image":     {"{victimimage}", "siege-v.local/image:1", strings.TrimPrefix(s.victmg, "sha256:")[:12]},
@@ -189,14 +184,29 @@ func TestAttackReads(t *testing.T) {
 				if len(words) == 3 {
 					body, contentType = words[2], "application/json"
 				}
+				if words[0] == http.MethodPut {
+					contentType = "application/x-tar"
+				}
 				text := request(words[0], "/v1.41"+words[1], contentType, body)
 				if strings.Contains(call, "/ws") {
 					text = strings.Replace(text, "Connection: close", "Connection: Upgrade\r\nUpgrade: websocket\r\nOrigin: http://docker\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==", 1)
 				}
+				foreign := s.words.Replace(ref)
+				missing := renamed(foreign)
+				ofMissing := strings.ReplaceAll(text, ref, missing)
 				vectors = append(vectors, vector{name: words[0] + words[1], act: func(s *siege, address string) bool {
-					r := s.say(address, s.expand(text))
+					r, none := s.say(address, s.expand(text)), s.say(address, s.expand(ofMissing))
 					for _, f := range s.tells(s.expand(text), r) {
 						s.Error(f)
+					}
+					if strings.ReplaceAll(r.body, foreign, "REF") != strings.ReplaceAll(none.body, missing, "REF") || r.status != none.status {
+						s.Errorf("%d %s, and of what isn't there %d %s", r.status, r.body, none.status, none.body)
+					}
+					// Where it is known for a verb, the engine says which.
+					if verb := strings.Contains(call, " /containers/{ref}") || strings.Contains(call, " /exec/{ref}"); verb && i == 0 && !strings.Contains(call, "/ws") {
+						if is, want := none.message(), s.say(s.host, s.expand(ofMissing)).message(); none.status == http.StatusNotFound && is != want && !strings.HasSuffix(want, ": "+is) {
+							s.Errorf("of what isn't there the engine says %s, the door %s", want, is)
+						}
 					}
 					// By force, what isn't there is removed without a word.
 					gone := r.status == http.StatusNoContent && words[0] == http.MethodDelete && kind == "volume"
@@ -214,6 +224,21 @@ func TestAttackReads(t *testing.T) {
 		}
 	}
 	s.attack(vectors)
+}
+
+// renamed gives a reference like another one, of what isn't there.
+func renamed(ref string) string {
+	digest, name := "", ref
+	if hex, ok := strings.CutPrefix(ref, "sha256:"); ok {
+		digest, name = "sha256:", hex
+	}
+	const digits = "0123456789abcdef"
+	return digest + strings.Map(func(r rune) rune {
+		if i := strings.IndexRune(digits, r); i >= 0 {
+			return rune(digits[(i+1)%len(digits)])
+		}
+		return r
+	}, name)
 }
 
 // lists are the calls that are about many objects.
@@ -234,13 +259,10 @@ var lists = []string{
 	"/distribution/{image}/json", "/debug/pprof/cmdline", "/debug/vars", "/metrics", "/images/search?term=x", "/containers/siege-own/checkpoints", "/containers/ps",
 }
 
-// TestAttackLists asks for what there is, and finds nothing of others'.
-func TestAttackLists(t *testing.T) {
-	s := startSiege(t)
-	if err := s.direct.ContainerExecStart(t.Context(), s.victimEx, container.ExecStartOptions{Detach: true}); err != nil { // for an event
-		t.Fatal(err)
-	}
-	eventually(t, func() bool { return len(s.inspect(s.victim).ExecIDs) == 0 }) // it is over
+// attackLists asks for what there is, and finds nothing of others'.
+func attackLists(s *siege) {
+	s.must(s.direct.ContainerExecStart(s.Context(), s.victimEx, container.ExecStartOptions{Detach: true})) // for an event
+	eventually(s.T, func() bool { return len(s.inspect(s.victim).ExecIDs) == 0 })                          // it is over
 	s.calm = s.look()
 	told := 0
 	var vectors []vector
@@ -254,7 +276,7 @@ func TestAttackLists(t *testing.T) {
 			if len(s.tells(asked, s.say(s.host, asked))) > 0 {
 				told++
 			}
-			return false
+			return true // or it changes something, which is seen after all of them
 		}})
 	}
 	for _, kind := range []string{"containers", "networks", "volumes", "images", "build"} {
@@ -266,7 +288,7 @@ func TestAttackLists(t *testing.T) {
 	}
 	s.attack(vectors)
 	if told < 20 {
-		t.Errorf("the engine itself tells of others in %d answers only", told)
+		s.Errorf("the engine itself tells of others in %d answers only", told)
 	}
 }
 

@@ -2,13 +2,11 @@ package engineapi
 
 import (
 	"archive/tar"
-	"bytes"
 	"fmt"
 	"net/http"
 	"net/url"
 	"os"
 	"strings"
-	"testing"
 )
 
 // post is a request with a JSON body.
@@ -16,10 +14,8 @@ func post(path, body string) string {
 	return request("POST", "/v1.41"+path, "application/json", body)
 }
 
-// TestAttackObjects asks for networks, volumes, execs, images and changes that no policy
-// allows.
-func TestAttackObjects(t *testing.T) {
-	s := startSiege(t)
+// attackObjects asks for networks, volumes, execs, images and changes that no policy allows.
+func attackObjects(s *siege) {
 	var vectors []vector
 	add := func(name, request string, flags ...string) {
 		v := vector{name: name, request: request}
@@ -33,10 +29,11 @@ func TestAttackObjects(t *testing.T) {
 		add("network/"+v, post("/networks/create", `{"Name":"siege-n",`+fields+`}`))
 		vectors[len(vectors)-1].bites = v == name
 	}
-	for _, name := range []string{"host", "bridge", "none", "default", "a/b", "", "{victimnet12}", "{victimnet}", strings.Repeat("a", 64), "siege v"} {
+	for _, name := range []string{"host", "bridge", "none", "default", "ingress", "docker_gwbridge", "a/b", "", "{victimnet12}", "{victimnet}", strings.Repeat("a", 64), "siege v"} {
 		add("network/named "+name, post("/networks/create", `{"Name":"`+name+`","Internal":true}`))
 	}
 	add("network/named aaaaaaaaaaaa", post("/networks/create", `{"Name":"aaaaaaaaaaaa","Internal":true}`), "neutral")
+	add("network/second document", post("/networks/create", `{"Name":"siege-n","Internal":true}{}`))
 	add("network/with a way out", post("/networks/create", `{"Name":"siege-n","Internal":false}`), "neutral", "bites")
 	for name, fields := range volumeAttacks {
 		v := strings.TrimPrefix(name, "!")
@@ -83,18 +80,28 @@ func TestAttackObjects(t *testing.T) {
 	}
 	add("connect with others", post("/networks/siege-shared/connect", `{"Container":"siege-own"}`), "neutral")
 	add("join others as a host", post("/containers/create?name=pypi.org", `{"Image":"`+testImage+`","HostConfig":{"NetworkMode":"siege-shared"}}`))
-	vectors = append(vectors, vector{name: "rename among others", act: func(s *siege, address string) bool {
+	steps := func(name string, act func(s *siege, address string) (refused bool)) {
+		vectors = append(vectors, vector{name: name, act: func(s *siege, address string) bool {
+			refused := act(s, address)
+			for _, f := range s.breaches() {
+				s.Error(f)
+			}
+			return refused
+		}})
+	}
+	steps("rename among others", func(s *siege, address string) bool {
 		r := s.ask(address, "POST", "/v1.41/networks/siege-shared/connect", "application/json", `{"Container":"siege-own"}`)
 		if r.status != http.StatusOK {
 			s.Errorf("connect: %+v", r)
 		}
 		return s.ask(address, "POST", "/v1.41/containers/siege-own/rename?name=pypi.org", "", "").status >= 300
-	}}, vector{name: "connect among others by a name of a host", act: func(s *siege, address string) bool {
+	})
+	steps("connect among others by a name of a host", func(s *siege, address string) bool {
 		if r := s.ask(address, "POST", "/v1.41/containers/siege-own/rename?name=pypi.org", "", ""); r.status != http.StatusNoContent {
 			return true
 		}
 		return s.ask(address, "POST", "/v1.41/networks/siege-shared/connect", "application/json", `{"Container":"{own}"}`).status >= 300
-	}})
+	})
 	for _, name := range []string{"siege-v-one", strings.Repeat("a", 64), "{victim12}", "{victim}", "a/b", ""} {
 		add("rename/"+name, post("/containers/{own}/rename?name="+name, ""))
 		add("named/"+name, post("/containers/create?name="+name, `{"Image":"`+testImage+`"}`), map[bool]string{true: "neutral"}[name == ""])
@@ -129,6 +136,8 @@ var networkAttacks = map[string]string{
 	"folded":            "\"Option\u017f\":{\"com.docker.network.bridge.name\":\"siege3\"}",
 	"twice":             `"Options":{},"Options":{"com.docker.network.bridge.name":"siege4"}`,
 	"!IPv6":             `"EnableIPv6":true`,
+	"!owner's tenant":   `"Internal":true,"Labels":{"Berm.Tenant":"victim"}`,
+	"!unknown":          `"Internal":true,"Peers":[]`,
 }
 
 // volumeAttacks are the same of volumes.
@@ -177,29 +186,12 @@ var imageAttacks = map[string]string{
 	"build on the host's network": "/build?networkmode=host",
 }
 
-// oneFile is an archive of one file, or of a link if to is given.
-func oneFile(name, text, to string) string {
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
-	h := &tar.Header{Name: name, Mode: 0o644, Size: int64(len(text)), Typeflag: tar.TypeReg}
-	if to != "" {
-		h.Typeflag, h.Linkname, h.Size = tar.TypeSymlink, to, 0
-	}
-	_ = w.WriteHeader(h)
-	if to == "" {
-		_, _ = w.Write([]byte(text))
-	}
-	_ = w.Close()
-	return b.String()
-}
-
-// TestAttackBuild has the engine build what it mustn't.
-func TestAttackBuild(t *testing.T) {
-	s := startSiege(t)
+// attackBuild has the engine build what it mustn't.
+func attackBuild(s *siege) {
 	var vectors []vector
 	build := func(name, query, dockerfile string) {
 		vectors = append(vectors, vector{name: name, neutral: true, act: func(s *siege, address string) bool {
-			asked := s.expand(request("POST", "/v1.41/build?"+query, "application/x-tar", oneFile("Dockerfile", s.words.Replace(dockerfile), "")))
+			asked := s.expand(request("POST", "/v1.41/build?"+query, "application/x-tar", string(tarOf(s, "Dockerfile", s.words.Replace(dockerfile)))))
 			r := s.say(address, asked)
 			for _, f := range s.tells(asked, r) {
 				s.Error(f)
@@ -213,7 +205,7 @@ func TestAttackBuild(t *testing.T) {
 	}
 	from := "FROM " + testImage + "\n"
 	for name, text := range map[string]string{
-		"of another's": "FROM siege-v.local/image:1\n", "of another's by ID": "FROM {victimimage}\n", "of another's by variable": "ARG A=siege-v.local/image:1\nFROM $A\n",
+		"of elsewhere": "FROM 192.0.2.1/x\n", "of another's": "FROM siege-v.local/image:1\n", "of another's by ID": "FROM {victimimage}\n", "of another's by variable": "ARG A=siege-v.local/image:1\nFROM $A\n",
 		"copy from another's": from + "COPY --from=siege-v.local/image:1 / /\n", "copy from elsewhere": from + "COPY --from=192.0.2.1/x / /\n",
 		"add an address": from + "ADD http://192.0.2.1/x /\n", "add a quoted address": from + "ADD [\"http:\\u002f/192.0.2.1/x\", \"/\"]\n", "add by a variable": from + "ENV A=http://192.0.2.1\nADD $A /\n",
 		"add a repository": from + "ADD git@192.0.2.1:x /\n", "escape": "# escape=`\n" + from + "LABEL a=b `\nberm.owner=x\n",
@@ -224,49 +216,53 @@ func TestAttackBuild(t *testing.T) {
 		build(name, "", text)
 	}
 	for name, query := range map[string]string{
-		"network": "networkmode=container:{victim}", "named network": "networkmode=siege-v-net", "allowed name": "t=berm.local/busybox:latest", "hosts": "extrahosts=x:192.0.2.1", "cgroup": "cgroupparent=/x",
+		"network": "networkmode=container:{victim}", "named network": "networkmode=siege-v-net", "allowed name": "t=berm.local/busybox:latest", "name of nobody's": "t=elsewhere.local/x", "hosts": "extrahosts=x:192.0.2.1", "cgroup": "cgroupparent=/x",
 		"options": "securityopt=seccomp%3Dunconfined", "labels": "labels=" + url.QueryEscape(`{"berm.tenant":"victim"}`), "cache": "cachefrom=" + url.QueryEscape(`["siege-v.local/image:1"]`),
 		"dockerfile": "dockerfile=../../etc/passwd", "outputs": "outputs=" + url.QueryEscape(`[{"type":"local"}]`), "buildkit": "version=2", "squash": "squash=1", "twice": "t=siege.local/a&t=berm.local/busybox",
 	} {
 		build("query "+name, query, from+"RUN true\n")
 	}
-	vectors = append(vectors, vector{name: "Dockerfile is a link", act: func(s *siege, address string) bool {
-		r := s.ask(address, "POST", "/v1.41/build", "application/x-tar", oneFile("Dockerfile", "", s.outside+"/secret"))
-		for _, f := range s.tells("", r) {
-			s.Error(f)
-		}
-		return r.status >= 300 || !strings.Contains(r.body, "Successfully built")
-	}})
+	dockerfile := tar.Header{Name: "Dockerfile", Typeflag: tar.TypeReg}
+	for name, body := range map[string][]byte{
+		"Dockerfile is a link": tarOf(s, "Dockerfile", "->"+s.outside+"/secret"), "device": written(s, dockerfile, tar.Header{Name: "sda", Typeflag: tar.TypeBlock, Devmajor: 8}),
+		"path that leads out": written(s, dockerfile, tar.Header{Name: "../x", Typeflag: tar.TypeDir}), "no Dockerfile": tarOf(s, "other", from),
+	} {
+		vectors = append(vectors, vector{name: name, act: func(s *siege, address string) bool {
+			r := s.ask(address, "POST", "/v1.41/build", "application/x-tar", string(body))
+			for _, f := range s.tells("", r) {
+				s.Error(f)
+			}
+			return r.status >= 300 || !strings.Contains(r.body, "Successfully built")
+		}})
+	}
 	s.attack(vectors)
 }
 
-// TestAttackFiles uploads archives that leave the container, and what isn't plain.
-func TestAttackFiles(t *testing.T) {
-	s := startSiege(t)
+// attackFiles uploads archives that leave the container, and what isn't plain.
+func attackFiles(s *siege) {
 	var vectors []vector
-	put := func(name, query, body string, neutral bool) {
-		vectors = append(vectors, vector{name: name, neutral: neutral, request: request("PUT", "/v1.41/containers/{own}/archive?"+query, "application/x-tar", body)})
+	put := func(name, query string, body []byte, neutral bool) {
+		vectors = append(vectors, vector{name: name, neutral: neutral, request: request("PUT", "/v1.41/containers/{own}/archive?"+query, "application/x-tar", string(body))})
 	}
-	put("dots", "path=/v", oneFile("../../../../../../outside", "x", ""), true)
-	put("link", "path=/v", oneFile("x", "", s.outside), true)
-	put("through the link", "path=/v/x", oneFile("secret", "changed", ""), true)
-	put("path with dots", "path=/v/../../../../..", oneFile("x", "x", ""), true)
-	put("gzip", "path=/v", "\x1f\x8b\x08"+strings.Repeat("x", 600), false)
-	put("bzip2", "path=/v", "BZh9"+strings.Repeat("x", 600), false)
-	put("xz", "path=/v", "\xfd7zXZ\x00"+strings.Repeat("x", 600), false)
-	put("zstd", "path=/v", "\x28\xb5\x2f\xfd"+strings.Repeat("x", 600), false)
-	put("nothing", "path=/v", "", false)
-	put("no path", "", oneFile("x", "x", ""), false)
-	put("two paths", "path=/v&path=/", oneFile("x", "x", ""), true) // the first counts, to the engine, too
+	put("dots", "path=/v", tarOf(s, "../../../../../../outside", "x"), true)
+	put("link", "path=/v", tarOf(s, "x", "->"+s.outside), true)
+	put("through the link", "path=/v/x", tarOf(s, "secret", "changed"), true)
+	put("path with dots", "path=/v/../../../../..", tarOf(s, "x", "x"), true)
+	put("gzip", "path=/v", []byte("\x1f\x8b\x08"+strings.Repeat("x", 600)), false)
+	put("bzip2", "path=/v", []byte("BZh9"+strings.Repeat("x", 600)), false)
+	put("xz", "path=/v", []byte("\xfd7zXZ\x00"+strings.Repeat("x", 600)), false)
+	put("zstd", "path=/v", []byte("\x28\xb5\x2f\xfd"+strings.Repeat("x", 600)), false)
+	put("nothing", "path=/v", nil, false)
+	put("no path", "", tarOf(s, "x", "x"), false)
+	put("two paths", "path=/v&path=/", tarOf(s, "x", "x"), true) // the first counts, to the engine, too
 	for _, path := range []string{"/v/x/secret", "/proc/1/environ", "/v/../../../../.." + s.outside + "/secret"} {
 		vectors = append(vectors, vector{name: "get " + path, neutral: true, request: request("GET", "/v1.41/containers/{own}/archive?path="+path, "", "")})
 	}
 	s.attack(vectors)
 }
 
-// TestAttackSwap exchanges a directory on the host between the look at it and its use.
-func TestAttackSwap(t *testing.T) {
-	s := startSiege(t)
+// attackSwap exchanges a directory on the host between the look at it and its use.
+func attackSwap(s *siege) {
 	swap := func(made func(dir string)) func(*siege, string) bool {
 		return func(s *siege, address string) bool {
 			dir := s.dir + "/swap"
@@ -301,11 +297,11 @@ func TestAttackSwap(t *testing.T) {
 	s.must(os.Remove(dir))
 	s.must(os.Symlink(s.outside, dir))
 	if r := s.ask(s.host, "POST", "/v1.41/containers/siege-swap/start", "", ""); r.status >= 300 {
-		t.Fatalf("%+v", r)
+		s.Fatalf("%+v", r)
 	}
 	ct := s.inspect("siege-swap")
 	if s.bounds.leadsInside(ct.State.Pid, "/x") {
-		t.Errorf("the engine doesn't follow the link: %s", fmt.Sprint(r))
+		s.Errorf("the engine doesn't follow the link: %s", fmt.Sprint(r))
 	}
 	s.must(s.direct.ContainerRemove(s.Context(), ct.ID, forced))
 }

@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -64,51 +63,6 @@ func everything(t *testing.T, direct *client.Client) (containers, images int) {
 	list := must(direct.ContainerList(context.Background(), container.ListOptions{All: true}))(t)
 	all := must(direct.ImageList(context.Background(), image.ListOptions{All: true}))(t)
 	return len(list), len(all)
-}
-
-// TestBuildsAreApart has two tenants build the same.
-func TestBuildsAreApart(t *testing.T) {
-	d, direct := engineDoor(t, buildPolicy)
-	ownImages(t, direct, d)
-	mine, other, ctx := d.client("mine"), d.client("other"), t.Context()
-	dockerfile := "FROM " + testImage + "\nRUN cat /proc/sys/kernel/random/uuid > /u\n"
-	const tag = "built.local/mine/apart:1"
-	said := func(c *client.Client, tags ...string) string {
-		text, _, err := buildOf(ctx, t, c, dockerfile, build.ImageBuildOptions{Tags: tags})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return strings.SplitAfterN(text, "RUN", 2)[1]
-	}
-	if said(mine); !strings.Contains(said(mine, tag), "Using cache") {
-		t.Error("what one built itself isn't taken from the cache")
-	}
-	if strings.Contains(said(other), "Using cache") {
-		t.Error("what another built is taken from the cache")
-	}
-	// A name of one's own isn't another's to take, even if the policy lets both give it.
-	was := must(direct.ImageInspect(ctx, tag))(t)
-	if _, _, err := buildOf(ctx, t, other, "FROM "+testImage+"\n", build.ImageBuildOptions{Tags: []string{tag}}); err == nil || !strings.Contains(err.Error(), "is taken") {
-		t.Errorf("another's name: %v", err)
-	}
-	if is, err := direct.ImageInspect(ctx, tag); err != nil || is.ID != was.ID {
-		t.Errorf("the name was moved: %v", err)
-	}
-	if _, _, err := buildOf(ctx, t, other, "FROM "+tag+"\n", build.ImageBuildOptions{}); !errdefs.IsPermissionDenied(err) && !errdefs.IsNotFound(err) {
-		t.Errorf("another's base: %v", err)
-	}
-	auditing := newClient(t, d.listen(Caller{Name: "auditor", Tenant: "other", Audit: true}))
-	for _, line := range []string{"FROM " + tag, "FROM " + was.ID, "FROM " + testImage + "\nCOPY --from=" + tag + " /u /u"} {
-		if _, _, err := buildOf(ctx, t, auditing, line+"\n", build.ImageBuildOptions{}); !errdefs.IsNotFound(err) {
-			t.Errorf("another's image in mode audit: %v", err)
-		}
-	}
-	if _, _, err := buildOf(ctx, t, mine, "FROM "+tag+"\n", build.ImageBuildOptions{Labels: map[string]string{"berm.ttl": "20m"}, Tags: []string{tag}}); err != nil {
-		t.Errorf("of one's own image: %v", err)
-	}
-	if _, _, err := buildOf(ctx, t, mine, "FROM "+tag+"\n", build.ImageBuildOptions{}); err != nil {
-		t.Errorf("of one's own image with a life: %v", err)
-	}
 }
 
 // TestBuildsOfImagesByOtherWays has images named where the engine and a reader of the
@@ -224,17 +178,10 @@ func TestRewriteIsBounded(t *testing.T) {
 // loadBare gives the engine an image whose configuration says nothing but its layers.
 func loadBare(t *testing.T, direct *client.Client, name string) {
 	t.Helper()
-	layer := tarOf(t, "file", "content")
-	config := fmt.Sprintf(`{"architecture":"amd64","os":"linux","rootfs":{"type":"layers","diff_ids":["sha256:%x"]}}`, sha256.Sum256(layer))
+	layer := string(tarOf(t, "file", "content"))
+	config := fmt.Sprintf(`{"architecture":"amd64","os":"linux","rootfs":{"type":"layers","diff_ids":[%q]}}`, digestOf(layer))
 	manifest := `[{"Config":"config.json","RepoTags":["` + name + `"],"Layers":["layer.tar"]}]`
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
-	for file, content := range map[string][]byte{"layer.tar": layer, "config.json": []byte(config), "manifest.json": []byte(manifest)} {
-		noError(t, w.WriteHeader(&tar.Header{Name: file, Size: int64(len(content)), Mode: 0o644}))
-		must(w.Write(content))(t)
-	}
-	noError(t, w.Close())
-	resp := must(direct.ImageLoad(t.Context(), &b))(t)
+	resp := must(direct.ImageLoad(t.Context(), bytes.NewReader(tarOf(t, "layer.tar", layer, "config.json", config, "manifest.json", manifest))))(t)
 	said, _ := io.ReadAll(resp.Body)
 	_ = resp.Body.Close()
 	if _, err := direct.ImageInspect(t.Context(), name); err != nil {

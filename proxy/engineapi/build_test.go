@@ -1,7 +1,6 @@
 package engineapi
 
 import (
-	"archive/tar"
 	"bytes"
 	"encoding/base64"
 	"encoding/json"
@@ -30,55 +29,70 @@ images: {allow: ["berm.local/*"]}
 profiles: {default: {engine_api: {build: "on", tags: ["built.local/mine/*"]}}}
 `
 
-// contextOf is an archive with a Dockerfile, and what else is given.
-func contextOf(t *testing.T, dockerfile string, more ...tar.Header) io.Reader {
+// contextOf is an archive with a Dockerfile.
+func contextOf(t *testing.T, dockerfile string) io.Reader {
 	t.Helper()
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
-	for _, h := range append(more, tar.Header{Name: "Dockerfile", Typeflag: tar.TypeReg, Size: int64(len(dockerfile)), Mode: 0o644}) {
-		noError(t, w.WriteHeader(&h))
-		if h.Name == "Dockerfile" && h.Typeflag == tar.TypeReg {
-			must(io.WriteString(w, dockerfile))(t)
-		}
-	}
-	noError(t, w.Close())
-	return &b
+	return bytes.NewReader(tarOf(t, "Dockerfile", dockerfile))
 }
 
+// TestBuild has two tenants build the same.
 func TestBuild(t *testing.T) {
 	d, direct := engineDoor(t, buildPolicy)
+	ownImages(t, direct, d)
 	mine, other, ctx := d.client("mine"), d.client("other"), t.Context()
-	const tag = "built.local/mine/app:1"
-	dockerfile := "FROM " + testImage + "\nLABEL a=b\nRUN echo built > /proof && ls /sys/class/net > /nets\n"
-	resp := must(mine.ImageBuild(ctx, contextOf(t, dockerfile), build.ImageBuildOptions{Tags: []string{tag}, Version: build.BuilderV1, Remove: true}))(t)
-	said, err := io.ReadAll(resp.Body)
-	_ = resp.Body.Close()
-	if err != nil || !bytes.Contains(said, []byte("Successfully tagged "+tag)) || bytes.Contains(said, []byte(`"error"`)) {
-		t.Fatalf("build: %v\n%s", err, said)
+	const tag, second, cached = "built.local/mine/app:1", "built.local/mine/app:2", "Using cache"
+	dockerfile := "FROM " + testImage + "\nLABEL a=b\nRUN cat /proc/sys/kernel/random/uuid > /u\n"
+	said := func(c *client.Client, dockerfile string, o build.ImageBuildOptions) (text, id string) {
+		t.Helper()
+		text, id, err := buildOf(ctx, t, c, dockerfile, o)
+		noError(t, err)
+		return text, id
 	}
-	defer func() { _, _ = direct.ImageRemove(ctx, tag, image.RemoveOptions{Force: true}) }()
-	img, err := direct.ImageInspect(ctx, tag)
-	if err != nil || img.Config.Labels[lifecycle.LabelTenant] != "mine" || img.Config.Labels["a"] != "b" {
-		t.Fatalf("built: %+v, %v", img.Config, err)
+	first, id := said(mine, dockerfile, build.ImageBuildOptions{Tags: []string{tag}})
+	was := must(direct.ImageInspect(ctx, tag))(t)
+	if !strings.Contains(first, "Successfully tagged "+tag) || was.ID != id || was.Config.Labels[lifecycle.LabelTenant] != "mine" || was.Config.Labels["a"] != "b" {
+		t.Errorf("built: %+v, %s", was.Config, first)
 	}
-	if list, err := mine.ImageList(ctx, image.ListOptions{}); err != nil || !slices.ContainsFunc(list, func(i image.Summary) bool { return i.ID == img.ID }) {
+	if list, err := mine.ImageList(ctx, image.ListOptions{}); err != nil || !slices.ContainsFunc(list, func(i image.Summary) bool { return i.ID == id }) {
 		t.Errorf("the builder doesn't see it: %v", err)
 	}
-	for _, ref := range []string{tag, img.ID, strings.TrimPrefix(img.ID, "sha256:")[:12]} {
-		if _, err := other.ImageInspect(ctx, ref); !errdefs.IsNotFound(err) {
-			t.Errorf("another sees %s: %v", ref, err)
+	for _, from := range [][]string{nil, {tag, "built.local/mine/none:1"}} {
+		if text, _ := said(mine, dockerfile, build.ImageBuildOptions{CacheFrom: from}); !strings.Contains(text, cached) {
+			t.Errorf("what one built itself isn't taken from the cache of %q", from)
 		}
+	}
+	if text, _ := said(other, dockerfile, build.ImageBuildOptions{}); strings.Contains(strings.SplitAfterN(text, "RUN", 2)[1], cached) {
+		t.Error("what another built is taken from the cache")
+	}
+	if text, _, err := buildOf(ctx, t, other, dockerfile, build.ImageBuildOptions{CacheFrom: []string{tag, id}}); err == nil {
+		t.Errorf("from another's cache: %s", text)
+	}
+	// A name of one's own isn't another's to take or remove, even if the policy lets both give it.
+	if _, _, err := buildOf(ctx, t, other, "FROM "+testImage+"\n", build.ImageBuildOptions{Tags: []string{tag}}); err == nil || !strings.Contains(err.Error(), "is taken") {
+		t.Errorf("another's name: %v", err)
 	}
 	const listed = "berm.local/built-theirs:1"
 	noError(t, direct.ImageTag(ctx, tag, listed))
 	if _, err := other.ImageRemove(ctx, listed, image.RemoveOptions{}); !errdefs.IsPermissionDenied(err) {
 		t.Errorf("another removes it by a name on the allow-list: %v", err)
 	}
-	_, _ = direct.ImageRemove(ctx, listed, image.RemoveOptions{})
-	if _, err := mine.ImageRemove(ctx, tag, image.RemoveOptions{}); err != nil {
-		t.Error(err)
+	must(direct.ImageRemove(ctx, listed, image.RemoveOptions{}))(t)
+	if is, err := direct.ImageInspect(ctx, tag); err != nil || is.ID != id {
+		t.Errorf("the name was moved: %v", err)
 	}
-	if _, err := direct.ImageInspect(ctx, img.ID); !errdefs.IsNotFound(err) {
+	if _, _, err := buildOf(ctx, t, other, "FROM "+tag+"\n", build.ImageBuildOptions{}); !errdefs.IsPermissionDenied(err) && !errdefs.IsNotFound(err) {
+		t.Errorf("another's base: %v", err)
+	}
+	auditing := newClient(t, d.listen(Caller{Name: "auditor", Tenant: "other", Audit: true}))
+	for _, line := range []string{"FROM " + tag, "FROM " + id, "FROM " + testImage + "\nCOPY --from=" + tag + " /u /u"} {
+		if _, _, err := buildOf(ctx, t, auditing, line+"\n", build.ImageBuildOptions{}); !errdefs.IsNotFound(err) {
+			t.Errorf("another's image in mode audit: %v", err)
+		}
+	}
+	said(mine, "FROM "+tag+"\n", build.ImageBuildOptions{Labels: map[string]string{"berm.ttl": "20m"}, Tags: []string{tag}})
+	_, last := said(mine, "FROM "+tag+"\n", build.ImageBuildOptions{Tags: []string{second}}) // of one's own with a life
+	must(mine.ImageRemove(ctx, second, image.RemoveOptions{}))(t)
+	if _, err := direct.ImageInspect(ctx, last); !errdefs.IsNotFound(err) {
 		t.Errorf("removed, and still there: %v", err)
 	}
 }
@@ -108,43 +122,6 @@ func TestBuildRewritten(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "connection refused") {
 		t.Errorf("an address that the policy allows: %v", err)
 	}
-}
-
-func TestBuildsThatAreRefused(t *testing.T) {
-	host, direct := testEngine(t)
-	c, ctx := doorTo(t, host, buildPolicy).client("mine"), t.Context()
-	good := "FROM " + testImage + "\n"
-	for name, tt := range map[string]struct {
-		dockerfile string
-		more       []tar.Header
-		options    build.ImageBuildOptions
-	}{
-		"base":          {dockerfile: "FROM evil.local/x\n"},
-		"copy":          {dockerfile: good + "COPY --from=evil.local/x /a /b\n"},
-		"remote":        {dockerfile: good, options: build.ImageBuildOptions{RemoteContext: "http://127.0.0.1/x"}},
-		"network":       {dockerfile: good, options: build.ImageBuildOptions{NetworkMode: "host"}},
-		"tag":           {dockerfile: good, options: build.ImageBuildOptions{Tags: []string{testImage}}},
-		"another's tag": {dockerfile: good, options: build.ImageBuildOptions{Tags: []string{"built.local/other/x"}}},
-		"label":         {dockerfile: good, options: build.ImageBuildOptions{Labels: map[string]string{"berm.owner": "x"}}},
-		"extra host":    {dockerfile: good, options: build.ImageBuildOptions{ExtraHosts: []string{"x:host-gateway"}}},
-		"cgroup parent": {dockerfile: good, options: build.ImageBuildOptions{CgroupParent: "/"}},
-		"cache":         {dockerfile: good, options: build.ImageBuildOptions{CacheFrom: []string{"evil.local/x"}}},
-		"link":          {dockerfile: good, more: []tar.Header{{Name: "Dockerfile", Typeflag: tar.TypeSymlink, Linkname: "x"}}},
-		"device":        {dockerfile: good, more: []tar.Header{{Name: "sda", Typeflag: tar.TypeBlock, Devmajor: 8}}},
-		"leads out":     {dockerfile: good, more: []tar.Header{{Name: "../x", Typeflag: tar.TypeDir}}},
-		"no Dockerfile": {dockerfile: good, options: build.ImageBuildOptions{Dockerfile: "other"}},
-	} {
-		tt.options.Version = build.BuilderV1
-		resp, err := c.ImageBuild(ctx, contextOf(t, tt.dockerfile, tt.more...), tt.options)
-		if err == nil {
-			said, _ := io.ReadAll(resp.Body)
-			_ = resp.Body.Close()
-			t.Errorf("%s: %s", name, said)
-		} else if !errdefs.IsPermissionDenied(err) && !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	must(direct.ImageInspect(ctx, testImage))(t)
 }
 
 func TestImages(t *testing.T) {

@@ -7,10 +7,8 @@ import (
 	"errors"
 	"io"
 	"maps"
-	"net"
 	"net/http"
 	"net/http/httptest"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -42,12 +40,7 @@ type fakeImages struct {
 func startImages(t *testing.T, rules string) (*fakeImages, *testDoor) {
 	t.Helper()
 	e := &fakeImages{release: "29.1.0", labels: map[string]map[string]string{}, names: map[string]string{}}
-	path := filepath.Join(t.TempDir(), "e.sock")
-	server := httptest.NewUnstartedServer(e)
-	server.Listener = must(net.Listen("unix", path))(t)
-	server.Start()
-	t.Cleanup(server.Close)
-	d := doorTo(t, "unix://"+path, rules)
+	d := doorTo(t, serveEngine(t, e.ServeHTTP), rules)
 	d.builds.checked = e.release // its BuildKit enforces policies
 	return e, d
 }

@@ -30,17 +30,18 @@ func TestExamplePolicies(t *testing.T) {
 	t.Setenv("DOCKER_BUILDKIT", "0")
 	archive := files + "/app.tar"
 	run := []string{"run --rm --user 1000:1000 " + testImage + " true"}
-	work := append(slices.Clone(run), "network create own", "volume create data", "run --detach --name one --network own -v data:/data "+testImage+" sleep 600",
-		"exec one touch /data/x", "build -t app "+files, "tag app app:2", "run --rm app", "build --cache-from app -t registry.example.com/NAME/app:1 "+files,
-		"save -o "+archive+" app", "rmi app", "load -i "+archive, "run --rm app", "rmi app app:2 registry.example.com/NAME/app:1", "rm -f one", "network rm own", "volume rm data")
+	objects := []string{"network create own", "volume create data"}
+	images := []string{"build -t app " + files, "tag app app:2", "build --cache-from app -t registry.example.com/NAME/app:1 " + files, "save -o " + archive + " app", "rmi app", "load -i " + archive,
+		"run --rm app", "rmi app app:2 registry.example.com/NAME/app:1"}
+	work := []string{"run --detach --name one --network own -v data:/data -p 127.0.0.1::80 " + testImage + " sleep 600", "exec one touch /data/x", "commit -c USER=1000 one snapshot", "rmi snapshot"}
 	for _, tt := range []struct {
 		name       string
 		does, wont []string
 	}{
 		{"locked", run, []string{"run --rm " + testImage + " true", "build -t app " + files, "network create own", "volume create data", "login -u a -p b registry.example.com"}},
-		{"team", append(slices.Clone(work), "run --detach --name ports -p 127.0.0.1::80 "+testImage+" sleep 600", "commit -c USER=1000 ports snapshot", "rmi snapshot", "rm -f ports"),
+		{"team", slices.Concat(run, objects, images, work),
 			[]string{"tag " + testImage + " alpine", "build -t python:3.11-slim " + files, "run --rm --privileged " + testImage, "run --rm -p 80:80 " + testImage, "push registry.example.com/other/app:1", "login -u a -p b docker.io"}},
-		{"ci", work, []string{"tag " + testImage + " alpine", "run --rm -v /etc:/x " + testImage, "push registry.example.com/team/app:1", "commit x"}},
+		{"ci", slices.Concat(run, objects, images), []string{"tag " + testImage + " alpine", "run --rm -v /etc:/x " + testImage, "push registry.example.com/team/app:1", "commit x"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d, direct := engineDoor(t, examplePolicy(t, tt.name))

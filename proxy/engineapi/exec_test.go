@@ -1,22 +1,16 @@
 package engineapi
 
 import (
-	"bufio"
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/bermhq/berm/proxy/engineapi/upstream"
 
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/client"
@@ -197,27 +191,31 @@ func TestExecIsJudged(t *testing.T) {
 			}
 		})
 	}
-}
-
-// In mode audit what would be denied is let through, and written down.
-func TestExecInModeAudit(t *testing.T) {
-	d, direct := engineDoor(t, execRules)
-	c := newClient(t, d.listen(Caller{Name: "watched", Tenant: "watched", Audit: true}))
-	id := d.made(direct, "watched", "exec-watched", container.Config{Env: []string{"GIVEN=1"}})
+	// In mode audit what would be denied is let through, and written down.
+	audit := newClient(t, d.listen(Caller{Name: "watched", Tenant: "exec", Audit: true}))
 	options := container.ExecOptions{Cmd: []string{"sh", "-c", "echo $SECRET_A ${GIVEN-unset}; id -u"}, Env: []string{"SECRET_A=x", "GIVEN"}, User: "0"}
-	if out, errs, _, err := runExec(t, c, id, options, nil); err != nil || string(out) != "x unset\n0\n" {
+	if out, errs, _, err := runExec(t, audit, id, options, nil); err != nil || string(out) != "x unset\n0\n" {
 		t.Errorf("it said %q, %q, %v", out, errs, err)
 	}
 	if log := readFile(t, d.audit); !bytes.Contains(log, []byte(VerdictWouldDeny)) || !bytes.Contains(log, []byte("env.deny")) || !bytes.Contains(log, []byte("containers.user")) {
 		t.Errorf("the audit log: %s", log)
 	}
+	// An exec's variables aren't shown, by no version.
+	made := must(c.ContainerExecCreate(t.Context(), id, container.ExecOptions{Cmd: []string{"true"}, Env: []string{"IN_EXEC=hidden"}}))(t)
+	for _, version := range []string{"", "/v1.24", "/v1.41"} {
+		status, body := say(t, "unix://"+d.dir+"/exec.sock", http.MethodGet, version+"/exec/"+made.ID+"/json", "")
+		if status != 200 || strings.Contains(body, "hidden") || !strings.Contains(body, `"ProcessConfig"`) {
+			t.Errorf("%q: %d %s", version, status, body)
+		}
+	}
 }
 
 // Bodies that no client sends are refused, those of every client that there is aren't.
 func TestExecBodies(t *testing.T) {
-	d, direct := engineDoor(t, "")
-	address := d.listen(Caller{Name: "bodies", Tenant: "bodies"})
-	id := d.made(direct, "bodies", "exec-bodies", container.Config{})
+	d, s, address := scripted(t, "1.41", "")
+	s.ownContainerOf(d, "mine", mineID, "c")
+	const id, ex = "c", "e3e3e3e3e3e3e3e3e3e3e3e3e3e3e3e3e3e3e3e3e3e3e3e3e3e3e3e3e3e3e3e3"
+	s.answers["POST /containers/"+mineID+"/exec"], s.answers["GET /exec/"+ex+"/json"], s.answers["POST /exec/"+ex+"/start"] = `201 {"Id":"`+ex+`"}`, `{"ContainerID":"`+mineID+`"}`, ""
 	for name, tt := range map[string]struct {
 		body string
 		want int
@@ -251,149 +249,14 @@ func TestExecBodies(t *testing.T) {
 			}
 		})
 	}
-	status, body := say(t, address, http.MethodPost, "/v1.41/containers/"+id+"/exec", `{"Cmd":["true"],"AttachStdout":true}`)
-	var made struct{ ID string }
-	if err := json.Unmarshal([]byte(body), &made); err != nil || status != 201 {
-		t.Fatal(status, body, err)
-	}
 	for name, body := range map[string]string{
 		"unknown": `{"Detach":true,"Env":["A=1"]}`, "another case": `{"detach":true}`, "twice": `{"Detach":true,"Detach":false}`, "nothing": "",
 	} {
-		if status, answer := say(t, address, http.MethodPost, "/v1.41/exec/"+made.ID+"/start", body); status/100 != 4 {
+		if status, answer := say(t, address, http.MethodPost, "/v1.41/exec/"+ex+"/start", body); status/100 != 4 || len(s.said("POST /exec")) > 0 {
 			t.Errorf("start, %s: %d %s", name, status, answer)
 		}
 	}
-	// A body in chunks, and input right behind it.
-	conn := must((&net.Dialer{}).DialContext(t.Context(), "unix", strings.TrimPrefix(address, "unix://")))(t)
-	defer func() { _ = conn.Close() }()
-	_, body = say(t, address, http.MethodPost, "/v1.41/containers/"+id+"/exec", `{"Cmd":["cat"],"AttachStdin":true,"AttachStdout":true}`)
-	var cat struct{ ID string }
-	if err := json.Unmarshal([]byte(body), &cat); err != nil {
-		t.Fatal(body, err)
-	}
-	must(io.WriteString(conn, "POST /v1.41/exec/"+cat.ID+"/start HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Type: application/json\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n2\r\n{}\r\n0\r\n\r\nearly"))(t)
-	br := bufio.NewReader(conn)
-	if resp, err := http.ReadResponse(br, nil); err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
-		t.Fatal(resp, err)
-	}
-	noError(t, conn.(upstream.Half).CloseWrite())
-	if got := readStream(t, br); got != "early" {
-		t.Errorf("a command heard %q", got)
-	}
-	if status, answer := say(t, address, http.MethodPost, "/v1.41/exec/"+made.ID+"/start", `{"Detach":true,"Tty":false,"ConsoleSize":[1,2]}`); status != 200 {
+	if status, answer := say(t, address, http.MethodPost, "/v1.41/exec/"+ex+"/start", `{"Detach":true,"Tty":false,"ConsoleSize":[1,2]}`); status != 200 {
 		t.Errorf("start: %d %s", status, answer)
-	}
-}
-
-// Nothing of an exec is shown that the policy would hide.
-func TestExecShowsNoEnv(t *testing.T) {
-	d, direct := engineDoor(t, "")
-	address := d.listen(Caller{Name: "shown", Tenant: "shown"})
-	c := newClient(t, address)
-	id := d.made(direct, "shown", "exec-shown", container.Config{Env: []string{"IN_CONTAINER=hidden-1"}})
-	made := must(c.ContainerExecCreate(t.Context(), id, container.ExecOptions{Cmd: []string{"true"}, Env: []string{"IN_EXEC=hidden-2"}}))(t)
-	for _, version := range []string{"", "/v1.24", "/v1.41"} {
-		status, body := say(t, address, http.MethodGet, version+"/exec/"+made.ID+"/json", "")
-		if status != 200 || strings.Contains(body, "hidden") || !strings.Contains(body, `"ProcessConfig"`) {
-			t.Errorf("%q: %d %s", version, status, body)
-		}
-	}
-}
-
-// A profile without exec has none, made before or by whomever.
-func TestExecSwitchedOff(t *testing.T) {
-	d, direct := engineDoor(t, execRules)
-	id := d.made(direct, "off", "exec-off", container.Config{})
-	made := must(d.client("off").ContainerExecCreate(t.Context(), id, container.ExecOptions{Cmd: []string{"touch", "/ran"}}))(t)
-	still := newClient(t, d.listen(Caller{Name: "still", Tenant: "off", Profile: "still"}))
-	_, err := still.ContainerExecCreate(t.Context(), id, container.ExecOptions{Cmd: []string{"true"}})
-	if err == nil || !strings.Contains(err.Error(), "engine_api.exec") {
-		t.Errorf("create: %v", err)
-	}
-	if err := still.ContainerExecStart(t.Context(), made.ID, container.ExecStartOptions{Detach: true}); err == nil || !strings.Contains(err.Error(), "engine_api.exec") {
-		t.Errorf("start: %v", err)
-	}
-	if conn, err := still.ContainerExecAttach(t.Context(), made.ID, container.ExecAttachOptions{}); err == nil {
-		conn.Close()
-		t.Error("it could be attached to")
-	}
-	changes, err := direct.ContainerDiff(t.Context(), id)
-	if err != nil || slices.ContainsFunc(changes, func(c container.FilesystemChange) bool { return c.Path == "/ran" }) {
-		t.Errorf("it ran: %v, %v", changes, err)
-	}
-}
-
-// What is somebody else's isn't there, in the words for what isn't.
-func TestForeignStreams(t *testing.T) {
-	d, direct := engineDoor(t, "")
-	foreign := d.made(direct, "theirs", "streams-theirs", container.Config{})
-	theirs := must(d.client("theirs").ContainerExecCreate(t.Context(), foreign, container.ExecOptions{Cmd: []string{"true"}}))(t)
-	address := d.listen(Caller{Name: "mine", Tenant: "mine"})
-	missing := strings.Repeat("0123456789abcdef", 4)
-	for _, tt := range []struct{ method, path, body string }{
-		{"POST", "/containers/%s/exec", `{"Cmd":["true"]}`},
-		{"POST", "/containers/%s/attach?stream=1&stdout=1", ""},
-		{"GET", "/containers/%s/attach/ws?stream=1&stdout=1", ""},
-		{"GET", "/containers/%s/logs?stdout=1", ""},
-		{"GET", "/containers/%s/stats?stream=0", ""},
-		{"GET", "/containers/%s/top", ""},
-		{"GET", "/containers/%s/changes", ""},
-		{"POST", "/containers/%s/wait", ""},
-		{"POST", "/containers/%s/resize?h=1&w=1", ""},
-		{"POST", "/exec/%s/start", `{"Detach":true}`},
-		{"POST", "/exec/%s/start", `{"Detach":false}`},
-		{"POST", "/exec/%s/resize?h=1&w=1", ""},
-		{"GET", "/exec/%s/json", ""},
-		{"GET", "/containers/%s/json", ""},
-		{"GET", "/containers/%s/export", ""},
-		{"GET", "/containers/%s/archive?path=/etc/passwd", ""},
-		{"HEAD", "/containers/%s/archive?path=/etc", ""},
-		{"PUT", "/containers/%s/archive?path=/", strings.Repeat("\x00", 1024)},
-		{"POST", "/containers/%s/stop", ""},
-		{"POST", "/containers/%s/kill", ""},
-		{"POST", "/containers/%s/pause", ""},
-		{"POST", "/containers/%s/unpause", ""},
-		{"POST", "/containers/%s/rename?name=stolen", ""},
-		{"DELETE", "/containers/%s?force=1", ""},
-	} {
-		refs := []string{foreign, foreign[:12], foreign[:3], "streams-theirs"}
-		if strings.HasPrefix(tt.path, "/exec") {
-			refs = []string{theirs.ID, theirs.ID[:12]}
-		}
-		ask := func(address, ref string) string {
-			req := must(http.NewRequestWithContext(t.Context(), tt.method, "http://localhost/v1.41"+fmt.Sprintf(tt.path, ref), strings.NewReader(tt.body)))(t)
-			if tt.body != "" {
-				req.Header.Set("Content-Type", "application/json")
-			}
-			if strings.Contains(tt.path, "/ws") {
-				for name, value := range map[string]string{"Connection": "Upgrade", "Upgrade": "websocket", "Sec-Websocket-Version": "13", "Sec-Websocket-Key": "MDEyMzQ1Njc4OWFiY2RlZg=="} {
-					req.Header.Set(name, value)
-				}
-			}
-			resp := must(raw(address).Do(req))(t)
-			defer func() { _ = resp.Body.Close() }()
-			b := must(io.ReadAll(resp.Body))(t)
-			var told struct{ Message string }
-			if json.Unmarshal(b, &told) != nil {
-				told.Message = string(b) // as the engine does before it would take a connection over
-			}
-			return fmt.Sprintf("%d %s", resp.StatusCode, strings.ReplaceAll(strings.TrimSpace(told.Message), ref, "REF"))
-		}
-		want := ask(d.host, missing)
-		if !strings.Contains(tt.path, "/ws") && !strings.HasPrefix(want, "404 ") {
-			t.Errorf("%s: of what isn't there the engine says %s", tt.path, want)
-		}
-		// Where it is known for a verb, the engine says which.
-		if got := ask(address, missing); got != want && !strings.Contains(tt.path, "/ws") && !strings.HasSuffix(want, ": "+strings.TrimPrefix(got, "404 ")) {
-			t.Errorf("%s: of what isn't there the door says %s, the engine %s", tt.path, got, want)
-		}
-		for _, ref := range refs {
-			if got := ask(address, ref); got != ask(address, missing[:len(ref)]) || !strings.HasPrefix(got, "404 ") {
-				t.Errorf("%s of %s: %s", tt.path, ref, got)
-			}
-		}
-	}
-	if ct := inspect(t, direct, foreign); !ct.State.Running || ct.State.Paused {
-		t.Errorf("the foreign container was reached: %+v", ct.State)
 	}
 }

@@ -1,6 +1,7 @@
 package engineapi
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"fmt"
@@ -164,6 +165,17 @@ func doorTo(t testing.TB, host, rules string) *testDoor {
 	return d
 }
 
+// serveEngine stands in for an engine.
+func serveEngine(t testing.TB, f http.HandlerFunc) (host string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "e.sock")
+	ln := must(net.Listen("unix", path))(t)
+	srv := &http.Server{Handler: f, ReadHeaderTimeout: time.Minute}
+	go func() { _ = srv.Serve(ln) }()
+	t.Cleanup(func() { _ = srv.Close() })
+	return "unix://" + path
+}
+
 // pins holds the binds of the door's containers.
 func (d *testDoor) pins() lifecycle.Holder {
 	p, err := mountpin.NewPinner(filepath.Join(d.dir, "pins"))
@@ -281,6 +293,25 @@ func (d *testDoor) made(direct *client.Client, tenant, name string, config conta
 	})
 	noError(d.t, direct.ContainerStart(context.Background(), got.ID, container.StartOptions{}))
 	return got.ID
+}
+
+// tarOf is an archive of files: of each a name, and its text or "->" and a link's target.
+func tarOf(t testing.TB, files ...string) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for i := 0; i < len(files); i += 2 {
+		h := tar.Header{Name: files[i], Typeflag: tar.TypeReg, Size: int64(len(files[i+1])), Mode: 0o755}
+		if to, ok := strings.CutPrefix(files[i+1], "->"); ok {
+			h.Typeflag, h.Linkname, h.Size = tar.TypeSymlink, to, 0
+		}
+		noError(t, w.WriteHeader(&h))
+		if h.Size > 0 {
+			must(io.WriteString(w, files[i+1]))(t)
+		}
+	}
+	noError(t, w.Close())
+	return b.Bytes()
 }
 
 func readFile(t testing.TB, path string) []byte {

@@ -2,6 +2,7 @@ package engineapi
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -572,27 +574,40 @@ func TestImagesAreCounted(t *testing.T) {
 // TestBuildsEnd: one that hangs, and one whose files don't come, last no longer than what
 // they make is to live.
 func TestBuildsEnd(t *testing.T) {
-	d, direct := engineDoor(t, buildPolicy)
-	address := d.listen(Caller{Name: "hanging", Tenant: "hanging"})
-	c, ctx := newClient(t, address), t.Context()
-	resp := must(c.ImageBuild(ctx, contextOf(t, "FROM "+testImage+"\nRUN sleep 1000\n"), build.ImageBuildOptions{Version: build.BuilderV1, Labels: map[string]string{labelTTL: "5s"}}))(t)
-	said, err := io.ReadAll(resp.Body)
-	_ = resp.Body.Close()
-	if err != nil || !strings.Contains(string(said), "the build was ended") {
-		t.Errorf("%v\n%s", err, said)
-	}
-	own := dockerfilters.NewArgs(dockerfilters.Arg("label", lifecycle.LabelOwner+"="+d.opts.Owner))
-	eventually(t, func() bool {
-		list, err := direct.ContainerList(ctx, container.ListOptions{All: true, Filters: own})
-		return err == nil && len(list) == 0
-	})
-	conn := must(net.Dial("unix", strings.TrimPrefix(address, "unix://")))(t)
-	defer func() { _ = conn.Close() }()
-	labels := url.QueryEscape(`{"` + labelTTL + `":"1s"}`)
-	must(fmt.Fprintf(conn, "POST /v1.41/build?version=1&labels=%s HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-tar\r\nContent-Length: 10240\r\n\r\nx", labels))(t)
-	begun := time.Now()
-	answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	if took := time.Since(begun); err != nil || answer.StatusCode/100 != 4 || took > transferStall/2 {
-		t.Errorf("files that don't come: %v, %+v, after %v", err, answer, took)
+	files := tarOf(t, "Dockerfile", "FROM "+testImage+"\nRUN sleep 1000\n")
+	for name, tt := range map[string]struct {
+		sent int
+		says string
+		most time.Duration
+	}{"it hangs": {len(files), "the build was ended", 6 * time.Second}, "its files don't come": {1, `{"message":`, transferStall / 2}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var building atomic.Int64
+				_, l := boundedDoor(t, Options{SpoolDir: t.TempDir()}, func(w http.ResponseWriter, r *http.Request) {
+					switch base := path.Base(r.URL.Path); {
+					case base == "build":
+						building.Add(1)
+						defer building.Add(-1)
+						_, _ = io.Copy(io.Discard, r.Body)
+						_ = http.NewResponseController(w).Flush()
+						<-r.Context().Done()
+					case strings.Contains(r.URL.Path, "busybox"):
+						_, _ = fmt.Fprintf(w, `{"Id":"sha256:%s","RepoTags":[%q],"Config":{}}`, standInID, testImage)
+					default:
+						_, _ = io.WriteString(w, "[]")
+					}
+				}, "red")
+				labels := url.QueryEscape(`{"` + labelTTL + `":"5s"}`)
+				head := fmt.Sprintf("POST /v1.41/build?version=1&labels=%s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-tar\r\nContent-Length: %d\r\n\r\n", labels, len(files))
+				begun := time.Now()
+				_, text := exchange(l[0], head, bytes.NewReader(files[:tt.sent]))
+				if took := time.Since(begun); !strings.Contains(text, tt.says) || took > tt.most {
+					t.Errorf("after %s: %s", took, text)
+				}
+				if synctest.Wait(); building.Load() != 0 {
+					t.Error("the engine goes on")
+				}
+			})
+		})
 	}
 }

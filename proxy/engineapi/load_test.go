@@ -23,25 +23,6 @@ images: {allow: ["berm.local/*"]}
 profiles: {default: {engine_api: {commit: "on", tags: ["loaded.local/*", "berm.local/mine"], load: ["loaded.local/mine/*", "berm.local/*"]}}}
 `
 
-// imageTar is an archive of images, as its files say: a name, and a text or "->" and a target.
-func imageTar(t testing.TB, files ...string) []byte {
-	t.Helper()
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
-	for i := 0; i < len(files); i += 2 {
-		h := tar.Header{Name: files[i], Typeflag: tar.TypeReg, Size: int64(len(files[i+1])), Mode: 0o644}
-		if to, ok := strings.CutPrefix(files[i+1], "->"); ok {
-			h.Typeflag, h.Linkname, h.Size = tar.TypeSymlink, to, 0
-		}
-		noError(t, w.WriteHeader(&h))
-		if h.Size > 0 {
-			must(io.WriteString(w, files[i+1]))(t)
-		}
-	}
-	noError(t, w.Close())
-	return b.Bytes()
-}
-
 // An image of one layer.
 func loadLayer(t *testing.T) string { return string(tarOf(t, "f", "content")) }
 
@@ -77,7 +58,7 @@ func TestLoadWrites(t *testing.T) {
 	layer := loadLayer(t)
 	packed := string(squeezed(t, []byte(layer))["gzip"])
 	forged := `"Labels":{"a":"b","berm.tenant":"victim","BERM.seal":"x","berm.other":"y"},"Env":["A=1"],"User":"7"`
-	archive := imageTar(t, "l/layer.tar", packed, "m/layer.tar", "->../l/layer.tar", "c.json", loadConfig(digestOf(layer), forged),
+	archive := tarOf(t, "l/layer.tar", packed, "m/layer.tar", "->../l/layer.tar", "c.json", loadConfig(digestOf(layer), forged),
 		"repositories", `{"berm.local/busybox":{"latest":"00"}}`, "index.json", `{"manifests":[{"annotations":{"io.containerd.image.name":"berm.local/busybox:latest"}}]}`,
 		"manifest.json", loadManifest(`"loaded.local/mine/a:1"`, `"m/layer.tar"`))
 	resp := must(raw(d.listen(Caller{Name: "l", Tenant: "l"})).Post("http://docker/v1.41/images/load", "application/x-tar", bytes.NewReader(archive)))(t)
@@ -147,7 +128,7 @@ func TestLoadRefuses(t *testing.T) {
 		"no JSON":                {[]string{"l.tar", layer, "c.json", "x", "manifest.json", good}, "JSON"},
 		"a long manifest":        {[]string{"manifest.json", strings.Repeat(" ", maxImageFile) + good}, "larger"},
 	} {
-		resp := must(raw(address).Post("http://docker/v1.41/images/load", "application/x-tar", bytes.NewReader(imageTar(t, tt.files...))))(t)
+		resp := must(raw(address).Post("http://docker/v1.41/images/load", "application/x-tar", bytes.NewReader(tarOf(t, tt.files...))))(t)
 		text := must(io.ReadAll(resp.Body))(t)
 		_ = resp.Body.Close()
 		if resp.StatusCode/100 != 4 || !strings.Contains(string(text), tt.want) {
@@ -199,11 +180,11 @@ func TestLoad(t *testing.T) {
 	base := must(direct.ImageInspect(ctx, testImage))(t)
 	layer := base.RootFS.Layers[0]
 	junk := loadLayer(t)
-	resp, err := newClient(t, mine).ImageLoad(ctx, bytes.NewReader(imageTar(t, "l.tar", junk, "c.json", loadConfig(layer, ""), "manifest.json", loadManifest("", `"l.tar"`))))
+	resp, err := newClient(t, mine).ImageLoad(ctx, bytes.NewReader(tarOf(t, "l.tar", junk, "c.json", loadConfig(layer, ""), "manifest.json", loadManifest("", `"l.tar"`))))
 	if !errdefs.IsPermissionDenied(err) {
 		t.Errorf("a layer by its digest alone: %+v, %v", resp, err)
 	}
-	theirs := must(direct.ImageLoad(ctx, bytes.NewReader(imageTar(t, "l.tar", junk, "c.json", loadConfig(layer, ""), "manifest.json", loadManifest(`"siege.local/stolen:1"`, `"l.tar"`)))))(t)
+	theirs := must(direct.ImageLoad(ctx, bytes.NewReader(tarOf(t, "l.tar", junk, "c.json", loadConfig(layer, ""), "manifest.json", loadManifest(`"siege.local/stolen:1"`, `"l.tar"`)))))(t)
 	_ = theirs.Body.Close()
 	if _, err := direct.ImageRemove(ctx, "siege.local/stolen:1", image.RemoveOptions{}); err != nil {
 		t.Logf("this engine wants a layer's content: %v", err)

@@ -103,9 +103,12 @@ func TestQuery(t *testing.T) {
 	s.answers["GET /images/berm.local/busybox:latest/json"] = `{"Id":"` + img + `","RepoTags":["berm.local/busybox:latest"],"Config":{}}`
 	s.answers["GET /images/"+img+"/json"] = s.answers["GET /images/berm.local/busybox:latest/json"]
 	s.answers["GET /images/json"] = "[]"
-	for _, call := range []string{"stop", "start", "restart", "kill", "wait", "resize"} {
-		s.answers["POST /containers/"+mineID+"/"+call] = "{}"
+	for _, call := range []string{"POST stop", "POST start", "POST restart", "POST kill", "POST wait", "POST resize", "GET stats", "GET logs", "GET changes"} {
+		method, verb, _ := strings.Cut(call, " ")
+		s.answers[method+" /containers/"+mineID+"/"+verb] = "{}"
 	}
+	const own = "/containers/c/"
+	asked := "/containers/" + mineID + "/"
 	s.answers["POST /images/create"] = `{"status":"x"}`
 	s.answers["DELETE /images/berm.local/busybox:latest"] = "[]"
 	for _, tt := range []struct {
@@ -129,9 +132,26 @@ func TestQuery(t *testing.T) {
 		{"no, as engines read it", "GET", "/images/json?all=+No+&digests=FALSE", "", 200, "GET /images/json?"},
 		{"a semicolon", "POST", "/containers/c/stop?t=1;t=2", "", 400, ""},
 		{"too long", "POST", "/containers/c/stop?x=" + strings.Repeat("x", 64<<10), "", 400, ""},
+		{"no wait", "POST", own + "stop?t=x", "", 400, ""},
+		{"no signal", "POST", own + "stop?t=1&signal=a%20b", "", 400, ""},
+		{"a signal", "POST", own + "stop?t=0&signal=INT", "", 200, "POST " + asked + "stop?signal=INT&t=0"},
+		{"stats, once", "GET", "/v1.41" + own + "stats?one-shot=1&stream=no", "", 200, "GET " + asked + "stats?one-shot=1&stream=0"},
+		{"stats, once, by an older version", "GET", "/v1.40" + own + "stats?one-shot=1&stream=0", "", 200, "GET " + asked + "stats?stream=0"},
+		{"a whole log", "GET", "/v1.24" + own + "logs?stdout=1&tail=all", "", 200, "GET " + asked + "logs?stdout=1&tail=all"},
+		{"no moment", "GET", own + "logs?stdout=1&since=a%20b", "", 400, ""},
+		{"unknown", "GET", own + "changes?x=1", "", 200, "GET " + asked + "changes?"},
+		{"no condition", "POST", own + "wait?condition=other", "", 400, ""},
+		{"a condition", "POST", "/v1.30" + own + "wait?condition=not-running", "", 200, "POST " + asked + "wait?condition=not-running"},
+		{"a condition, by an older version", "POST", "/v1.29" + own + "wait?condition=not-running", "", 200, "POST " + asked + "wait?"},
+		{"a size", "POST", own + "resize?h=1&w=1&h=2", "", 200, "POST " + asked + "resize?h=1&w=1"},
+		{"a large size", "POST", own + "resize?h=65536&w=1", "", 400, ""},
+		{"a negative size", "POST", own + "resize?h=-1&w=1", "", 400, ""},
+		{"no keys", "POST", own + "attach?detachKeys=a+b", "", 400, ""},
 		{"narrower", "DELETE", "/images/berm.local/busybox:latest?platforms=%7B%22os%22%3A%22linux%22%7D", "", 403, ""},
 		{"narrower after nothing", "DELETE", "/images/berm.local/busybox:latest?platforms=&platforms=x", "", 403, ""},
 		{"a checkpoint", "POST", "/containers/c/start?checkpoint=x", "", 403, ""},
+		{"a checkpoint's place", "POST", own + "start?checkpoint-dir=/etc", "", 403, ""},
+		{"an old start's body", "POST", "/v1.24" + own + "start", `{"Privileged":true}`, 400, ""},
 		{"an import", "POST", "/images/create?fromSrc=-&repo=x", "", 403, ""},
 		{"changes of an import", "POST", "/images/create?fromImage=berm.local/busybox&changes=&changes=CMD+x", "", 403, ""},
 		{"dockerode's stop", "POST", "/containers/c/stop?t=5", `{"t":5}`, 200, "POST /containers/" + mineID + "/stop?t=5"},
@@ -162,6 +182,44 @@ func TestQuery(t *testing.T) {
 	}
 	if n := testutil.ToFloat64(d.metrics.dropped.WithLabelValues("/images/json")); n != 2 {
 		t.Errorf("%v parameters were dropped of /images/json", n)
+	}
+}
+
+// TestSwitchedOff asks for what a profile switches off, and for an exec that was made before.
+func TestSwitchedOff(t *testing.T) {
+	d, s, address := scripted(t, "1.41", basePolicy+"profiles: {default: {engine_api: {archive: \"off\", exec: \"off\"}}}\n")
+	s.ownContainerOf(d, "mine", mineID, "c")
+	exec := "/exec/" + strings.Repeat("e3", 32)
+	s.answers["GET "+exec+"/json"] = `{"ContainerID":"` + mineID + `"}`
+	auditor := d.listen(Caller{Name: "auditor", Tenant: "mine", Audit: true})
+	for call, tt := range map[string]struct{ body, asked, key string }{
+		"GET /containers/c/archive?path=/etc": {"", "GET /containers/" + mineID + "/archive", "archive"},
+		"GET /containers/c/export":            {"", "GET /containers/" + mineID + "/export", "archive"},
+		"POST /containers/c/exec":             {`{"Cmd":["true"]}`, "POST /containers/" + mineID + "/exec", "exec"},
+		"POST " + exec + "/start":             {`{"Detach":true}`, "POST " + exec + "/start", "exec"},
+	} {
+		method, path, _ := strings.Cut(call, " ")
+		s.answers[tt.asked] = "{}"
+		if status, told := say(t, address, method, path, tt.body); status != 403 || !strings.Contains(told, "engine_api."+tt.key) || len(s.said(tt.asked)) > 0 {
+			t.Errorf("%s: %d %s, the engine was asked %q", call, status, told, s.said(tt.asked))
+		}
+		if status, told := say(t, auditor, method, path, tt.body); status >= 300 || len(s.said(tt.asked)) != 1 {
+			t.Errorf("%s in mode audit: %d %s", call, status, told)
+		}
+	}
+}
+
+// TestRedactedEnv inspects a container with a variable that the policy hides.
+func TestRedactedEnv(t *testing.T) {
+	d, s, address := scripted(t, "1.41", basePolicy+"profiles: {default: {engine_api: {redact_env: [\"*_TOKEN\"]}}}\n")
+	s.ownContainerOf(d, "mine", mineID, "c")
+	s.answers["GET /containers/"+mineID+"/json"] = strings.Replace(s.answers["GET /containers/c/json"], `"Config":{`, `"SizeRootFs":7,"Config":{"Image":"i","Env":["API_TOKEN=hunter2","PLAIN=seen"],`, 1)
+	s.answers["GET /containers/c/json"] = s.answers["GET /containers/"+mineID+"/json"]
+	_, told := say(t, address, "GET", "/containers/c/json?size=1", "")
+	for _, want := range []string{`"Env":["API_TOKEN=[redacted]","PLAIN=seen"]`, `"SizeRootFs":7`, `"Image":"i"`, mineID} {
+		if !strings.Contains(told, want) {
+			t.Errorf("no %s in %s", want, told)
+		}
 	}
 }
 
@@ -271,20 +329,21 @@ func TestRepeatedBody(t *testing.T) {
 func TestOddHeaders(t *testing.T) {
 	d, s, address := scripted(t, "1.41", "")
 	s.ownContainerOf(d, "mine", mineID, "c")
-	s.answers["POST /containers/"+mineID+"/kill"] = "{}"
-	for name, tt := range map[string]struct {
-		headers http.Header
-		ok      bool
-	}{
-		"plain": {http.Header{"Content-Type": {"application/json"}}, true}, "encoded": {http.Header{"Content-Type": {"application/json"}, "Content-Encoding": {"gzip"}}, false},
-		"two types": {http.Header{"Content-Type": {"application/json", "text/plain"}}, false}, "a form": {http.Header{"Content-Type": {"application/x-www-form-urlencoded"}}, false},
+	const wrongType, encoded, read = "must be application/json", "the body is encoded, or has several types", "Image"
+	for want, all := range map[string][]http.Header{
+		read:      {{"Content-Type": {"application/json"}}, {"Content-Type": {"application/json; charset=UTF-8"}}},
+		encoded:   {{"Content-Type": {"application/json"}, "Content-Encoding": {"gzip"}}, {"Content-Type": {"application/json", "text/plain"}}},
+		wrongType: {{"Content-Type": {"text/plain"}}, {"Content-Type": {"application/x-www-form-urlencoded"}}, {"Content-Type": {"application/json; charset=latin1"}}, {}},
 	} {
-		req := must(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://docker/containers/c/kill", strings.NewReader("{}")))(t)
-		req.Header = tt.headers
-		resp := must(raw(address).Do(req))(t)
-		_ = resp.Body.Close()
-		if (resp.StatusCode == http.StatusOK) != tt.ok {
-			t.Errorf("%s: %s", name, resp.Status)
+		for _, headers := range all {
+			req := must(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://docker/containers/create", strings.NewReader(`{"Image":1}`)))(t)
+			req.Header = headers
+			resp := must(raw(address).Do(req))(t)
+			text := must(io.ReadAll(resp.Body))(t)
+			_ = resp.Body.Close()
+			if status := map[bool]int{true: 415, false: 400}[want == wrongType]; resp.StatusCode != status || !strings.Contains(string(text), want) {
+				t.Errorf("%v: %s %s", headers, resp.Status, text)
+			}
 		}
 	}
 	s.answers["GET /containers/"+mineID+"/stats"] = "{}"

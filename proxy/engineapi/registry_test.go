@@ -10,9 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/docker/docker/api/types/build"
-	"github.com/docker/docker/api/types/container"
-
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
 )
@@ -205,24 +202,6 @@ func TestCacheFromNames(t *testing.T) {
 	}
 }
 
-// TestCacheFrom builds with the layers of an image of one's own, and of nobody else's.
-func TestCacheFrom(t *testing.T) {
-	d, direct := engineDoor(t, buildPolicy)
-	ownImages(t, direct, d)
-	ctx, mine, other := t.Context(), d.client("mine"), d.client("other")
-	const name = "built.local/mine/cache:1"
-	dockerfile := "FROM " + testImage + "\nRUN echo cached > /proof\n"
-	_, first, err := buildOf(ctx, t, mine, dockerfile, build.ImageBuildOptions{Tags: []string{name}})
-	noError(t, err)
-	said, _, err := buildOf(ctx, t, mine, dockerfile, build.ImageBuildOptions{CacheFrom: []string{name, "built.local/mine/none:1"}})
-	if err != nil || !strings.Contains(said, "Using cache") {
-		t.Errorf("no layer of %s: %v, %s", first, err, said)
-	}
-	if said, _, err := buildOf(ctx, t, other, dockerfile, build.ImageBuildOptions{CacheFrom: []string{name, first}}); err == nil && strings.Contains(said, "Using cache") {
-		t.Errorf("layers of another's: %s", said)
-	}
-}
-
 // The engine gets the changes of a commit as Berm writes them, and Berm's labels after them.
 func TestCommitChangesAreWritten(t *testing.T) {
 	d, s, address := scripted(t, "1.41", basePolicy+"profiles: {default: {engine_api: {commit: \"on\"}}}\n")
@@ -237,17 +216,5 @@ func TestCommitChangesAreWritten(t *testing.T) {
 	changes := query["changes"]
 	if len(changes) < 3 || changes[0] != `CMD ["a"]` || changes[1] != `ENV A "b c"` && changes[1] != `ENV A b c` && changes[1] != `ENV A="b c"` || !strings.HasPrefix(changes[2], "LABEL berm.") {
 		t.Errorf("changes: %q", changes)
-	}
-}
-
-// TestCommitWithChanges has the engine read what Berm writes of changes.
-func TestCommitWithChanges(t *testing.T) {
-	d, direct := engineDoor(t, loadPolicy)
-	ownImages(t, direct, d)
-	id := d.made(direct, "mine", "", container.Config{})
-	made := must(d.client("mine").ContainerCommit(t.Context(), id, container.CommitOptions{Changes: []string{`CMD ["a", "b c"]`, `ENV A="x y"`, "LABEL l=m"}}))(t)
-	img := must(direct.ImageInspect(t.Context(), made.ID))(t)
-	if got := fmt.Sprintf("%q %q %s %s", img.Config.Cmd, img.Config.Env[len(img.Config.Env)-1], img.Config.Labels["l"], img.Config.Labels[lifecycle.LabelTenant]); got != `["a" "b c"] "A=x y" m mine` {
-		t.Errorf("committed %s", got)
 	}
 }

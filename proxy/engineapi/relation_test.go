@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -139,7 +140,7 @@ func TestVolumesFromAnother(t *testing.T) {
 		h := volumes(tt.own...)
 		h.VolumesFrom = tt.from
 		id := makeOne(t, c, h, "")
-		if got := mounts(id); !mapsEqual(got, tt.want) {
+		if got := mounts(id); !maps.Equal(got, tt.want) {
 			t.Errorf("%v: %v, want %v", tt.from, got, tt.want)
 		}
 		noError(t, startIt(t, c, id))
@@ -184,10 +185,6 @@ func TestManyVolumesFrom(t *testing.T) {
 	if n := len(s.said("GET /volumes/")); status != http.StatusBadRequest || n > 0 {
 		t.Errorf("the engine was asked of %d volumes: %d %s", n, status, told)
 	}
-}
-
-func mapsEqual(a, b map[string]string) bool {
-	return slices.Equal(sortedKeys(a), sortedKeys(b)) && !slices.ContainsFunc(sortedKeys(a), func(k string) bool { return a[k] != b[k] })
 }
 
 // TestLinks has what the Docker CLI and Compose send: the same links in both places.

@@ -164,8 +164,22 @@ func TestRestartPolicies(t *testing.T) {
 
 	noError(t, startIt(t, c, ids["failure"]))
 	runs("failure", 3)
+	lives := engineLives(t, own.Host())
+	first := lives()
+	if again := lives(); again != first || !strings.HasPrefix(first[0], "process ") || !strings.HasPrefix(first[1], "network ") {
+		t.Errorf("one life: %q, then %q", first, again)
+	}
 	own.Kill()
+	if got := lives(); got != [2]string{} {
+		t.Errorf("without an engine: %q", got)
+	}
 	noError(t, own.Start(t.Context()))
+	if second := lives(); second[0] == first[0] || second[1] == first[1] || second[1] == "" {
+		t.Errorf("after a restart: %q, before: %q", second, first)
+	}
+	if _, ok := dockerd(int32(os.Getpid())); ok {
+		t.Error("this test counts as an engine")
+	}
 	runs("always", 4)
 	runs("failure", 4) // it was ended by the engine, and so failed
 	if inspect(t, direct, ids["unless"]).State.Running {
@@ -308,38 +322,15 @@ func TestRestartByEngine(t *testing.T) {
 	eventually(t, func() bool { row, _ := store.row(id); return row.Name == "always" }) // the store is new: as its label says
 }
 
-// TestEngineLife tells an engine that starts anew from one whose connections break, by the
-// process behind its socket and, where Berm can't see that, by the engine's answers.
-func TestEngineLife(t *testing.T) {
-	private.Require(t, "docker")
-	own, err := private.StartDocker(t.Context(), private.Options{})
-	if err != nil {
-		private.Lacking(t, "docker", err)
-	}
-	t.Cleanup(func() {
-		report(t, own.Close())
-	})
-	seen := restartEngine{doorTo(t, own.Host(), "").Proxy}
-	unseen := restartEngine{doorTo(t, own.Host(), "").Proxy}
+// engineLives tells an engine that starts anew from one whose connections break, by the process
+// behind its socket and, where Berm can't see that, by the engine's answers.
+func engineLives(t *testing.T, host string) func() [2]string {
+	t.Helper()
+	seen, unseen := restartEngine{doorTo(t, host, "").Proxy}, restartEngine{doorTo(t, host, "").Proxy}
 	dial := unseen.opts.Dial
 	unseen.opts.Dial = func(ctx context.Context) (net.Conn, error) {
 		conn, err := dial(ctx)
 		return struct{ net.Conn }{conn}, err
 	}
-	lives := func() [2]string { return [2]string{seen.life(t.Context()), unseen.life(t.Context())} }
-	first := lives()
-	if again := lives(); again != first || !strings.HasPrefix(first[0], "process ") || !strings.HasPrefix(first[1], "network ") {
-		t.Errorf("one life: %q, then %q", first, again)
-	}
-	own.Kill()
-	if got := lives(); got != [2]string{} {
-		t.Errorf("without an engine: %q", got)
-	}
-	noError(t, own.Start(t.Context()))
-	if second := lives(); second[0] == first[0] || second[1] == first[1] || second[1] == "" {
-		t.Errorf("after a restart: %q, before: %q", second, first)
-	}
-	if _, ok := dockerd(int32(os.Getpid())); ok {
-		t.Error("this test counts as an engine")
-	}
+	return func() [2]string { return [2]string{seen.life(t.Context()), unseen.life(t.Context())} }
 }

@@ -46,28 +46,30 @@ func TestDockerSocket(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			id := makeOne(t, c, h, "")
-			for _, do := range []func(*testing.T, *client.Client, string) error{startIt, restartIt} {
-				noError(t, do(t, c, id))
-				in := from(t, direct, id, at)
-				list := must(in.ContainerList(t.Context(), container.ListOptions{All: true}))(t)
-				if !slices.ContainsFunc(list, func(ct container.Summary) bool { return ct.ID == id }) || slices.ContainsFunc(list, func(ct container.Summary) bool { return ct.ID == foreign }) {
-					t.Errorf("it lists %+v", list)
-				}
-				if _, err := in.ContainerInspect(t.Context(), foreign); err == nil {
-					t.Error("it sees another tenant's")
-				}
-				deniedBy(t, makeOneOr(t, in, &container.HostConfig{Privileged: true}), "containers.privileged")
+			noError(t, startIt(t, c, id))
+			in := from(t, direct, id, at)
+			list := must(in.ContainerList(t.Context(), container.ListOptions{All: true}))(t)
+			if !slices.ContainsFunc(list, func(ct container.Summary) bool { return ct.ID == id }) || slices.ContainsFunc(list, func(ct container.Summary) bool { return ct.ID == foreign }) {
+				t.Errorf("it lists %+v", list)
 			}
+			if _, err := in.ContainerInspect(t.Context(), foreign); err == nil {
+				t.Error("it sees another tenant's")
+			}
+			deniedBy(t, makeOneOr(t, in, &container.HostConfig{Privileged: true}), "containers.privileged")
 			if mine := must(c.ContainerInspect(t.Context(), id))(t); !strings.HasSuffix(mine.Mounts[0].Source, "run/docker.sock") && mine.Mounts[0].Source != listener {
 				t.Errorf("shown: %+v", mine.Mounts)
 			}
+			if name != "short" && name != "listener" {
+				return
+			}
 			noError(t, restartIt(t, second, id)) // whose own path is another one
+			noError(t, direct.ContainerKill(t.Context(), id, "KILL"))
 			noError(t, d.StartContainer(t.Context(), id))
 			heir := makeOne(t, second, &container.HostConfig{VolumesFrom: []string{id}}, "")
 			noError(t, startIt(t, second, heir))
-			must(from(t, direct, heir, at).Ping(t.Context()))(t)
-			noError(t, c.ContainerRemove(t.Context(), heir, container.RemoveOptions{Force: true}))
-			noError(t, c.ContainerRemove(t.Context(), id, container.RemoveOptions{Force: true}))
+			for _, id := range []string{id, heir} {
+				must(from(t, direct, id, at).Ping(t.Context()))(t)
+			}
 		})
 	}
 	log := string(readFile(t, d.audit))

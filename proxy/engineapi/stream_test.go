@@ -44,10 +44,15 @@ func (s *standIn) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch strings.TrimPrefix(r.URL.Path, "/v1.41") {
 	case "/_ping":
 	case "/containers/" + standInID + "/json":
-		_, _ = fmt.Fprintf(w, `{"Id":%q,"Config":{"Labels":%s}}`, standInID, labelsJSON(s.door().labels(lifecycle.ObjectContainer, standInTenant, lifecycle.LabelSessionID, "s")))
+		_, _ = fmt.Fprintf(w, `{"Id":%q,"HostConfig":{},"State":{},"Config":{"Labels":%s}}`, standInID, labelsJSON(s.door().labels(lifecycle.ObjectContainer, standInTenant, lifecycle.LabelSessionID, "s")))
 	case "/containers/json":
 		_, _ = fmt.Fprintf(w, `[{"Id":%q,"Labels":%s}]`, standInID, labelsJSON(s.door().labels(lifecycle.ObjectContainer, standInTenant, lifecycle.LabelSessionID, "s")))
-	case "/containers/" + standInID + "/attach":
+	case "/exec/" + standInID + "/json":
+		_, _ = fmt.Fprintf(w, `{"ContainerID":%q}`, standInID)
+	case "/containers/" + standInID + "/attach", "/exec/" + standInID + "/start":
+		if r.ContentLength != 0 && strings.HasSuffix(r.URL.Path, "/start") {
+			_, _ = io.Copy(io.Discard, r.Body)
+		}
 		conn, rw, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			s.t.Error(err)
@@ -66,15 +71,8 @@ func standInDoor(t *testing.T, s *standIn) *testDoor { return doorBefore(t, s, "
 // doorBefore is standInDoor with a policy.
 func doorBefore(t *testing.T, s *standIn, rules string) *testDoor {
 	t.Helper()
-	address := "unix://" + filepath.Join(t.TempDir(), "s")
-	l := must(proxy.Listen(t.Context(), address, 0o600))(t)
 	s.t = t
-	srv := httptest.NewUnstartedServer(s)
-	_ = srv.Listener.Close()
-	srv.Listener = l
-	srv.Start()
-	t.Cleanup(srv.Close)
-	d := doorTo(t, address, rules)
+	d := doorTo(t, serveEngine(t, s.ServeHTTP), rules)
 	s.door = func() *Proxy { return d.Proxy }
 	return d
 }
@@ -158,13 +156,16 @@ func TestPipeHalfClose(t *testing.T) {
 		in, err := io.ReadAll(io.MultiReader(bytes.NewReader(rest), conn))
 		_, _ = fmt.Fprintf(conn, "%s,%v", in, err)
 	}})
+	attach := strings.Replace(attachRequest, "%s\r\n", "", 1)
+	exec := "POST /v1.41/exec/%s/start HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
 	for name, dial := range dialers(t, d) {
-		for headers, want := range map[string]int{upgradeHeaders: 101, "": 200} {
-			t.Run(fmt.Sprint(name, " ", want), func(t *testing.T) {
+		for request, want := range map[string]int{attach + upgradeHeaders + "\r\n": 101, attach + "\r\n": 200, exec + upgradeHeaders + "\r\n2\r\n{}\r\n0\r\n\r\n": 101} {
+			t.Run(fmt.Sprint(name, " ", request[:20], want), func(t *testing.T) {
 				conn := dial()
-				status, r := attachTo(t, conn, headers, "early,")
-				if status != want {
-					t.Errorf("status %d", status)
+				must(fmt.Fprintf(conn, request+"early,", standInID))(t)
+				r := bufio.NewReader(conn)
+				if resp := must(http.ReadResponse(r, nil))(t); resp.StatusCode != want {
+					t.Errorf("status %d", resp.StatusCode)
 				}
 				_, err := io.WriteString(conn, "late")
 				noError(t, errors.Join(err, conn.CloseWrite()))
@@ -285,7 +286,7 @@ func TestPipeLastWords(t *testing.T) {
 // The engine's end is the caller's, who hears all that was said before: also one that
 // reads slowly, and still says something that nobody takes.
 func TestPipeEngineEnds(t *testing.T) {
-	said := make([]byte, 4<<20)
+	said := make([]byte, 1<<20)
 	_, _ = rand.Read(said)
 	for name, hijack := range map[string]func(conn net.Conn){
 		"closed": func(conn net.Conn) { _, _ = conn.Write(said) },

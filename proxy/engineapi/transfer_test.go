@@ -1,13 +1,17 @@
 package engineapi
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/docker/docker/api/types/container"
@@ -26,6 +30,39 @@ func hold(t *testing.T, address, text string) net.Conn {
 	return conn
 }
 
+const (
+	getBig       = "GET /v1.41/containers/%s/archive?path=/big HTTP/1.1\r\nHost: localhost\r\n\r\n"
+	putBig       = "PUT /v1.41/containers/%s/archive?path=/ HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-tar\r\nContent-Length: 1000000\r\n\r\n"
+	removeForced = "DELETE /v1.41/containers/%s?force=1 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+)
+
+// TestBesideArchive has containers pruned while the archive of another tenant's stands still,
+// and the one of the archive removed. The engine keeps the lock of that as long as it lasts.
+func TestBesideArchive(t *testing.T) {
+	d, direct := engineDoor(t, "")
+	address := d.listen(Caller{Name: "beside", Tenant: "beside"})
+	mine, other := newClient(t, address), d.client("beside2")
+	id := d.made(direct, "beside", "", container.Config{Cmd: []string{"sh", "-c", "dd if=/dev/zero of=/big bs=1M count=8 && touch /done; sleep 1000"}})
+	made, kept, theirs := makeOne(t, other, nil, ""), makeOne(t, other, nil, ""), makeOne(t, mine, nil, "")
+	noError(t, startIt(t, other, kept))
+	eventually(t, func() bool { _, err := direct.ContainerStatPath(t.Context(), id, "/done"); return err == nil })
+	hold(t, address, fmt.Sprintf(getBig, id))
+	eventually(t, func() bool { return !free(t, direct, id) })
+	ctx, cancel := context.WithTimeout(t.Context(), transferStall/2)
+	defer cancel()
+	for _, tt := range []struct {
+		filter, value string
+		want          []string
+	}{{"until", "1h", nil}, {"label!", "none", []string{made}}} {
+		report, err := other.ContainersPrune(ctx, dockerfilters.NewArgs(dockerfilters.Arg(tt.filter, tt.value)))
+		if err != nil || !slices.Equal(report.ContainersDeleted, tt.want) {
+			t.Errorf("prune with %s: %+v, %v", tt.filter, report, err)
+		}
+	}
+	inspect(t, direct, theirs)
+	report(t, mine.ContainerRemove(ctx, id, forced))
+}
+
 // free tells whether the engine lets a container be looked at.
 func free(t *testing.T, direct *client.Client, id string) bool {
 	t.Helper()
@@ -35,163 +72,123 @@ func free(t *testing.T, direct *client.Client, id string) bool {
 	return err == nil
 }
 
-// bigFile has a container with a file that no buffer holds.
-func bigFile(t *testing.T, d *testDoor, direct *client.Client, tenant string) string {
+// archiveDoor is a door before an engine with one container, which has a lock as those of real
+// engines: an archive holds it, and what else is asked of the container waits for it.
+func archiveDoor(t *testing.T, life time.Duration) (d *Proxy, l *pipes, lock chan struct{}) {
 	t.Helper()
-	id := d.made(direct, tenant, "", container.Config{Cmd: []string{"sh", "-c", "dd if=/dev/zero of=/big bs=1M count=32 && touch /done; sleep 1000"}})
-	eventually(t, func() bool {
-		_, err := direct.ContainerStatPath(t.Context(), id, "/done")
-		return err == nil
-	})
-	return id
-}
-
-const (
-	getBig = "GET /containers/%s/archive?path=/big HTTP/1.1\r\nHost: docker\r\n\r\n"
-	putZip = "PUT /containers/%s/archive?path=/ HTTP/1.1\r\nHost: docker\r\nContent-Type: application/x-tar\r\nContent-Length: 1000000\r\n\r\n"
-)
-
-// stalled are requests after which the engine keeps the container's lock.
-func stalled(t *testing.T) map[string]string {
-	t.Helper()
-	tar := tarOf(t, "f", strings.Repeat("x", 1<<20))
-	return map[string]string{"archive": getBig, "upload": putZip + string(tar[:4096])}
-}
-
-func TestStalledArchive(t *testing.T) {
-	host, direct := testEngine(t)
-	for name, text := range stalled(t) {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel() // they only wait
-			d := doorTo(t, host, "")
-			d.transfers.stall = 3 * time.Second
-			address := d.listen(Caller{Name: "stall", Tenant: "stall"})
-			id := bigFile(t, d, direct, "stall")
-			hold(t, address, fmt.Sprintf(text, id))
-			eventually(t, func() bool { return !free(t, direct, id) })
-			eventually(t, func() bool { return free(t, direct, id) })
-		})
-	}
-}
-
-// TestPruneBesideArchive has another tenant prune while an archive stands still.
-func TestPruneBesideArchive(t *testing.T) {
-	d, direct := engineDoor(t, "")
-	address := d.listen(Caller{Name: "beside", Tenant: "beside"})
-	id := bigFile(t, d, direct, "beside")
-	other := d.client("beside2")
-	made, kept := makeOne(t, other, nil, ""), makeOne(t, other, nil, "")
-	noError(t, startIt(t, other, kept))
-	conn := hold(t, address, fmt.Sprintf(getBig, id))
-	eventually(t, func() bool { return !free(t, direct, id) })
-	ctx, cancel := context.WithTimeout(t.Context(), transferStall/2)
-	defer cancel()
-	report, err := other.ContainersPrune(ctx, dockerfilters.NewArgs(dockerfilters.Arg("until", "1h")))
-	if err != nil || len(report.ContainersDeleted) != 0 {
-		t.Errorf("prune of what is older than an hour: %+v, %v", report, err)
-	}
-	report, err = other.ContainersPrune(ctx, dockerfilters.NewArgs(dockerfilters.Arg("label!", "none")))
-	if err != nil || len(report.ContainersDeleted) != 1 || report.ContainersDeleted[0] != made {
-		t.Errorf("prune: %+v, %v", report, err)
-	}
-	_ = conn.Close()
-	eventually(t, func() bool { return free(t, direct, id) })
-}
-
-// TestTrickledArchive gives a byte now and then.
-func TestTrickledArchive(t *testing.T) {
-	d, direct := engineDoor(t, "")
-	d.transfers.stall = 2 * time.Second
-	address := d.listen(Caller{Name: "trickle", Tenant: "trickle"})
-	id := bigFile(t, d, direct, "trickle")
-	conn := hold(t, address, fmt.Sprintf(stalled(t)["upload"], id))
-	tick := time.NewTicker(200 * time.Millisecond)
-	defer tick.Stop()
-	for range 150 {
-		<-tick.C
-		if _, err := io.WriteString(conn, "x"); err != nil {
+	lock = make(chan struct{}, 1)
+	var labels string
+	d, ls := boundedDoor(t, Options{ArchiveFixed: true}, func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/containers/json") {
+			_, _ = fmt.Fprintf(w, `[{"Id":%q,"Labels":%s}]`, standInID, labels)
 			return
 		}
-	}
-	t.Error("it went on for 30 s")
-}
-
-func TestArchiveOfWhatIsRemoved(t *testing.T) {
-	host, direct := testEngine(t)
-	for name, text := range stalled(t) {
-		t.Run(name, func(t *testing.T) {
-			d := doorTo(t, host, "")
-			address := d.listen(Caller{Name: "gone", Tenant: "gone"})
-			id := bigFile(t, d, direct, "gone")
-			hold(t, address, fmt.Sprintf(text, id))
-			eventually(t, func() bool { return !free(t, direct, id) })
-			ctx, cancel := context.WithTimeout(t.Context(), transferStall/2)
-			defer cancel()
-			report(t, newClient(t, address).ContainerRemove(ctx, id, container.RemoveOptions{Force: true}))
-		})
-	}
-}
-
-// TestArchiveEndsWithItsContainer lets a container's time be up in mid-archive.
-func TestArchiveEndsWithItsContainer(t *testing.T) {
-	host, direct := testEngine(t)
-	for name, text := range stalled(t) {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel() // they only wait
-			d := doorTo(t, host, "")
-			address := d.listen(Caller{Name: "time", Tenant: "time"})
-			id := bigFile(t, d, direct, "time")
-			d.known.put(id, "time")
-			d.ends.put(id, time.Now().Add(5*time.Second).Format(time.RFC3339Nano))
-			hold(t, address, fmt.Sprintf(text, id))
-			eventually(t, func() bool { return !free(t, direct, id) })
-			begun := time.Now()
-			eventually(t, func() bool { return free(t, direct, id) })
-			if took := time.Since(begun); took > transferStall/2 {
-				t.Errorf("it took %v", took)
+		select {
+		case lock <- struct{}{}:
+			defer func() { <-lock }()
+		case <-r.Context().Done():
+			return
+		}
+		switch archive := strings.HasSuffix(r.URL.Path, "/archive"); {
+		case archive && r.Method == http.MethodGet:
+			for err := error(nil); err == nil; {
+				_, err = w.Write(make([]byte, 64<<10))
 			}
-			_, _, err := newClient(t, address).CopyFromContainer(t.Context(), id, "/big")
-			deniedBy(t, err, "ttl.expired")
-		})
-	}
-	// As its label has it.
-	d := doorTo(t, host, "")
-	sweepOwn(t, direct, d)
-	c := d.client("label")
-	made := makeOne(t, c, nil, "")
-	must(c.ContainerStatPath(t.Context(), made, "/etc"))(t)
-	r, _, err := c.CopyFromContainer(t.Context(), made, "/bin/busybox")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = r.Close()
-	want := inspect(t, direct, made).Config.Labels[lifecycle.LabelExpiresAt]
-	if got, _ := d.ends.get(made); got != want || got == "" {
-		t.Errorf("it is known to end %q, not %q", got, want)
+		case archive:
+			_, _ = io.Copy(io.Discard, r.Body)
+		case r.Method == http.MethodDelete:
+			w.WriteHeader(http.StatusNoContent)
+		default:
+			_, _ = fmt.Fprintf(w, `{"Id":%q,"HostConfig":{},"State":{},"Config":{"Labels":%s}}`, standInID, labels)
+		}
+	}, "red")
+	labels = labelsJSON(d.labels(lifecycle.ObjectContainer, "red", lifecycle.LabelExpiresAt, time.Now().Add(life).UTC().Format(time.RFC3339Nano)))
+	return d, ls[0], lock
+}
+
+// TestArchivesEnd has callers not go on with archives, containers' time be up, and containers be
+// removed.
+func TestArchivesEnd(t *testing.T) {
+	begin := string(tarOf(t, "f", strings.Repeat("x", 1<<20)))[:4096]
+	for name, tt := range map[string]struct {
+		life, end time.Duration // of the container, and of the archive at the latest
+		trickle   bool
+		remove    bool
+	}{
+		"it stands still": {life: time.Hour, end: transferStall},
+		"it trickles":     {life: time.Hour, end: 2 * transferStall, trickle: true},
+		"its time is up":  {life: transferStall / 2, end: transferStall / 2},
+		"it is removed":   {life: time.Hour, remove: true},
+	} {
+		for way, head := range map[string]string{"get": getBig, "put": putBig + begin} {
+			t.Run(name+", "+way, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					_, l, lock := archiveDoor(t, tt.life)
+					conn, begun := l.dial(), time.Now()
+					var sending sync.WaitGroup
+					defer sending.Wait()
+					defer func() { _ = conn.Close() }()
+					sending.Go(func() {
+						_, err := io.WriteString(conn, fmt.Sprintf(head, standInID))
+						for b := []byte("x"); err == nil && tt.trickle; time.Sleep(time.Second) {
+							if way == "get" {
+								_, err = conn.Read(b)
+							} else {
+								_, err = conn.Write(b)
+							}
+						}
+					})
+					synctest.Wait()
+					if len(lock) == 0 {
+						resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+						t.Fatalf("the engine wasn't asked for it: %+v, %v", resp, err)
+					}
+					if tt.remove {
+						if status, text := exchange(l, fmt.Sprintf(removeForced, standInID), strings.NewReader("")); status != http.StatusNoContent {
+							t.Errorf("remove: %d %s", status, text)
+						}
+					}
+					lock <- struct{}{}
+					if took := time.Since(begun); took > tt.end {
+						t.Errorf("it ended after %s", took)
+					}
+					<-lock
+					if time.Since(begun) < tt.life {
+						return
+					}
+					if status, text := exchange(l, fmt.Sprintf(getBig, standInID), strings.NewReader("")); status != http.StatusForbidden || !strings.Contains(text, "ttl.expired") {
+						t.Errorf("afterwards: %d %s", status, text)
+					}
+				})
+			})
+		}
 	}
 }
 
 func TestArchivesOfATenant(t *testing.T) {
-	d, direct := engineDoor(t, "")
-	address := d.listen(Caller{Name: "many", Tenant: "many"})
-	id := bigFile(t, d, direct, "many")
-	must(newClient(t, address).ContainerStatPath(t.Context(), id, "/big"))(t)
-	for range maxTransfers {
-		hold(t, address, fmt.Sprintf(getBig, id))
-	}
-	eventually(t, func() bool {
+	synctest.Test(t, func(t *testing.T) {
+		d, l, _ := archiveDoor(t, time.Hour)
+		for range maxTransfers {
+			conn := l.dial()
+			defer func() { _ = conn.Close() }()
+			go func() { _, _ = fmt.Fprintf(conn, getBig, standInID) }()
+		}
+		synctest.Wait()
+		if n := d.making("transfers red"); n != maxTransfers {
+			t.Errorf("%d go on", n)
+		}
+		if status, _ := exchange(l, fmt.Sprintf(getRequest, "/containers/"+standInID+"/export"), strings.NewReader("")); status != http.StatusTooManyRequests {
+			t.Errorf("one more: %d", status)
+		}
+		if status, _ := exchange(l, fmt.Sprintf(removeForced, standInID), strings.NewReader("")); status != http.StatusNoContent {
+			t.Errorf("remove: %d", status)
+		}
+		synctest.Wait()
 		d.limits.mu.Lock()
 		defer d.limits.mu.Unlock()
-		return d.limits.making["transfers many"] == maxTransfers
+		if len(d.limits.making) != 0 {
+			t.Errorf("%v is kept", d.limits.making)
+		}
+		d.transfers.ends.Range(func(call, _ any) bool { t.Errorf("%v is kept", call); return true })
 	})
-	if status, _ := say(t, address, http.MethodGet, "/containers/"+id+"/export", ""); status != http.StatusTooManyRequests {
-		t.Errorf("one more: %d", status)
-	}
-	report(t, newClient(t, address).ContainerRemove(t.Context(), id, container.RemoveOptions{Force: true}))
-	eventually(t, func() bool {
-		d.limits.mu.Lock()
-		defer d.limits.mu.Unlock()
-		return len(d.limits.making) == 0
-	})
-	d.transfers.ends.Range(func(call, _ any) bool { t.Errorf("%v is kept", call); return true })
 }

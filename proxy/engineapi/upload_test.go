@@ -150,19 +150,24 @@ func TestInflateRefuses(t *testing.T) {
 		in   []byte
 		want string
 	}{
-		"gzip bomb":     {bombs["gzip"], "larger than"},
-		"zstd bomb":     {bombs["zstd"], "larger than"},
-		"gzip in gzip":  {squeezed(t, all["gzip"])["gzip"], "not a plain tar"},
-		"gzip in zstd":  {squeezed(t, all["gzip"])["zstd"], "not a plain tar"},
-		"zstd in gzip":  {squeezed(t, all["skippable zstd"])["gzip"], "not a plain tar"},
-		"no tar":        {squeezed(t, bytes.Repeat([]byte("x"), 2048))["gzip"], "not a plain tar"},
-		"cut gzip":      {all["gzip"][:len(all["gzip"])-9], "decompressed"},
-		"broken bzip2":  {append([]byte("BZh91AY"), make([]byte, 1024)...), "decompressed"},
-		"broken xz":     {append([]byte("\xfd7zXZ\x00"), make([]byte, 1024)...), "decompressed"},
-		"dictionary":    {hugeXZ(t), "decompressed"},
-		"window":        {wide.Bytes(), "decompressed"},
-		"frames only":   {[]byte("\x50\x2a\x4d\x18\x02\x00\x00\x00xx"), "not a tar"},
-		"a cut archive": {all["plain"][:300], "not a tar"},
+		"gzip bomb":        {bombs["gzip"], "larger than"},
+		"zstd bomb":        {bombs["zstd"], "larger than"},
+		"gzip in gzip":     {squeezed(t, all["gzip"])["gzip"], "not a plain tar"},
+		"gzip in zstd":     {squeezed(t, all["gzip"])["zstd"], "not a plain tar"},
+		"zstd in gzip":     {squeezed(t, all["skippable zstd"])["gzip"], "not a plain tar"},
+		"no tar":           {squeezed(t, bytes.Repeat([]byte("x"), 2048))["gzip"], "not a plain tar"},
+		"cut gzip":         {all["gzip"][:len(all["gzip"])-9], "decompressed"},
+		"broken bzip2":     {append([]byte("BZh91AY"), make([]byte, 1024)...), "decompressed"},
+		"broken xz":        {append([]byte("\xfd7zXZ\x00"), make([]byte, 1024)...), "decompressed"},
+		"dictionary":       {hugeXZ(t), "decompressed"},
+		"window":           {wide.Bytes(), "decompressed"},
+		"frames only":      {[]byte("\x50\x2a\x4d\x18\x02\x00\x00\x00xx"), "not a tar"},
+		"a cut archive":    {all["plain"][:300], "not a tar"},
+		"nothing":          {nil, "not a tar"},
+		"text":             {bytes.Repeat([]byte("hello "), 200), "not a plain tar"},
+		"a wrong sum":      {append([]byte{'X'}, all["plain"][1:]...), "not a plain tar"},
+		"bzip2's name":     {tarOf(t, "BZhello", "x"), "decompressed"},
+		"the same in gzip": {squeezed(t, tarOf(t, "BZhello", "x"))["gzip"], "not a plain tar"},
 	} {
 		r, err := openTar(bytes.NewReader(tt.in), most)
 		if err == nil {

@@ -4,12 +4,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -18,6 +18,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/client"
 )
 
 // liar is an engine that isn't quite what it seems: the real one behind a stand-in that
@@ -29,7 +30,6 @@ type liar struct {
 	change func(told map[string]any)             // what a container's inspect tells, and info
 	lose   func(method, path string) (lose bool) // asked after the engine has done its part
 	refuse func(method, path string) bool        // asked before
-	stop   url.Values                            // how it was last told to stop a container
 }
 
 func (l *liar) set(f func(*liar)) {
@@ -48,39 +48,38 @@ func (l *liar) now() (func(map[string]any), func(method, path string) bool, func
 // changed are the answers that a liar changes.
 var changed = regexp.MustCompile(`^/v[0-9.]+/(containers/[0-9a-f]{64}/json|info)$`)
 
-func startLiar(t *testing.T, host string) *liar {
-	t.Helper()
-	dir := t.TempDir()
-	l := &liar{host: "unix://" + filepath.Join(dir, "e.sock")}
-	rp := &httputil.ReverseProxy{
+// engineOf passes requests on to an engine.
+func engineOf(host string) *httputil.ReverseProxy {
+	return &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(&url.URL{Scheme: "http", Host: "docker"}) },
 		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", strings.TrimPrefix(host, "unix://"))
 		}, DisableKeepAlives: true},
-		ModifyResponse: func(r *http.Response) error {
-			change, _, _ := l.now()
-			if change == nil || !changed.MatchString(r.Request.URL.Path) || r.StatusCode != http.StatusOK {
-				return nil
-			}
-			var told map[string]any
-			if err := json.NewDecoder(r.Body).Decode(&told); err != nil {
-				return err
-			}
-			_ = r.Body.Close()
-			change(told)
-			b, err := json.Marshal(told)
-			r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(b)), int64(len(b))
-			r.Header.Set("Content-Length", strconv.Itoa(len(b)))
-			return err
-		},
 	}
-	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, lose, refuse := l.now()
-		if strings.HasSuffix(r.URL.Path, "/stop") {
-			l.mu.Lock()
-			l.stop = r.URL.Query()
-			l.mu.Unlock()
+}
+
+func startLiar(t *testing.T, host string) *liar {
+	t.Helper()
+	l := &liar{}
+	rp := engineOf(host)
+	rp.ModifyResponse = func(r *http.Response) error {
+		change, _, _ := l.now()
+		if change == nil || !changed.MatchString(r.Request.URL.Path) || r.StatusCode != http.StatusOK {
+			return nil
 		}
+		var told map[string]any
+		if err := json.NewDecoder(r.Body).Decode(&told); err != nil {
+			return err
+		}
+		_ = r.Body.Close()
+		change(told)
+		b, err := json.Marshal(told)
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(b)), int64(len(b))
+		r.Header.Set("Content-Length", strconv.Itoa(len(b)))
+		return err
+	}
+	l.host = serveEngine(t, func(w http.ResponseWriter, r *http.Request) {
+		_, lose, refuse := l.now()
 		if refuse != nil && refuse(r.Method, r.URL.Path) {
 			w.WriteHeader(http.StatusInternalServerError)
 			_, _ = io.WriteString(w, `{"message":"no"}`)
@@ -91,10 +90,7 @@ func startLiar(t *testing.T, host string) *liar {
 			panic(http.ErrAbortHandler)
 		}
 		rp.ServeHTTP(w, r)
-	})}
-	ln := must(net.Listen("unix", strings.TrimPrefix(l.host, "unix://")))(t)
-	go func() { _ = srv.Serve(ln) }()
-	t.Cleanup(func() { _ = srv.Close() })
+	})
 	return l
 }
 
@@ -108,7 +104,7 @@ func (n *nowhere) WriteHeader(int)             {}
 // put sets what a path such as "HostConfig.Privileged" leads to.
 func put(path string, value any) func(map[string]any) {
 	return func(m map[string]any) {
-		names := strings.Split(path, ".")
+		names := strings.SplitN(path, ".", 3)
 		for _, name := range names[:len(names)-1] {
 			inner, ok := m[name].(map[string]any)
 			if !ok {
@@ -165,8 +161,8 @@ var lies = map[string]func(map[string]any){
 	"writable root":     put("HostConfig.ReadonlyRootfs", false),
 	"user":              put("Config.User", "0"),
 	"image":             put("Image", "sha256:"+strings.Repeat("0", 64)),
-	"owner":             put("Config.Labels.berm#owner", "x"),
-	"label":             put("Config.Labels.berm#key", "x"),
+	"owner":             put("Config.Labels.berm.owner", "x"),
+	"label":             put("Config.Labels.berm.key", "x"),
 	"environment":       put("Config.Env", []string{"A=2"}),
 	"environment twice": put("Config.Env", []string{"A=1", "A=2"}),
 	"id":                put("Id", strings.Repeat("0", 64)),
@@ -174,33 +170,61 @@ var lies = map[string]func(map[string]any){
 	"annotations":       put("HostConfig.Annotations", map[string]any{"a": "b"}),
 }
 
+// TestVerifyCreate has an engine make of each container what a real one made of the first, and
+// tell a lie of it.
 func TestVerifyCreate(t *testing.T) {
-	d, _, l := lyingDoor(t, "")
-	c := d.client("verify")
-	create := func(name string) error {
-		_, err := c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Env: []string{"A=1"}, User: "1000"}, &container.HostConfig{ReadonlyRootfs: true}, nil, nil, name)
+	d, direct := engineDoor(t, "")
+	create := func(c *client.Client) error {
+		_, err := c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Env: []string{"A=1"}, User: "1000"}, &container.HostConfig{ReadonlyRootfs: true}, nil, nil, "verify")
 		return err
 	}
-	noError(t, create("verify-honest"))
-	for name, lie := range lies {
+	noError(t, create(d.client("verify")))
+	_, recorded, err := direct.ContainerInspectWithRaw(t.Context(), "verify", false)
+	noError(t, err)
+	var is struct{ ID string }
+	noError(t, json.Unmarshal(recorded, &is))
+	var labels any
+	var lie func(map[string]any)
+	there := false
+	engine := engineOf(d.host)
+	again := doorTo(t, serveEngine(t, func(w http.ResponseWriter, r *http.Request) {
+		_, path, _ := strings.Cut(r.URL.Path, "/containers/")
+		switch {
+		case path == "create":
+			var asked struct{ Labels any }
+			noError(t, json.NewDecoder(r.Body).Decode(&asked))
+			labels, there = asked.Labels, true
+			w.WriteHeader(http.StatusCreated)
+			_, _ = fmt.Fprintf(w, `{"Id":%q}`, is.ID)
+		case path == "json" && there:
+			_, _ = fmt.Fprintf(w, `[{"Id":%q,"Labels":%s}]`, is.ID, must(json.Marshal(labels))(t))
+		case path == "json":
+			_, _ = io.WriteString(w, "[]")
+		case path == is.ID+"/json" && !there:
+			http.NotFound(w, r)
+		case path == is.ID+"/json":
+			var told map[string]any
+			noError(t, json.Unmarshal(recorded, &told))
+			put("Config.Labels", labels)(told)
+			lie(told)
+			_ = json.NewEncoder(w).Encode(told)
+		case strings.HasPrefix(path, is.ID) && r.Method == http.MethodDelete:
+			there = false
+			w.WriteHeader(http.StatusNoContent)
+		default:
+			engine.ServeHTTP(w, r)
+		}
+	}), "")
+	c := again.client("verify")
+	lie = func(map[string]any) {}
+	if err := create(c); err != nil || !there {
+		t.Fatalf("without a lie: %v", err)
+	}
+	for name, l := range lies {
 		t.Run(name, func(t *testing.T) {
-			l.set(func(l *liar) {
-				l.change = func(m map[string]any) {
-					if strings.HasPrefix(name, "owner") || name == "label" {
-						labels := m["Config"].(map[string]any)["Labels"].(map[string]any)
-						labels[map[string]string{"owner": "berm.owner", "label": "berm.key"}[name]] = "x"
-						return
-					}
-					lie(m)
-				}
-			})
-			defer l.set(func(*liar) {})
-			err := create("verify-lie")
-			if err == nil || !strings.Contains(err.Error(), "verify.create") {
-				t.Errorf("create: %v", err)
-			}
-			if all := d.left(); len(all) != 1 {
-				t.Errorf("left: %v", all)
+			lie = l
+			if err := create(c); err == nil || !strings.Contains(err.Error(), "verify.create") || there {
+				t.Errorf("create: %v, it is there: %v", err, there)
 			}
 		})
 	}
