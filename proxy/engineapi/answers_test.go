@@ -169,10 +169,8 @@ func TestOddAnswers(t *testing.T) {
 		for _, asked := range []string{target, strings.Replace(target, img, id, 1), "/"} { // the last is /version
 			s.answers["GET "+asked] = answer
 		}
-		resp := must(raw(address).Get("http://d/v1.51" + target))(t)
-		text := must(io.ReadAll(resp.Body))(t)
-		if resp.StatusCode != http.StatusOK {
-			t.Errorf("%s: %s: %s", target, resp.Status, text)
+		if status, told := say(t, address, http.MethodGet, "/v1.51"+target, ""); status != http.StatusOK {
+			t.Errorf("%s: %d: %s", target, status, told)
 		}
 	}
 }

@@ -307,9 +307,10 @@ func (e *recorder) object(path string) string {
 // rehearsal is a door before a recorder.
 type rehearsal struct {
 	*recorder
-	client *http.Client
-	bounds bounds
-	words  *strings.Replacer
+	client  *http.Client
+	address string
+	bounds  bounds
+	words   *strings.Replacer
 }
 
 func rehearse(t testing.TB, version string) *rehearsal {
@@ -324,11 +325,12 @@ func rehearse(t testing.TB, version string) *rehearsal {
 	e := &recorder{version: version}
 	d := doorTo(t, serveEngine(t, e.ServeHTTP), fmt.Sprintf(siegeRules, dir))
 	e.door = d.Proxy
-	c := raw(d.listen(Caller{Name: "a", Tenant: "attacker"}))
+	address := d.listen(Caller{Name: "a", Tenant: "attacker"})
+	c := raw(address)
 	c.Transport.(*http.Transport).DisableKeepAlives = false
 	t.Cleanup(c.CloseIdleConnections)
 	return &rehearsal{
-		recorder: e, client: c,
+		recorder: e, client: c, address: address,
 		bounds: bounds{owner: d.opts.Owner, tenant: "attacker", dir: dir, networks: map[string]bool{fakeNet: true, fakeShared: true}, shared: fakeShared, containers: map[string]bool{fakeOwn: true}},
 		words:  strings.NewReplacer("{dir}", dir, "{outside}", root+"/outside", "{victim12}", fakeVictim[:12], "{ownnet}", fakeNet, "{victimnet}", fakeVNet, "{victimimage}", "sha256:"+fakeVictim),
 	}

@@ -21,23 +21,6 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 )
 
-// ownImages removes in the end the images that the door's callers made.
-func ownImages(t *testing.T, direct *client.Client, d *testDoor) {
-	t.Helper()
-	t.Cleanup(func() {
-		ctx := context.Background()
-		list, err := direct.ImageList(ctx, image.ListOptions{All: true, Filters: dockerfilters.NewArgs(dockerfilters.Arg("label", lifecycle.LabelOwner+"="+d.opts.Owner))})
-		if err != nil {
-			t.Error(err)
-		}
-		for range list { // children first, whatever the order
-			for _, img := range list {
-				_, _ = direct.ImageRemove(ctx, img.ID, image.RemoveOptions{Force: true, PruneChildren: true})
-			}
-		}
-	})
-}
-
 // buildOf has a client build a Dockerfile, and gives what is said and the image's ID.
 func buildOf(ctx context.Context, t *testing.T, c *client.Client, dockerfile string, o build.ImageBuildOptions) (said, id string, err error) {
 	t.Helper()
@@ -69,7 +52,6 @@ func everything(t *testing.T, direct *client.Client) (containers, images int) {
 // Dockerfile could differ.
 func TestBuildsOfImagesByOtherWays(t *testing.T) {
 	d, direct := engineDoor(t, buildPolicy)
-	ownImages(t, direct, d)
 	c, ctx := d.client("mine"), t.Context()
 	noError(t, direct.ImageTag(ctx, testImage, "hidden"))
 	defer func() { _, _ = direct.ImageRemove(ctx, "hidden", image.RemoveOptions{}) }()
@@ -101,16 +83,13 @@ func TestBuildsOfImagesByOtherWays(t *testing.T) {
 // TestBuildsLeaveNothing has builds fail, and clients leave.
 func TestBuildsLeaveNothing(t *testing.T) {
 	d, direct := engineDoor(t, buildPolicy)
-	ownImages(t, direct, d)
 	c := d.client("mine")
 	containers, _ := everything(t, direct)
 	_, id, err := buildOf(t.Context(), t, c, "FROM "+testImage+" AS a\nFROM "+testImage+"\nVOLUME /v\nRUN echo x > /v/x\nRUN false\n", build.ImageBuildOptions{Tags: []string{"built.local/mine/failed:1"}})
 	if err == nil || !strings.Contains(err.Error(), "non-zero code: 1") || strings.Contains(err.Error(), "verify.build") {
 		t.Errorf("a failing build: %s, %v", id, err)
 	}
-	if _, err := direct.ImageInspect(t.Context(), "built.local/mine/failed:1"); !errdefs.IsNotFound(err) {
-		t.Errorf("a failed build has a name: %v", err)
-	}
+	wantErr(t, errdefs.IsNotFound, errOf(direct.ImageInspect(t.Context(), "built.local/mine/failed:1")), "a failed build has a name")
 	ctx, leave := context.WithCancel(t.Context())
 	resp := must(c.ImageBuild(ctx, contextOf(t, "FROM "+testImage+"\nRUN echo begun; sleep 1000\n"), build.ImageBuildOptions{Version: build.BuilderV1}))(t)
 	heard := make([]byte, 0, 4096)
@@ -173,19 +152,4 @@ func TestRewriteIsBounded(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "larger than") {
 		t.Errorf("a file of 1 TiB: %v", err)
 	}
-}
-
-// loadBare gives the engine an image whose configuration says nothing but its layers.
-func loadBare(t *testing.T, direct *client.Client, name string) {
-	t.Helper()
-	layer := string(tarOf(t, "file", "content"))
-	config := fmt.Sprintf(`{"architecture":"amd64","os":"linux","rootfs":{"type":"layers","diff_ids":[%q]}}`, digestOf(layer))
-	manifest := `[{"Config":"config.json","RepoTags":["` + name + `"],"Layers":["layer.tar"]}]`
-	resp := must(direct.ImageLoad(t.Context(), bytes.NewReader(tarOf(t, "layer.tar", layer, "config.json", config, "manifest.json", manifest))))(t)
-	said, _ := io.ReadAll(resp.Body)
-	_ = resp.Body.Close()
-	if _, err := direct.ImageInspect(t.Context(), name); err != nil {
-		t.Fatalf("%v: %s", err, said)
-	}
-	t.Cleanup(func() { _, _ = direct.ImageRemove(context.Background(), name, image.RemoveOptions{}) })
 }

@@ -38,7 +38,6 @@ func contextOf(t *testing.T, dockerfile string) io.Reader {
 // TestBuild has two tenants build the same.
 func TestBuild(t *testing.T) {
 	d, direct := engineDoor(t, buildPolicy)
-	ownImages(t, direct, d)
 	mine, other, ctx := d.client("mine"), d.client("other"), t.Context()
 	const tag, second, cached = "built.local/mine/app:1", "built.local/mine/app:2", "Using cache"
 	dockerfile := "FROM " + testImage + "\nLABEL a=b\nRUN cat /proc/sys/kernel/random/uuid > /u\n"
@@ -73,9 +72,7 @@ func TestBuild(t *testing.T) {
 	}
 	const listed = "berm.local/built-theirs:1"
 	noError(t, direct.ImageTag(ctx, tag, listed))
-	if _, err := other.ImageRemove(ctx, listed, image.RemoveOptions{}); !errdefs.IsPermissionDenied(err) {
-		t.Errorf("another removes it by a name on the allow-list: %v", err)
-	}
+	wantErr(t, errdefs.IsPermissionDenied, errOf(other.ImageRemove(ctx, listed, image.RemoveOptions{})), "another removes it by a name on the allow-list")
 	must(direct.ImageRemove(ctx, listed, image.RemoveOptions{}))(t)
 	if is, err := direct.ImageInspect(ctx, tag); err != nil || is.ID != id {
 		t.Errorf("the name was moved: %v", err)
@@ -92,15 +89,12 @@ func TestBuild(t *testing.T) {
 	said(mine, "FROM "+tag+"\n", build.ImageBuildOptions{Labels: map[string]string{"berm.ttl": "20m"}, Tags: []string{tag}})
 	_, last := said(mine, "FROM "+tag+"\n", build.ImageBuildOptions{Tags: []string{second}}) // of one's own with a life
 	must(mine.ImageRemove(ctx, second, image.RemoveOptions{}))(t)
-	if _, err := direct.ImageInspect(ctx, last); !errdefs.IsNotFound(err) {
-		t.Errorf("removed, and still there: %v", err)
-	}
+	wantErr(t, errdefs.IsNotFound, errOf(direct.ImageInspect(ctx, last)), "removed, and still there")
 }
 
 // TestBuildRewritten has the engine read what Berm writes of a Dockerfile.
 func TestBuildRewritten(t *testing.T) {
 	d, direct := engineDoor(t, strings.Replace(buildPolicy, `build: "on"`, `build: "on", build_add_url: ["http://127.0.0.1:1/pub/"]`, 1))
-	ownImages(t, direct, d)
 	c, ctx, tag := d.client("mine"), t.Context(), "latest"
 	dockerfile := "# syntax=evil.local/x\n# escape=`\nARG NAME=evil.local/x\nARG TAG\nFROM ${NAME}:$TAG AS Base\n" +
 		"RUN echo \\a `\n  b\nENV A=\"b $HOME c\" D=e\nENV f g  h\nLABEL \"a b\"='c $D' i=$D\nEXPOSE 80 81\nHEALTHCHECK --retries=2 CMD [\"a b\", \"<<\"]\n" +
@@ -154,30 +148,16 @@ func TestImages(t *testing.T) {
 			t.Errorf("tag %s: %v", target, err)
 		}
 	}
-	if _, err := c.ImageRemove(ctx, "tags.local/mine/x:1", image.RemoveOptions{}); err != nil {
-		t.Error(err)
-	}
+	report(t, errOf(c.ImageRemove(ctx, "tags.local/mine/x:1", image.RemoveOptions{})))
 	if img, err := direct.ImageInspect(ctx, testImage); err != nil || slices.Contains(img.RepoTags, "tags.local/mine/x:1") {
 		t.Errorf("removed, and still there: %v, %v", img.RepoTags, err)
 	}
-	if _, err := c.ImageRemove(ctx, testImage, image.RemoveOptions{Force: true}); !errdefs.IsPermissionDenied(err) {
-		t.Errorf("by force: %v", err)
-	}
-	if _, err := c.ImageRemove(ctx, testImage, image.RemoveOptions{}); !errdefs.IsPermissionDenied(err) {
-		t.Errorf("remove what nobody can pull again: %v", err)
-	}
-	if _, err := c.ImageSave(ctx, []string{testImage, "x/../../containers"}); !errdefs.IsNotFound(err) {
-		t.Errorf("save what is no name: %v", err)
-	}
-	if _, err := c.ImageRemove(ctx, secret, image.RemoveOptions{}); !errdefs.IsNotFound(err) {
-		t.Errorf("remove a name that isn't seen: %v", err)
-	}
-	if _, err := c.ImageRemove(ctx, img.ID, image.RemoveOptions{}); !errdefs.IsConflict(err) {
-		t.Errorf("remove by ID what has another's name: %v", err)
-	}
-	if _, err := c.ImagePull(ctx, "evil.local/x", image.PullOptions{}); !errdefs.IsPermissionDenied(err) {
-		t.Errorf("pull: %v", err)
-	}
+	wantErr(t, errdefs.IsPermissionDenied, errOf(c.ImageRemove(ctx, testImage, image.RemoveOptions{Force: true})), "by force")
+	wantErr(t, errdefs.IsPermissionDenied, errOf(c.ImageRemove(ctx, testImage, image.RemoveOptions{})), "remove what nobody can pull again")
+	wantErr(t, errdefs.IsNotFound, errOf(c.ImageSave(ctx, []string{testImage, "x/../../containers"})), "save what is no name")
+	wantErr(t, errdefs.IsNotFound, errOf(c.ImageRemove(ctx, secret, image.RemoveOptions{})), "remove a name that isn't seen")
+	wantErr(t, errdefs.IsConflict, errOf(c.ImageRemove(ctx, img.ID, image.RemoveOptions{})), "remove by ID what has another's name")
+	wantErr(t, errdefs.IsPermissionDenied, errOf(c.ImagePull(ctx, "evil.local/x", image.PullOptions{})), "pull")
 	if _, err := c.ImageImport(ctx, image.ImportSource{SourceName: "http://127.0.0.1/x"}, "x", image.ImportOptions{}); err == nil {
 		t.Error("import was taken")
 	}
@@ -203,7 +183,6 @@ profiles: {default: {engine_api: {commit: "on", tags: ["commit.local/mine/*"], r
 	foreign := d.made(direct, "other", "commit-other", container.Config{})
 	c, ctx := d.client("mine"), t.Context()
 	made := must(c.ContainerCommit(ctx, id, container.CommitOptions{Reference: "commit.local/mine/x:1", Comment: "a comment"}))(t)
-	defer func() { _, _ = direct.ImageRemove(ctx, "commit.local/mine/x:1", image.RemoveOptions{}) }()
 	img, err := direct.ImageInspect(ctx, "commit.local/mine/x:1")
 	if err != nil || img.ID != made.ID || img.Config.Labels[lifecycle.LabelTenant] != "mine" {
 		t.Errorf("committed: %+v, %v", img.Config, err)
@@ -217,9 +196,7 @@ profiles: {default: {engine_api: {commit: "on", tags: ["commit.local/mine/*"], r
 	if err := json.Unmarshal(raw, &shown); err != nil || shown.ContainerConfig != nil && !bytes.Equal(shown.ContainerConfig, shown.Config) {
 		t.Errorf("what it was made of is shown: %s, %v", raw, err)
 	}
-	if _, err := c.ContainerCommit(ctx, redacted, container.CommitOptions{}); !errdefs.IsPermissionDenied(err) {
-		t.Errorf("with what is redacted: %v", err)
-	}
+	wantErr(t, errdefs.IsPermissionDenied, errOf(c.ContainerCommit(ctx, redacted, container.CommitOptions{})), "with what is redacted")
 	for name, options := range map[string]container.CommitOptions{
 		"tag":     {Reference: testImage},
 		"changes": {Changes: []string{"ONBUILD USER 0"}},
@@ -227,9 +204,7 @@ profiles: {default: {engine_api: {commit: "on", tags: ["commit.local/mine/*"], r
 		"labels":  {Config: &container.Config{Labels: map[string]string{lifecycle.LabelTenant: "other"}}},
 		"line":    {Config: &container.Config{User: "0\nONBUILD USER 0"}},
 	} {
-		if _, err := c.ContainerCommit(ctx, id, options); !errdefs.IsPermissionDenied(err) {
-			t.Errorf("%s: %v", name, err)
-		}
+		wantErr(t, errdefs.IsPermissionDenied, errOf(c.ContainerCommit(ctx, id, options)), "%s", name)
 	}
 	configured := must(c.ContainerCommit(ctx, id, container.CommitOptions{Changes: []string{"ENV LATER=$A"}, Config: &container.Config{
 		Entrypoint: []string{"echo", `"<$x>"`}, Cmd: []string{"a b"}, Env: []string{"A=b c", "Q=$A\\\""}, User: "1:2", WorkingDir: "/tmp/$x", Labels: map[string]string{"l.x": "v $x"},
@@ -240,14 +215,11 @@ profiles: {default: {engine_api: {commit: "on", tags: ["commit.local/mine/*"], r
 		`[echo "<$x>"] [a b] [A=b c Q=$A\" LATER=b c]1:2/tmp/$xv $xminemap[80/tcp:{}] map[/v 1:{}]` {
 		t.Errorf("configured: %s", all)
 	}
-	if _, err := c.ContainerCommit(ctx, foreign, container.CommitOptions{}); !errdefs.IsNotFound(err) {
-		t.Errorf("another's container: %v", err)
-	}
+	wantErr(t, errdefs.IsNotFound, errOf(c.ContainerCommit(ctx, foreign, container.CommitOptions{})), "another's container")
 }
 
 // TestPull brings images from a registry that asks for a password.
 func TestPull(t *testing.T) {
-	host, direct := testEngine(t)
 	ctx := t.Context()
 	const user, password = "puller", "p4ssw0rd-of-the-registry"
 	shop := must(private.StartRegistry(ctx, private.RegistryOptions{Netns: shared.engine.Netns(), User: user, Password: password}))(t)
@@ -259,8 +231,7 @@ func TestPull(t *testing.T) {
 	rules := func(more string) string {
 		return "version: 1\nimages: {allow: [" + repo + "], " + more + "}\nprofiles: {default: {engine_api: {build: \"on\"}}}\n"
 	}
-	d := doorTo(t, host, rules("require_digest: false"))
-	ownImages(t, direct, d)
+	d, direct := engineDoor(t, rules("require_digest: false"))
 	c := d.client("pull")
 	text := must(json.Marshal(registry.AuthConfig{Username: user, Password: password, ServerAddress: shop.Host()}))(t)
 	auth := base64.URLEncoding.EncodeToString(text)
@@ -278,9 +249,7 @@ func TestPull(t *testing.T) {
 	}
 	remove := func(ref string) {
 		t.Helper()
-		if _, err := direct.ImageRemove(ctx, ref, image.RemoveOptions{Force: true}); err != nil {
-			t.Error(err)
-		}
+		report(t, errOf(direct.ImageRemove(ctx, ref, image.RemoveOptions{Force: true})))
 	}
 	if said, err := pull(repo+":1", ""); err == nil {
 		t.Errorf("without a password: %s", said)
@@ -299,9 +268,7 @@ func TestPull(t *testing.T) {
 	}
 	_, digest, _ := strings.Cut(said, "Digest: ")
 	digest, _, _ = strings.Cut(digest, `"`)
-	if err := c.ImageTag(ctx, repo+":1", "x/y"); !errdefs.IsPermissionDenied(err) {
-		t.Errorf("tag: %v", err)
-	}
+	wantErr(t, errdefs.IsPermissionDenied, c.ImageTag(ctx, repo+":1", "x/y"), "tag")
 	if said, err := pull(shop.Host()+"/secret/x:1", auth); !errdefs.IsPermissionDenied(err) {
 		t.Errorf("what isn't allowed: %v, %s", err, said)
 	}
@@ -321,7 +288,7 @@ func TestPull(t *testing.T) {
 	}
 
 	// Pinned, the name leads to the digest, and only that is there.
-	c = doorTo(t, host, rules("pins: {"+repo+":2: "+digest+"}")).client("pins")
+	c = doorTo(t, d.host, rules("pins: {"+repo+":2: "+digest+"}")).client("pins")
 	if said, err := pull(repo+":2", auth); err != nil || !strings.Contains(said, digest) {
 		t.Errorf("pinned: %v, %s", err, said)
 	}
@@ -340,8 +307,7 @@ func TestPull(t *testing.T) {
 // TestBuildLimits builds with hosts and limits that the policy allows, and with others.
 func TestBuildLimits(t *testing.T) {
 	rules := strings.Replace(buildPolicy, `build: "on"`, `build: "on", dns: "on", max_ulimit: 100`, 1)
-	d, direct := engineDoor(t, rules)
-	ownImages(t, direct, d)
+	d, _ := engineDoor(t, rules)
 	c, ctx := d.client("mine"), t.Context()
 	files := func(most int64) []*container.Ulimit {
 		return []*container.Ulimit{{Name: "nofile", Soft: 64, Hard: most}}

@@ -5,7 +5,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"io"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -192,20 +191,14 @@ func TestBuilderVersion(t *testing.T) {
 		"Docker-Client/29.9.1 (linux)": "2", "Docker-Client/23.0.0 (linux)": "2", "": "2",
 		"Docker-Client/20.10.24+dfsg1 (linux)": "1", "Docker-Client/18.09.1 (linux)": "1",
 	} {
-		req := must(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://d/_ping", nil))(t)
-		req.Header.Set("User-Agent", agent)
-		resp := must(raw(address).Do(req))(t)
-		text := must(io.ReadAll(resp.Body))(t)
-		_ = resp.Body.Close()
+		resp, text := sayWith(t, address, http.MethodGet, "/_ping", http.Header{"User-Agent": {agent}}, "")
 		if got := resp.Header.Get("Builder-Version"); got != want {
 			t.Errorf("%q: builder %s, %s", agent, got, text)
 		}
 	}
-	resp := must(raw(address).Post("http://d/build?version=2&remote=client-session", "", nil))(t)
-	if text := string(must(io.ReadAll(resp.Body))(t)); resp.StatusCode != http.StatusForbidden || !strings.Contains(text, "DOCKER_BUILDKIT=0") {
-		t.Errorf("%s: %s", resp.Status, text)
+	if status, told := say(t, address, http.MethodPost, "/build?version=2&remote=client-session", ""); status != http.StatusForbidden || !strings.Contains(told, "DOCKER_BUILDKIT=0") {
+		t.Errorf("%d: %s", status, told)
 	}
-	_ = resp.Body.Close()
 }
 
 // TestBuildTurns has a tenant's builds wait for their turn, of which it may have so many.

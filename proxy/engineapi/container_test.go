@@ -3,7 +3,6 @@ package engineapi
 import (
 	"bytes"
 	"encoding/json"
-	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -58,17 +57,8 @@ func TestUnknown(t *testing.T) {
 		{"POST", "/auth", 403},
 		{"TRACE", "/_ping", 403},
 	} {
-		req := must(http.NewRequest(tt.method, "http://docker", nil))(t)
-		req.URL.Opaque = tt.target
-		resp, err := raw(address).Do(req)
-		if err != nil {
-			t.Errorf("%s %s: %v", tt.method, tt.target, err)
-			continue
-		}
-		body, _ := io.ReadAll(resp.Body)
-		_ = resp.Body.Close()
-		if resp.StatusCode != tt.status {
-			t.Errorf("%s %s: %d %s, want %d", tt.method, tt.target, resp.StatusCode, body, tt.status)
+		if status, told := say(t, address, tt.method, tt.target, ""); status != tt.status {
+			t.Errorf("%s %s: %d %s, want %d", tt.method, tt.target, status, told, tt.status)
 		}
 	}
 }
@@ -87,11 +77,8 @@ func TestFurtherLabels(t *testing.T) {
 		}
 	}
 	for kind, body := range map[string]string{"containers": `{"Image":"` + testImage + `","Labels":{"stack":"own"}}`, "volumes": `{"Name":"v","Labels":{"stack":"own"}}`} {
-		resp := must(s.client.Post("http://docker/"+kind+"/create", "application/json", strings.NewReader(body)))(t)
-		text := must(io.ReadAll(resp.Body))(t)
-		_ = resp.Body.Close()
-		if resp.StatusCode != http.StatusForbidden || !strings.Contains(string(text), "labels.reserved") {
-			t.Errorf("%s: %s %s", kind, resp.Status, text)
+		if status, told := say(t, s.address, http.MethodPost, "/"+kind+"/create", body); status != http.StatusForbidden || !strings.Contains(told, "labels.reserved") {
+			t.Errorf("%s: %d %s", kind, status, told)
 		}
 	}
 }

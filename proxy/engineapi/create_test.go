@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"os"
 	goruntime "runtime"
 	"slices"
@@ -24,13 +25,11 @@ import (
 )
 
 func TestCreateWhole(t *testing.T) {
-	host, direct := testEngine(t)
 	dir := workDir(t)
 	noError(t, os.MkdirAll(dir+"/ro", 0o755))
 	noError(t, os.MkdirAll(dir+"/rw", 0o755))
 	noError(t, os.WriteFile(dir+"/ro/f", []byte("from the host\n"), 0o644))
-	d := doorTo(t, host, workRules(dir))
-	left := sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, workRules(dir))
 	c := d.client("whole")
 	net := must(c.NetworkCreate(t.Context(), "whole-net", network.CreateOptions{Internal: true}))(t)
 	stop, init := 3, true
@@ -93,7 +92,7 @@ func TestCreateWhole(t *testing.T) {
 		t.Errorf("volumes: %+v", got.Mounts)
 	}
 	noError(t, c.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{RemoveVolumes: true}))
-	if l := left(); len(l) != 2 { // the network and the volume with a name
+	if l := d.left(); len(l) != 2 { // the network and the volume with a name
 		t.Errorf("left: %v", l)
 	}
 }
@@ -101,14 +100,13 @@ func TestCreateWhole(t *testing.T) {
 // create posts a body as it is. It returns the status, and the message or the ID.
 func (s *rehearsal) create(t *testing.T, query, body string) (int, string) {
 	t.Helper()
-	resp := must(s.client.Post("http://docker/v1.41/containers/create"+query, "application/json", strings.NewReader(s.words.Replace(body))))(t)
-	defer resp.Body.Close()
+	status, text := say(t, s.address, http.MethodPost, "/v1.41/containers/create"+query, s.words.Replace(body))
 	var told struct {
 		Message string
 		ID      string `json:"Id"`
 	}
-	noError(t, json.NewDecoder(resp.Body).Decode(&told))
-	return resp.StatusCode, told.Message + told.ID
+	noError(t, json.Unmarshal([]byte(text), &told))
+	return status, told.Message + told.ID
 }
 
 // TestCreateRefused sends what no client of ours would, beside the payloads of attackCreate.
@@ -219,8 +217,7 @@ func TestCreateOthers(t *testing.T) {
 func TestCreateNetworks(t *testing.T) {
 	d, direct := engineDoor(t, basePolicy+"networks: {on: {engine_network: create-on}, team: {engine_network: create-team}}\nprofiles: {default: {network: \"on\", engine_api: {networks: own}}}\n")
 	c := d.client("nets")
-	_, err := c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, "")
-	deniedBy(t, err, "networks.missing")
+	deniedBy(t, errOf(c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, "")), "networks.missing")
 	made := 0
 	d.opts.EnsureNetwork = func(ctx context.Context, name string) error {
 		made++
@@ -281,12 +278,10 @@ func TestCreateNetworks(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	_, err = c.ContainerCreate(t.Context(), sleeper, nil, at(&network.EndpointSettings{}), nil, "pypi.org")
-	deniedBy(t, err, "request.name")
+	deniedBy(t, errOf(c.ContainerCreate(t.Context(), sleeper, nil, at(&network.EndpointSettings{}), nil, "pypi.org")), "request.name")
 	cfg := *sleeper
 	cfg.Hostname = "pypi.org"
-	_, err = c.ContainerCreate(t.Context(), &cfg, nil, nil, nil, "")
-	deniedBy(t, err, "request.name")
+	deniedBy(t, errOf(c.ContainerCreate(t.Context(), &cfg, nil, nil, nil, "")), "request.name")
 	dotted := makeOne(t, c, &container.HostConfig{NetworkMode: "create-own"}, "nets.example")
 	deniedBy(t, c.NetworkConnect(t.Context(), "create-team", dotted, nil), "request.name")
 	deniedBy(t, c.NetworkConnect(t.Context(), "create-team", ct.ID, &network.EndpointSettings{Aliases: []string{"pypi.org"}}), "networks.options")
@@ -301,8 +296,7 @@ func TestCreateNetworks(t *testing.T) {
 	noError(t, direct.ContainerRemove(t.Context(), team, container.RemoveOptions{Force: true}))
 	noError(t, direct.NetworkRemove(t.Context(), "create-team"))
 	must(direct.NetworkCreate(t.Context(), "create-team", network.CreateOptions{Labels: d.labels(lifecycle.ObjectNetwork, "other")}))(t)
-	_, err = c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{NetworkMode: "create-team"}, nil, nil, "")
-	deniedBy(t, err, "networks.foreign")
+	deniedBy(t, errOf(c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{NetworkMode: "create-team"}, nil, nil, "")), "networks.foreign")
 }
 
 func TestCreateAudit(t *testing.T) {
@@ -381,8 +375,7 @@ func TestCreateImages(t *testing.T) {
 	} {
 		ref := "berm.local/" + name + ":1"
 		commit(ref, container.Config{Labels: labels})
-		_, err := c.ContainerCreate(t.Context(), cfg(ref), nil, nil, nil, "")
-		deniedBy(t, err, "labels.reserved")
+		deniedBy(t, errOf(c.ContainerCreate(t.Context(), cfg(ref), nil, nil, nil, "")), "labels.reserved")
 	}
 	commit("berm.local/volumes:1", container.Config{Volumes: map[string]struct{}{"/data": {}, "/taken": {}}, ExposedPorts: nat.PortSet{"80/tcp": {}}, Env: []string{"GONE=1", "KEPT=1"}, Cmd: []string{"env"}})
 	ct := must(c.ContainerCreate(t.Context(), &container.Config{Image: "berm.local/volumes:1", Env: []string{"GONE"}}, &container.HostConfig{Tmpfs: map[string]string{"/taken/": ""}}, nil, nil, ""))(t)

@@ -45,7 +45,6 @@ func TestExamplePolicies(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d, direct := engineDoor(t, examplePolicy(t, tt.name))
-			ownImages(t, direct, d)
 			n := must(direct.NetworkCreate(t.Context(), "berm-sandbox", network.CreateOptions{Labels: d.policyNetworkLabels()}))(t)
 			t.Cleanup(func() { report(t, direct.NetworkRemove(context.Background(), n.ID)) })
 			address := d.listen(Caller{Name: "one", Tenant: "one"})

@@ -4,8 +4,10 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -20,6 +22,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	dockerfilters "github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/api/types/network"
 	"github.com/docker/docker/api/types/volume"
 	"github.com/docker/docker/client"
@@ -136,6 +139,17 @@ func report(t testing.TB, err error) {
 	}
 }
 
+// errOf is the error of a call.
+func errOf[T any](_ T, err error) error { return err }
+
+// wantErr checks the class of an error.
+func wantErr(t testing.TB, is func(error) bool, err error, what string, args ...any) {
+	t.Helper()
+	if !is(err) {
+		t.Errorf("%s: %v", fmt.Sprintf(what, args...), err)
+	}
+}
+
 // basePolicy allows testImage; a test's own text goes after it.
 const basePolicy = "version: 1\nimages: {allow: [\"berm.local/*\"]}\n"
 
@@ -241,14 +255,26 @@ func raw(address string) *http.Client {
 	}, DisableKeepAlives: true}, Timeout: patience}
 }
 
-func TestPing(t *testing.T) {
-	host, direct := testEngine(t)
-	c := doorTo(t, host, "").client("a")
-	got := must(c.Ping(t.Context()))(t)
-	want := must(direct.Ping(t.Context()))(t)
-	if got.APIVersion != want.APIVersion || got.OSType != want.OSType {
-		t.Errorf("ping: %+v, want %+v", got, want)
+// say sends a JSON body, or none, and gives the answer.
+func say(t *testing.T, address, method, path, body string) (int, string) {
+	t.Helper()
+	var header http.Header
+	if body != "" {
+		header = http.Header{"Content-Type": {"application/json"}}
 	}
+	resp, told := sayWith(t, address, method, path, header, body)
+	return resp.StatusCode, told
+}
+
+// sayWith is say with a header. The path may be anything that is to be on the request line.
+func sayWith(t *testing.T, address, method, path string, header http.Header, body string) (*http.Response, string) {
+	t.Helper()
+	req := must(http.NewRequestWithContext(t.Context(), method, "http://docker", strings.NewReader(body)))(t)
+	req.URL.Opaque = path
+	maps.Copy(req.Header, header)
+	resp := must(raw(address).Do(req))(t)
+	defer resp.Body.Close()
+	return resp, strings.TrimSpace(string(must(io.ReadAll(resp.Body))(t)))
 }
 
 // labels are those of something that a tenant made through the door an hour before its end,
@@ -274,7 +300,7 @@ func (d *Proxy) policyNetworkLabels() map[string]string {
 }
 
 // made has the engine itself make a container with the labels of one that a tenant made
-// through the door, and removes it at the test's end.
+// through the door.
 func (d *testDoor) made(direct *client.Client, tenant, name string, config container.Config) string {
 	d.t.Helper()
 	if config.Image == "" {
@@ -285,12 +311,6 @@ func (d *testDoor) made(direct *client.Client, tenant, name string, config conta
 	}
 	config.Labels = d.labels(lifecycle.ObjectContainer, tenant)
 	got := must(direct.ContainerCreate(context.Background(), &config, &container.HostConfig{NetworkMode: "none"}, nil, nil, name))(d.t)
-	d.t.Cleanup(func() {
-		err := direct.ContainerRemove(context.Background(), got.ID, container.RemoveOptions{Force: true, RemoveVolumes: true})
-		if err != nil && !errdefs.IsNotFound(err) {
-			d.t.Error(err)
-		}
-	})
 	noError(d.t, direct.ContainerStart(context.Background(), got.ID, container.StartOptions{}))
 	return got.ID
 }
@@ -347,7 +367,7 @@ func mustDocker(t *testing.T, host string) func(args ...string) string {
 	}
 }
 
-// sweepOwn removes in the end what the door's callers made, and gives what there is.
+// sweepOwn removes in the end what the door's callers made, and gives what there is but images.
 func sweepOwn(t *testing.T, direct *client.Client, d *testDoor) (left func() []string) {
 	t.Helper()
 	owned := dockerfilters.NewArgs(dockerfilters.Arg("label", lifecycle.LabelOwner+"="+d.opts.Owner))
@@ -355,22 +375,14 @@ func sweepOwn(t *testing.T, direct *client.Client, d *testDoor) (left func() []s
 		t.Helper()
 		ctx := context.Background()
 		list, err := direct.ContainerList(ctx, container.ListOptions{All: true, Filters: owned})
-		if err != nil {
-			t.Error(err)
-		}
+		networks, networksErr := direct.NetworkList(ctx, network.ListOptions{Filters: owned})
+		volumes, volumesErr := direct.VolumeList(ctx, volume.ListOptions{Filters: owned})
+		noError(t, errors.Join(err, networksErr, volumesErr))
 		for _, ct := range list {
 			all = append(all, "container "+ct.ID)
 		}
-		networks, err := direct.NetworkList(ctx, network.ListOptions{Filters: owned})
-		if err != nil {
-			t.Error(err)
-		}
 		for _, n := range networks {
 			all = append(all, "network "+n.ID)
-		}
-		volumes, err := direct.VolumeList(ctx, volume.ListOptions{Filters: owned})
-		if err != nil {
-			t.Error(err)
 		}
 		for _, v := range volumes.Volumes {
 			all = append(all, "volume "+v.Name)
@@ -392,6 +404,13 @@ func sweepOwn(t *testing.T, direct *client.Client, d *testDoor) (left func() []s
 			}
 			if err != nil && !errdefs.IsNotFound(err) {
 				t.Error(err)
+			}
+		}
+		list, err := direct.ImageList(ctx, image.ListOptions{All: true, Filters: owned})
+		report(t, err)
+		for range list { // children first, whatever the order
+			for _, img := range list {
+				_, _ = direct.ImageRemove(ctx, img.ID, image.RemoveOptions{Force: true, PruneChildren: true})
 			}
 		}
 	})

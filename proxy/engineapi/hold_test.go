@@ -11,15 +11,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/bermhq/berm/proxy/engineapi/body"
-
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types"
 	"github.com/docker/docker/api/types/container"
 	dockerfilters "github.com/docker/docker/api/types/filters"
-	"github.com/docker/docker/api/types/mount"
 	"github.com/docker/docker/client"
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/sys/unix"
 
@@ -63,11 +59,9 @@ func copied(t *testing.T, c *client.Client, id, path string) (string, error) {
 // TestHeldBind follows a bind from create to removal: it is mounted while Berm holds it,
 // and never otherwise.
 func TestHeldBind(t *testing.T) {
-	host, direct := testEngine(t)
 	dir := workDir(t)
 	asked, second := heldDir(t, dir+"/a"), heldDir(t, dir+"/a/inner")
-	d := doorTo(t, host, strings.Replace(workRules(dir), `dns: "on"`, `dns: "on", restart: ["no", always]`, 1))
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, strings.Replace(workRules(dir), `dns: "on"`, `dns: "on", restart: ["no", always]`, 1))
 	c := d.client("held")
 	id := makeOne(t, c, &container.HostConfig{
 		Binds: []string{asked + ":/a", second + ":/b:ro"}, RestartPolicy: container.RestartPolicy{Name: "always"},
@@ -234,18 +228,8 @@ func TestExchangedMeanwhile(t *testing.T) {
 	dir := workDir(t)
 	d, direct, l := lyingDoor(t, workRules(dir))
 	c := d.client("meanwhile")
-	// at does something when the engine is about to get a request.
-	at := func(suffix string, do func() error) {
-		l.set(func(l *liar) {
-			l.refuse = func(_, path string) bool {
-				if strings.HasSuffix(path, suffix) {
-					report(t, do())
-				}
-				return false
-			}
-		})
-	}
-	defer l.set(func(*liar) {})
+	at := func(end string, do func() error) { l.at(end, func() { report(t, do()) }) }
+	defer l.honest()
 	for i, tt := range []struct {
 		name, file, outside string
 		other               func(path string) error
@@ -285,10 +269,8 @@ func TestExchangedMeanwhile(t *testing.T) {
 		if err := errors.Join(unix.Unmount(pin, unix.MNT_DETACH), os.Remove(pin), os.Remove(filepath.Dir(pin))); err != nil { // Berm released one of the two
 			t.Error(err)
 		}
-		l.set(func(*liar) {})
-		if _, err := direct.ContainerInspect(t.Context(), id); !errdefs.IsNotFound(err) {
-			t.Errorf("it is there: %v", err)
-		}
+		l.honest()
+		wantErr(t, errdefs.IsNotFound, errOf(direct.ContainerInspect(t.Context(), id)), "it is there")
 		if n := testutil.ToFloat64(d.metrics.mismatches); n != float64(i+1) {
 			t.Errorf("%v mismatches counted", n)
 		}
@@ -369,16 +351,14 @@ func TestHoldModes(t *testing.T) {
 		l.set(func(l *liar) { l.change = lies[name] })
 		deniedBy(t, startIt(t, c, id), rule)
 	}
-	l.set(func(*liar) {})
+	l.honest()
 }
 
 // TestSwapped has another process exchange a directory with a link out, as fast as it can,
 // while containers with it are made, started and restarted and their files are read.
 func TestSwapped(t *testing.T) {
-	host, direct := testEngine(t)
 	dir, outside := workDir(t), heldDir(t, workDir(t)+"/outside")
-	d := doorTo(t, host, workRules(dir))
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, workRules(dir))
 	c := d.client("swapped")
 	place, parent := heldDir(t, dir+"/in/place"), dir+"/in"
 	id := makeOne(t, c, &container.HostConfig{Binds: []string{place + ":/a"}}, "")
@@ -452,14 +432,5 @@ func TestShown(t *testing.T) {
 		if got := string(shownEntry([]byte(same))); got != same {
 			t.Errorf("changed: %s", got)
 		}
-	}
-}
-
-// TestMountList has the engine mount a held path only while it is held.
-func TestMountList(t *testing.T) {
-	p := &body.Judged{Spec: policy.ContainerSpec{Binds: []policy.Mount{{MountPath: "/a", Mode: "ro"}}}, Sources: []string{"/pin"}}
-	want := []mount.Mount{{Type: mount.TypeBind, Source: "/pin", Target: "/a", ReadOnly: true, BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate, NonRecursive: true}}}
-	if d := cmp.Diff(want, p.MountList()); d != "" {
-		t.Error(d)
 	}
 }

@@ -21,12 +21,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/docker/docker/api/types/build"
-	"github.com/docker/docker/api/types/container"
-	dockerfilters "github.com/docker/docker/api/types/filters"
-	"github.com/docker/docker/api/types/image"
-	"github.com/docker/docker/api/types/volume"
-
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
@@ -517,57 +511,35 @@ func TestSpoolIsBounded(t *testing.T) {
 	})
 }
 
-// TestAnonymousVolumesAreCounted: also those that outlive their containers.
-func TestAnonymousVolumesAreCounted(t *testing.T) {
-	d, direct := engineDoor(t, basePolicy+"profiles: {default: {engine_api: {max_objects: 3}}}\n")
-	c, ctx := d.client("anonymous"), t.Context()
-	create := func(volumes int) error {
-		places := map[string]struct{}{}
-		for i := range volumes {
-			places[fmt.Sprintf("/v%d", i)] = struct{}{}
+// TestObjectsAreCounted asks for images and volumes where a tenant has as many as it may, with
+// or without names and containers.
+func TestObjectsAreCounted(t *testing.T) {
+	d, s, address := scripted(t, "1.41", basePolicy+"profiles: {default: {engine_api: {commit: \"on\", build: \"on\", max_objects: 3}}}\n")
+	s.ownContainerOf(d, "mine", mineID, "c")
+	s.answers["GET /images/berm.local/busybox:latest/json"] = fmt.Sprintf(`{"Id":"sha256:%s","RepoTags":[%q],"Config":{}}`, standInID, testImage)
+	list := func(kind lifecycle.ObjectKind, n int) string {
+		var all []string
+		for i := range n {
+			all = append(all, fmt.Sprintf(`{"Id":"sha256:%d","Name":"v%d","Labels":%s}`, i, i, labelsJSON(d.labels(kind, "mine"))))
 		}
-		made, err := c.ContainerCreate(ctx, &container.Config{Image: testImage, Volumes: places}, nil, nil, nil, "")
-		if err != nil {
-			return err
+		return "[" + strings.Join(all, ",") + "]"
+	}
+	create := func(volumes string) string { return `{"Image":"` + testImage + `","Volumes":{` + volumes + `}}` }
+	build := string(must(io.ReadAll(contextOf(t, "FROM "+testImage+"\n")))(t))
+	for _, tt := range []struct {
+		have       int
+		call, body string
+		full       bool
+	}{
+		{2, "/commit?container=c", "", false}, {3, "/commit?container=c", "", true}, {2, "/build?version=1", build, false}, {3, "/build?version=1", build, true},
+		{0, "/containers/create", create(`"/a":{},"/b":{},"/c":{},"/d":{}`), true}, {2, "/containers/create", create(`"/a":{}`), false},
+		{3, "/containers/create", create(`"/a":{}`), true}, {3, "/containers/create", create(""), false},
+	} {
+		s.answers["GET /images/json"], s.answers["GET /volumes"] = list(lifecycle.ObjectImage, tt.have), `{"Volumes":`+list(lifecycle.ObjectVolume, tt.have)+`}`
+		header := map[bool]http.Header{true: asTar, false: {"Content-Type": {"application/json"}}}[tt.body == build]
+		if resp, told := sayWith(t, address, http.MethodPost, tt.call, header, tt.body); strings.Contains(told, "max_objects") != tt.full {
+			t.Errorf("%s %s with %d: %s %s", tt.call, tt.body, tt.have, resp.Status, told)
 		}
-		return c.ContainerRemove(ctx, made.ID, container.RemoveOptions{})
-	}
-	full := func(err error) bool { return err != nil && strings.Contains(err.Error(), "max_objects") }
-	if err := create(4); !full(err) {
-		t.Errorf("four at once: %v", err)
-	}
-	noError(t, create(3))
-	if err := create(1); !full(err) {
-		t.Errorf("a fourth: %v", err)
-	}
-	if err := create(0); err != nil {
-		t.Errorf("none: %v", err)
-	}
-	own := dockerfilters.NewArgs(dockerfilters.Arg("label", lifecycle.LabelOwner+"="+d.opts.Owner))
-	list, err := direct.VolumeList(ctx, volume.ListOptions{Filters: own})
-	if err != nil || len(list.Volumes) != 3 {
-		t.Errorf("%d volumes, %v", len(list.Volumes), err)
-	}
-}
-
-func TestImagesAreCounted(t *testing.T) {
-	d, direct := engineDoor(t, basePolicy+"profiles: {default: {engine_api: {commit: \"on\", build: \"on\", max_objects: 1}}}\n")
-	c, ctx := d.client("images"), t.Context()
-	id := d.made(direct, "images", "counted", container.Config{})
-	made := must(c.ContainerCommit(ctx, id, container.CommitOptions{}))(t)
-	full := func(err error) bool { return err != nil && strings.Contains(err.Error(), "max_objects") }
-	if _, err := c.ContainerCommit(ctx, id, container.CommitOptions{}); !full(err) {
-		t.Errorf("commit another: %v", err)
-	}
-	if _, err := c.ImageBuild(ctx, contextOf(t, "FROM "+testImage+"\nLABEL a=counted\n"), build.ImageBuildOptions{Version: build.BuilderV1}); !full(err) {
-		t.Errorf("build another: %v", err)
-	}
-	if _, err := c.ImageRemove(ctx, made.ID, image.RemoveOptions{}); err != nil {
-		t.Error(err)
-	}
-	made = must(c.ContainerCommit(ctx, id, container.CommitOptions{}))(t)
-	if _, err := c.ImageRemove(ctx, made.ID, image.RemoveOptions{}); err != nil {
-		t.Error(err)
 	}
 }
 

@@ -23,6 +23,8 @@ images: {allow: ["berm.local/*"]}
 profiles: {default: {engine_api: {commit: "on", tags: ["loaded.local/*", "berm.local/mine"], load: ["loaded.local/mine/*", "berm.local/*"]}}}
 `
 
+var asTar = http.Header{"Content-Type": {"application/x-tar"}}
+
 // An image of one layer.
 func loadLayer(t *testing.T) string { return string(tarOf(t, "f", "content")) }
 
@@ -61,8 +63,7 @@ func TestLoadWrites(t *testing.T) {
 	archive := tarOf(t, "l/layer.tar", packed, "m/layer.tar", "->../l/layer.tar", "c.json", loadConfig(digestOf(layer), forged),
 		"repositories", `{"berm.local/busybox":{"latest":"00"}}`, "index.json", `{"manifests":[{"annotations":{"io.containerd.image.name":"berm.local/busybox:latest"}}]}`,
 		"manifest.json", loadManifest(`"loaded.local/mine/a:1"`, `"m/layer.tar"`))
-	resp := must(raw(d.listen(Caller{Name: "l", Tenant: "l"})).Post("http://docker/v1.41/images/load", "application/x-tar", bytes.NewReader(archive)))(t)
-	_ = resp.Body.Close()
+	_, _ = sayWith(t, d.listen(Caller{Name: "l", Tenant: "l"}), http.MethodPost, "/v1.41/images/load", asTar, string(archive))
 	files := map[string]string{}
 	for tr := tar.NewReader(&got); ; {
 		h, err := tr.Next()
@@ -128,10 +129,8 @@ func TestLoadRefuses(t *testing.T) {
 		"no JSON":                {[]string{"l.tar", layer, "c.json", "x", "manifest.json", good}, "JSON"},
 		"a long manifest":        {[]string{"manifest.json", strings.Repeat(" ", maxImageFile) + good}, "larger"},
 	} {
-		resp := must(raw(address).Post("http://docker/v1.41/images/load", "application/x-tar", bytes.NewReader(tarOf(t, tt.files...))))(t)
-		text := must(io.ReadAll(resp.Body))(t)
-		_ = resp.Body.Close()
-		if resp.StatusCode/100 != 4 || !strings.Contains(string(text), tt.want) {
+		resp, text := sayWith(t, address, http.MethodPost, "/v1.41/images/load", asTar, string(tarOf(t, tt.files...)))
+		if resp.StatusCode/100 != 4 || !strings.Contains(text, tt.want) {
 			t.Errorf("%s: %s %s", name, resp.Status, text)
 		}
 		if got.Len() > 0 {
@@ -144,7 +143,6 @@ func TestLoadRefuses(t *testing.T) {
 // TestLoad saves an image, and loads it again under the same name.
 func TestLoad(t *testing.T) {
 	d, direct := engineDoor(t, loadPolicy)
-	ownImages(t, direct, d)
 	ctx := t.Context()
 	const name = "loaded.local/mine/app:1"
 	id := d.made(direct, "mine", "", container.Config{Cmd: []string{"sh", "-c", "echo proof > /proof; sleep 1000"}})
@@ -164,13 +162,9 @@ func TestLoad(t *testing.T) {
 	if out := run("run", "--rm", name); out != "proof" {
 		t.Errorf("run: %s", out)
 	}
-	if _, err := other.ImageInspect(ctx, name); !errdefs.IsNotFound(err) {
-		t.Errorf("another sees it: %v", err)
-	}
+	wantErr(t, errdefs.IsNotFound, errOf(other.ImageInspect(ctx, name)), "another sees it")
 	// Another can load the same archive, but not take the name.
-	if _, err := other.ImageLoad(ctx, bytes.NewReader(readFile(t, file))); !errdefs.IsConflict(err) {
-		t.Errorf("another takes the name: %v", err)
-	}
+	wantErr(t, errdefs.IsConflict, errOf(other.ImageLoad(ctx, bytes.NewReader(readFile(t, file)))), "another takes the name")
 	run("save", "--output", file, img.ID)
 	if out := run("load", "--quiet", "--input", file); !strings.HasPrefix(out, "Loaded image ID: sha256:") {
 		t.Errorf("load without a name: %s", out)
@@ -194,7 +188,6 @@ func TestLoad(t *testing.T) {
 // TestImport makes an image of an archive of files.
 func TestImport(t *testing.T) {
 	d, direct := engineDoor(t, loadPolicy)
-	ownImages(t, direct, d)
 	c, ctx := d.client("mine"), t.Context()
 	send := func(ref, from string, files []byte, o image.ImportOptions) (string, error) {
 		r, err := c.ImageImport(ctx, image.ImportSource{Source: bytes.NewReader(files), SourceName: from}, ref, o)

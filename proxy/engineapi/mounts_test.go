@@ -63,9 +63,7 @@ func TestMissingSources(t *testing.T) {
 		}
 	}
 	report(t, os.WriteFile(fmt.Sprintf("/proc/%d/root/x/f", inspect(t, direct, id).State.Pid), nil, 0o644))
-	if _, err := os.Stat(dir + "/a/b/f"); err != nil {
-		t.Error(err)
-	}
+	report(t, errOf(os.Stat(dir+"/a/b/f")))
 	outside := workDir(t)
 	noError(t, errors.Join(os.Symlink(outside, dir+"/out"), os.Symlink("nowhere", dir+"/dangling"), os.WriteFile(dir+"/file", nil, 0o600)))
 	create := func(h *container.HostConfig) error {

@@ -23,7 +23,6 @@ const namesPolicy = "version: 1\nimages: {allow: [\"berm.local/*\", busybox, caf
 // TestNamesOfHexDigits has objects whose names could be the starts of IDs.
 func TestNamesOfHexDigits(t *testing.T) {
 	d, direct := engineDoor(t, namesPolicy)
-	sweepOwn(t, direct, d)
 	c, ctx := d.client("mine"), t.Context()
 	const name = "0123456789ab"
 	n := must(c.NetworkCreate(ctx, name, network.CreateOptions{}))(t)
@@ -42,18 +41,15 @@ func TestNamesOfHexDigits(t *testing.T) {
 	img := must(direct.ImageInspect(ctx, testImage))(t)
 	for _, id := range []string{ct.ID, victim} {
 		for _, start := range []string{id, id[:63], id[:12]} {
-			_, err := c.ContainerCreate(ctx, sleeper, nil, nil, nil, start)
-			deniedBy(t, err, "request.name")
+			deniedBy(t, errOf(c.ContainerCreate(ctx, sleeper, nil, nil, nil, start)), "request.name")
 			deniedBy(t, c.ContainerRename(ctx, ct.ID, start), "request.name")
 		}
 	}
 	for _, start := range []string{n.ID[:12], theirs.ID[:12], theirs.ID[:63]} {
-		_, err := c.NetworkCreate(ctx, start, network.CreateOptions{})
-		deniedBy(t, err, "networks.name")
+		deniedBy(t, errOf(c.NetworkCreate(ctx, start, network.CreateOptions{})), "networks.name")
 	}
 	deniedBy(t, c.ImageTag(ctx, testImage, img.ID[7:19]+":1"), "images.tags")
 	owned := must(c.ContainerCommit(ctx, ct.ID, container.CommitOptions{Reference: "cafe"}))(t)
-	defer func() { _, _ = direct.ImageRemove(context.Background(), owned.ID, image.RemoveOptions{Force: true}) }()
 	if err := c.ImageTag(ctx, owned.ID, img.ID[7:19]); err == nil || !strings.Contains(err.Error(), "reads as an ID") {
 		t.Errorf("tag: %v", err)
 	}
@@ -67,7 +63,6 @@ func TestNamesOfHexDigits(t *testing.T) {
 // TestImageIsShownAsAsked looks at what clients compare.
 func TestImageIsShownAsAsked(t *testing.T) {
 	d, direct := engineDoor(t, namesPolicy)
-	sweepOwn(t, direct, d)
 	c, ctx := d.client("mine"), t.Context()
 	noError(t, direct.ImageTag(ctx, testImage, "busybox"))
 	defer func() { _, _ = direct.ImageRemove(context.Background(), "busybox", image.RemoveOptions{}) }()

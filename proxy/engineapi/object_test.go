@@ -26,7 +26,6 @@ func TestNetworks(t *testing.T) {
 	d, direct := engineDoor(t, "")
 	mine, other, ctx := d.client("mine"), d.client("other"), t.Context()
 	made := must(mine.NetworkCreate(ctx, "networks-mine", network.CreateOptions{Labels: map[string]string{"a": "b", "berm.ttl": "90m"}}))(t)
-	defer func() { _ = direct.NetworkRemove(context.Background(), made.ID) }()
 	n := must(direct.NetworkInspect(ctx, made.ID, network.InspectOptions{}))(t)
 	if !n.Internal || n.Driver != "bridge" || n.Labels["a"] != "b" || n.Labels[lifecycle.LabelTenant] != "mine" || n.Labels[lifecycle.LabelOwner] != d.opts.Owner {
 		t.Errorf("made: %+v", n)
@@ -35,9 +34,7 @@ func TestNetworks(t *testing.T) {
 	if left := time.Until(expires); err != nil || left < 80*time.Minute || left > 90*time.Minute {
 		t.Errorf("expires in %v, %v", left, err)
 	}
-	if _, err := other.NetworkCreate(ctx, "networks-mine", network.CreateOptions{}); !errdefs.IsConflict(err) {
-		t.Errorf("a name that is taken: %v", err)
-	}
+	wantErr(t, errdefs.IsConflict, errOf(other.NetworkCreate(ctx, "networks-mine", network.CreateOptions{})), "a name that is taken")
 	id := d.made(direct, "mine", "networks-container", container.Config{})
 	noError(t, direct.NetworkDisconnect(ctx, "none", id, true))
 	noError(t, mine.NetworkConnect(ctx, "networks-mine", "networks-container", &network.EndpointSettings{Aliases: []string{"db"}}))
@@ -53,7 +50,6 @@ func TestVolumes(t *testing.T) {
 	d, direct := engineDoor(t, "")
 	mine, ctx := d.client("mine"), t.Context()
 	made := must(mine.VolumeCreate(ctx, volume.CreateOptions{Name: "volumes-mine"}))(t)
-	defer func() { _ = direct.VolumeRemove(context.Background(), "volumes-mine", true) }()
 	again, err := mine.VolumeCreate(ctx, volume.CreateOptions{Name: "volumes-mine"})
 	if err != nil || again.CreatedAt != made.CreatedAt {
 		t.Errorf("made twice: %+v, %v", again, err)

@@ -42,11 +42,9 @@ func TestEngineAway(t *testing.T) {
 	d := doorTo(t, "unix:///hunter2/docker.sock", "")
 	address := d.listen(Caller{Name: "a", Tenant: "a"})
 	for _, path := range []string{"/_ping", "/v1.41/info", "/version", "/v1.41/containers/json"} {
-		resp := must(raw(address).Get("http://docker" + path))(t)
-		body := must(io.ReadAll(resp.Body))(t)
-		_ = resp.Body.Close()
+		resp, body := sayWith(t, address, http.MethodGet, path, nil, "")
 		if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") != "2" ||
-			!strings.HasPrefix(string(body), `{"message":"berm: the container engine gave no answer (no such socket); `) {
+			!strings.HasPrefix(body, `{"message":"berm: the container engine gave no answer (no such socket); `) {
 			t.Errorf("%s: %s %s", path, resp.Status, body)
 		}
 	}

@@ -2,7 +2,6 @@ package engineapi
 
 import (
 	"bufio"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,7 +19,6 @@ import (
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/events"
 	dockerfilters "github.com/docker/docker/api/types/filters"
-	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/api/types/mount"
 	"github.com/docker/docker/api/types/network"
 	"github.com/docker/docker/api/types/volume"
@@ -56,22 +54,20 @@ func TestVolumeExchanged(t *testing.T) {
 				must(attacker.VolumeCreate(t.Context(), volume.CreateOptions{Name: tt.name}))(t)
 			}
 			l.set(func(l *liar) {
-				l.refuse = func(method, path string) bool {
-					if method != http.MethodPost || !strings.HasSuffix(path, "/containers/create") {
+				l.refuse = func(_, path string) bool {
+					if !strings.HasSuffix(path, "/containers/create") {
 						return false
 					}
 					report(t, direct.VolumeRemove(t.Context(), tt.name, false))
 					if tt.taken {
 						labels := d.labels(lifecycle.ObjectVolume, "exchanged")
-						if _, err := direct.VolumeCreate(t.Context(), volume.CreateOptions{Name: tt.name, Labels: labels}); err != nil {
-							t.Error(err)
-						}
+						report(t, errOf(direct.VolumeCreate(t.Context(), volume.CreateOptions{Name: tt.name, Labels: labels})))
 					}
 					return tt.refused
 				}
 			})
 			ct, err := attacker.ContainerCreate(t.Context(), sleeper, &container.HostConfig{Binds: []string{tt.name + ":/v"}}, nil, nil, "")
-			l.set(func(*liar) {})
+			l.honest()
 			if tt.taken {
 				if err == nil {
 					t.Errorf("it has the victim's volume")
@@ -79,9 +75,7 @@ func TestVolumeExchanged(t *testing.T) {
 				if got := whose(tt.name); got != "exchanged" {
 					t.Errorf("the volume is %q's", got)
 				}
-				if _, err := victim.VolumeInspect(t.Context(), tt.name); err != nil {
-					t.Error(err)
-				}
+				report(t, errOf(victim.VolumeInspect(t.Context(), tt.name)))
 				if slices.ContainsFunc(d.left(), func(s string) bool { return strings.HasPrefix(s, "container ") }) {
 					t.Errorf("left: %v", d.left())
 				}
@@ -129,9 +123,7 @@ func TestAuditKeepsApart(t *testing.T) {
 		}
 	}
 	config := &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{"apart-net": {}}}
-	if _, err := c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{Privileged: true}, config, nil, ""); !errdefs.IsNotFound(err) {
-		t.Errorf("endpoint: %v", err)
-	}
+	wantErr(t, errdefs.IsNotFound, errOf(c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{Privileged: true}, config, nil, "")), "endpoint")
 	if got := d.left(); len(got) != before {
 		t.Errorf("left: %v", got)
 	}
@@ -190,10 +182,8 @@ func TestLabelBounds(t *testing.T) {
 		if got := len(s.take()) == 1; got != ok {
 			t.Errorf("a container with a label of %d %q: %d %s", len(text), text[:1], status, told)
 		}
-		resp := must(s.client.Post("http://docker/volumes/create", "application/json", strings.NewReader(`{"Labels":`+labels+`}`)))(t)
-		_ = resp.Body.Close()
-		if (resp.StatusCode/100 != 4) != ok {
-			t.Errorf("a volume with a label of %d %q: %s", len(text), text[:1], resp.Status)
+		if status, _ := say(t, s.address, http.MethodPost, "/volumes/create", `{"Labels":`+labels+`}`); (status/100 != 4) != ok {
+			t.Errorf("a volume with a label of %d %q: %d", len(text), text[:1], status)
 		}
 	}
 	for text, ok := range map[string]bool{strings.Repeat("a", 100<<10): true, strings.Repeat("\x01", 100<<10): false} {
@@ -318,9 +308,7 @@ func TestShadowedID(t *testing.T) {
 		t.Errorf("by name: %v, %v", got.ContainerJSONBase, err)
 	}
 	for _, ref := range []string{ct.ID[:12], ct.ID} {
-		if _, err := other.ContainerInspect(t.Context(), ref); !errdefs.IsNotFound(err) {
-			t.Errorf("another's by %s: %v", ref, err)
-		}
+		wantErr(t, errdefs.IsNotFound, errOf(other.ContainerInspect(t.Context(), ref)), "another's by %s", ref)
 	}
 }
 
@@ -337,10 +325,8 @@ func (d *testDoor) again() *testDoor {
 // Containers that got their labels from an image, as a build step's do, are nobody's: they
 // aren't shown, entered, started or pruned, and are in nobody's way.
 func TestForgedContainers(t *testing.T) {
-	host, direct := testEngine(t)
 	ctx := t.Context()
-	d := doorTo(t, host, basePolicy+"profiles: {default: {engine_api: {max_objects: 2}}}\n")
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, basePolicy+"profiles: {default: {engine_api: {max_objects: 2}}}\n")
 	victim := d.client("victim")
 	mine := must(victim.ContainerCreate(ctx, sleeper, nil, nil, nil, "forged-mine"))(t)
 	noError(t, startIt(t, victim, mine.ID))
@@ -365,10 +351,6 @@ func TestForgedContainers(t *testing.T) {
 	} {
 		made := must(direct.ContainerCommit(ctx, mine.ID, container.CommitOptions{Reference: fmt.Sprintf("forged.local/%d:1", len(forged)), Config: &container.Config{Labels: labels, Cmd: []string{"sleep", "1000"}}}))(t)
 		ct := must(direct.ContainerCreate(ctx, &container.Config{Image: made.ID}, &container.HostConfig{NetworkMode: "none"}, nil, nil, fmt.Sprintf("forged-%d", len(forged))))(t)
-		t.Cleanup(func() {
-			_ = direct.ContainerRemove(context.Background(), ct.ID, container.RemoveOptions{Force: true})
-			_, _ = direct.ImageRemove(context.Background(), made.ID, image.RemoveOptions{Force: true})
-		})
 		forged = append(forged, ct.ID)
 	}
 	for name, c := range map[string]*client.Client{"remembered": victim, "after a restart": d.again().client("victim")} {

@@ -200,7 +200,8 @@ func TestTraceGoesToTheEngine(t *testing.T) {
 	}
 }
 
-// TestForeignIsNotThere has an engine's answers tell of what is another tenant's.
+// TestForeignIsNotThere has an engine's answers tell of what is another tenant's, beside those of
+// attackReads.
 func TestForeignIsNotThere(t *testing.T) {
 	const (
 		ownID     = "ab11111111111111111111111111111111111111111111111111111111111111"
@@ -236,8 +237,7 @@ func TestForeignIsNotThere(t *testing.T) {
 			_, _ = fmt.Fprintf(w, `{"message":%q}`, message)
 		}
 		told := map[string]string{
-			"/containers/" + ownID + "/json": container(ownID, "mine"), "/containers/" + foreignID + "/json": container(foreignID, "theirs"), "/containers/ab2/json": container(foreignID, "theirs"),
-			"/networks/" + ownID: network(ownID, "mine"), "/networks/" + foreignID: network(foreignID, "theirs"), "/networks/ab2": network(foreignID, "theirs"),
+			"/containers/" + ownID + "/json": container(ownID, "mine"), "/networks/" + ownID: network(ownID, "mine"),
 			"/networks":                         "[" + network(ownID, "mine") + "]",
 			"/images/sha256:" + ownID + "/json": image(ownID, "mine", "own.local/x:1"), "/images/own.local/x:1/json": image(ownID, "mine", "own.local/x:1"), "/images/ab2/json": image(foreignID, "theirs", "theirs.local/x:1"),
 			"/images/" + foreignID + "/json": image(foreignID, "theirs", "theirs.local/x:1"),
@@ -278,13 +278,6 @@ func TestForeignIsNotThere(t *testing.T) {
 	for _, kind := range []string{"/containers/%s/json", "/networks/%s", "/images/%s/json"} {
 		if status, body := say("GET", fmt.Sprintf(kind, "ab")); status != http.StatusOK || !strings.Contains(body, ownID) {
 			t.Errorf("%s: the caller's own by a start of its ID: %d %s", kind, status, body)
-		}
-		for ref, missing := range map[string]string{"ab2": "ab3", foreignID: strings.Repeat("e", 64)} {
-			_, want := say("GET", fmt.Sprintf(kind, missing))
-			status, body := say("GET", fmt.Sprintf(kind, ref))
-			if status != http.StatusNotFound || body != strings.ReplaceAll(want, missing, ref) {
-				t.Errorf("%s: %s: %d %s, want it as if it weren't there: %s", kind, ref, status, body, want)
-			}
 		}
 	}
 	// One that was pulled says what it likes, but has no seal of an image.

@@ -336,12 +336,8 @@ func TestOddHeaders(t *testing.T) {
 		wrongType: {{"Content-Type": {"text/plain"}}, {"Content-Type": {"application/x-www-form-urlencoded"}}, {"Content-Type": {"application/json; charset=latin1"}}, {}},
 	} {
 		for _, headers := range all {
-			req := must(http.NewRequestWithContext(t.Context(), http.MethodPost, "http://docker/containers/create", strings.NewReader(`{"Image":1}`)))(t)
-			req.Header = headers
-			resp := must(raw(address).Do(req))(t)
-			text := must(io.ReadAll(resp.Body))(t)
-			_ = resp.Body.Close()
-			if status := map[bool]int{true: 415, false: 400}[want == wrongType]; resp.StatusCode != status || !strings.Contains(string(text), want) {
+			resp, text := sayWith(t, address, http.MethodPost, "/containers/create", headers, `{"Image":1}`)
+			if status := map[bool]int{true: 415, false: 400}[want == wrongType]; resp.StatusCode != status || !strings.Contains(text, want) {
 				t.Errorf("%v: %s %s", headers, resp.Status, text)
 			}
 		}
@@ -374,22 +370,22 @@ func TestLogDetails(t *testing.T) {
 	}
 }
 
-// TestPruneOfMovedNames prunes an image whose names have changed hands since it was listed.
+// TestPruneOfMovedNames prunes an image whose names have changed hands since it was listed, and
+// leaves one that is nobody's.
 func TestPruneOfMovedNames(t *testing.T) {
 	d, s, address := scripted(t, "1.51", "")
 	const mine, theirs = "sha256:a1a1", "sha256:b2b2"
 	full := func(id string) string { return id + strings.Repeat(id[len(id)-4:], 15) }
 	labels := string(must(json.Marshal(d.labels(lifecycle.ObjectImage, "mine")))(t))
 	pin := buildkit.Pin(d.opts.Owner, "theirs", full(mine)) + ":1"
-	s.answers["GET /images/json"] = fmt.Sprintf(`[{"Id":%q,"RepoTags":["x.local/kept:1","x.local/moved:1",%q],"Labels":%s}]`, full(mine), pin, labels)
+	s.answers["GET /images/json"] = fmt.Sprintf(`[{"Id":%q,"RepoTags":["x.local/kept:1","x.local/moved:1",%q],"Labels":%s},{"Id":%q,"RepoTags":["bare.local/x:1"],"Labels":null}]`, full(mine), pin, labels, full("sha256:c3c3"))
 	s.answers["GET /system/df"] = "{}"
-	for name, id := range map[string]string{"x.local/kept:1": mine, "x.local/moved:1": theirs, pin: mine} {
-		s.answers["GET /images/"+name+"/json"] = fmt.Sprintf(`{"Id":%q,"Config":{}}`, full(id))
+	for name, id := range map[string]string{"x.local/kept:1": mine, "x.local/moved:1": theirs, pin: mine, "bare.local/x:1": "sha256:c3c3"} {
+		s.answers["GET /images/"+name+"/json"] = fmt.Sprintf(`{"Id":%q,"Config":null}`, full(id))
 		s.answers["DELETE /images/"+name] = "[]"
 	}
-	resp := must(raw(address).Post("http://d/images/prune?filters="+url.QueryEscape(`{"dangling":{"false":true}}`), "", nil))(t)
-	defer resp.Body.Close()
-	if got := s.said("DELETE "); resp.StatusCode != http.StatusOK || !slices.Equal(got, []string{"DELETE /images/x.local/kept:1?"}) {
-		t.Errorf("%s: %v", resp.Status, got)
+	status, told := say(t, address, http.MethodPost, "/images/prune?filters="+url.QueryEscape(`{"dangling":{"false":true}}`), "")
+	if got := s.said("DELETE "); status != http.StatusOK || !slices.Equal(got, []string{"DELETE /images/x.local/kept:1?"}) {
+		t.Errorf("%d %s: %v", status, told, got)
 	}
 }

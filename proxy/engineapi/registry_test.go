@@ -81,20 +81,18 @@ func TestRegistryCalls(t *testing.T) {
 		"distribution elsewhere":   {"GET /distribution/evil.local/base/json", "", "", "!images.allow"},
 	} {
 		method, path, _ := strings.Cut(tt.call, " ")
-		req := must(http.NewRequestWithContext(t.Context(), method, "http://docker/v1.41"+path, strings.NewReader(tt.body)))(t)
+		header := http.Header{}
 		if method == http.MethodPost {
-			req.Header.Set("Content-Type", "application/json")
+			header.Set("Content-Type", "application/json")
 		}
 		if tt.auth != "" {
-			req.Header.Set("X-Registry-Auth", base64.URLEncoding.EncodeToString([]byte(tt.auth)))
+			header.Set("X-Registry-Auth", base64.URLEncoding.EncodeToString([]byte(tt.auth)))
 		}
 		got = ""
-		resp := must(raw(address).Do(req))(t)
-		text := must(io.ReadAll(resp.Body))(t)
-		_ = resp.Body.Close()
+		resp, text := sayWith(t, address, method, "/v1.41"+path, header, tt.body)
 		refusal, refused := strings.CutPrefix(tt.want, "!")
 		switch {
-		case refused && (got != "" || resp.StatusCode/100 != 4 || !strings.Contains(string(text), refusal)):
+		case refused && (got != "" || resp.StatusCode/100 != 4 || !strings.Contains(text, refusal)):
 			t.Errorf("%s: %s %s, the engine got %q", name, resp.Status, text, got)
 		case !refused && got != tt.want:
 			t.Errorf("%s: the engine got %q, %s", name, got, text)

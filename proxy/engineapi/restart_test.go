@@ -206,10 +206,8 @@ func TestRestartPolicies(t *testing.T) {
 // TestRestarting has a container end at once, over and over: while it waits it is shown as
 // the engine shows such a container, and a stop or kill ends that.
 func TestRestarting(t *testing.T) {
-	host, direct := testEngine(t)
 	work := workDir(t)
-	d := doorTo(t, host, workRules(work))
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, workRules(work))
 	store := &rows{rows: map[string]restart.Row{}}
 	d.running(store)
 	c := d.client("loop")
@@ -249,17 +247,13 @@ func TestRestarting(t *testing.T) {
 // TestRestartByEngine has the engine refused what would have it start a container with binds
 // by itself, and what an older version left to it taken over.
 func TestRestartByEngine(t *testing.T) {
-	host, direct := testEngine(t)
 	work := workDir(t)
-	d := doorTo(t, host, workRules(work))
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, workRules(work))
 	c := d.client("refused")
 	always := container.RestartPolicy{Name: "always"}
 	binds := container.HostConfig{Binds: []string{work + ":/b"}, AutoRemove: true}
 	removed := makeOne(t, c, &binds, "")
-	if _, err := c.ContainerUpdate(t.Context(), removed, container.UpdateConfig{RestartPolicy: always}); !errdefs.IsConflict(err) {
-		t.Errorf("update with AutoRemove: %v", err)
-	}
+	wantErr(t, errdefs.IsConflict, errOf(c.ContainerUpdate(t.Context(), removed, container.UpdateConfig{RestartPolicy: always})), "update with AutoRemove")
 	binds.RestartPolicy = always
 	if _, err := c.ContainerCreate(t.Context(), sleeper, &binds, nil, nil, ""); !errdefs.IsInvalidArgument(err) || !strings.Contains(err.Error(), "can't create 'AutoRemove' container with restart policy") {
 		t.Errorf("create with AutoRemove: %v", err)

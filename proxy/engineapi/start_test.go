@@ -61,7 +61,7 @@ func TestStartLooksAgain(t *testing.T) {
 			t.Run(name+", "+what, func(t *testing.T) { deniedBy(t, do(t, c, id), "verify.start") })
 		}
 	}
-	l.set(func(*liar) {})
+	l.honest()
 	if inspect(t, direct, id).State.Running {
 		t.Error("it runs")
 	}
@@ -70,19 +70,25 @@ func TestStartLooksAgain(t *testing.T) {
 		t.Errorf("start of one that runs: %v", err)
 	}
 	report(t, restartIt(t, c, id))
-	// What is seen only once it runs is ended.
-	looks := 0
-	l.set(func(l *liar) {
-		l.change = func(m map[string]any) {
-			if looks++; looks > 1 {
-				put("HostConfig.Privileged", true)(m)
+	// What is seen only once it runs is ended, though the engine's answer be lost.
+	for _, end := range []string{"/restart", "/start"} {
+		id := makeOne(t, c, nil, "")
+		looks := 0
+		l.set(func(l *liar) {
+			l.lose = func(_, p string) bool { return end == "/start" && strings.HasSuffix(p, end) }
+			l.change = func(m map[string]any) {
+				if looks++; looks > 1 {
+					put("HostConfig.Privileged", true)(m)
+				}
 			}
+		})
+		if end == "/restart" {
+			deniedBy(t, restartIt(t, c, id), "verify.start")
+		} else if err := startIt(t, c, id); err == nil {
+			t.Error("no error")
 		}
-	})
-	deniedBy(t, restartIt(t, c, id), "verify.start")
-	l.set(func(*liar) {})
-	if _, err := direct.ContainerInspect(t.Context(), id); !errdefs.IsNotFound(err) {
-		t.Errorf("it is there: %v", err)
+		l.honest()
+		wantErr(t, errdefs.IsNotFound, errOf(direct.ContainerInspect(t.Context(), id)), "it is there after %s", end)
 	}
 }
 
@@ -105,32 +111,10 @@ func TestStartContainer(t *testing.T) {
 	if err := d.StartContainer(t.Context(), id); !errors.As(err, &denied) {
 		t.Errorf("one that is not as it was allowed: %v", err)
 	}
-	l.set(func(*liar) {})
+	l.honest()
 	foreign := d.made(direct, "", "itself-foreign", container.Config{})
 	if err := d.StartContainer(t.Context(), foreign); !isMissing(err) {
 		t.Errorf("one of no tenant's: %v", err)
-	}
-}
-
-func TestStartAnswerLost(t *testing.T) {
-	d, direct, l := lyingDoor(t, "")
-	c := d.client("lost")
-	id := makeOne(t, c, nil, "")
-	looks := 0
-	l.set(func(l *liar) {
-		l.lose = func(m, p string) bool { return m == http.MethodPost && strings.HasSuffix(p, "/start") }
-		l.change = func(m map[string]any) {
-			if looks++; looks > 1 {
-				put("HostConfig.Privileged", true)(m)
-			}
-		}
-	})
-	if err := startIt(t, c, id); err == nil {
-		t.Error("no error")
-	}
-	l.set(func(*liar) {})
-	if _, err := direct.ContainerInspect(t.Context(), id); !errdefs.IsNotFound(err) {
-		t.Errorf("it is there: %v", err)
 	}
 }
 
@@ -153,7 +137,7 @@ func TestStartUnseen(t *testing.T) {
 				}
 			})
 			err := startIt(t, c, id)
-			l.set(func(*liar) {})
+			l.honest()
 			if err == nil || !started.Load() {
 				t.Errorf("started %v: %v", started.Load(), err)
 			}
@@ -241,9 +225,7 @@ func TestUpdate(t *testing.T) {
 		t.Errorf("after refusals: %+v", now)
 	}
 	other := d.client("update2")
-	if _, err := other.ContainerUpdate(t.Context(), id, good); !errdefs.IsNotFound(err) {
-		t.Errorf("another's: %v", err)
-	}
+	wantErr(t, errdefs.IsNotFound, errOf(other.ContainerUpdate(t.Context(), id, good)), "another's")
 	// An engine that does something else, or doesn't tell what was allowed.
 	for rule, lie := range map[string]func(map[string]any){
 		"verify.update": put("HostConfig.Memory", 1<<40),
@@ -265,10 +247,8 @@ func TestUpdate(t *testing.T) {
 			}
 		})
 		deniedBy(t, update(good), rule)
-		l.set(func(*liar) {})
-		if _, err := direct.ContainerInspect(context.Background(), id); !errdefs.IsNotFound(err) {
-			t.Errorf("%s: it is there: %v", rule, err)
-		}
+		l.honest()
+		wantErr(t, errdefs.IsNotFound, errOf(direct.ContainerInspect(context.Background(), id)), "%s: it is there", rule)
 	}
 }
 
@@ -281,12 +261,10 @@ func (d *testDoor) under(rules, image string) {
 
 // TestTightenedPolicy makes a container under one policy and starts it under others.
 func TestTightenedPolicy(t *testing.T) {
-	host, direct := testEngine(t)
 	dir := workDir(t)
 	wide := "mounts: {allowed_roots: [" + dir + "], hold: auto}\nprofiles: {default: {memory_mb: 64, cap_add: [NET_ADMIN], engine_api: {ports: any, dns: \"on\", restart: [\"no\", always], sysctls: [net.ipv4.ip_forward], %}}}\n"
 	with := func(key string) string { return basePolicy + strings.Replace(wide, "%", key, 1) }
-	d := doorTo(t, host, with(""))
-	sweepOwn(t, direct, d)
+	d, direct := engineDoor(t, with(""))
 	c := d.client("tight")
 	n := must(c.NetworkCreate(context.Background(), "tight-net", network.CreateOptions{Internal: true}))(t)
 	ct := must(c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{"sleep", "600"}, ExposedPorts: nat.PortSet{"80/tcp": {}}}, &container.HostConfig{
@@ -350,14 +328,7 @@ func deaf(t *testing.T, c, direct *client.Client) string {
 // counted counts the engine's requests whose path ends so.
 func counted(l *liar, end string) *atomic.Int64 {
 	var n atomic.Int64
-	l.set(func(l *liar) {
-		l.refuse = func(_, p string) bool {
-			if path.Base(p) == end {
-				n.Add(1)
-			}
-			return false
-		}
-	})
+	l.at("/"+end, func() { n.Add(1) })
 	return &n
 }
 

@@ -39,6 +39,21 @@ func (l *liar) set(f func(*liar)) {
 	f(l)
 }
 
+// at does something whenever the engine is about to get a request whose path ends so.
+func (l *liar) at(end string, do func()) {
+	l.set(func(l *liar) {
+		l.refuse = func(_, path string) bool {
+			if strings.HasSuffix(path, end) {
+				do()
+			}
+			return false
+		}
+	})
+}
+
+// honest ends all lies.
+func (l *liar) honest() { l.set(func(*liar) {}) }
+
 func (l *liar) now() (func(map[string]any), func(method, path string) bool, func(method, path string) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -249,7 +264,7 @@ func TestCreateUndone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l.set(set)
-			defer l.set(func(*liar) {})
+			defer l.honest()
 			_, err := c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Volumes: map[string]struct{}{"/a": {}}},
 				&container.HostConfig{Binds: []string{"undone-vol:/v"}, NetworkMode: "undone-none"}, nil, nil, "undone")
 			if name == "network lookup refused" {
@@ -267,21 +282,11 @@ func TestCreateUndone(t *testing.T) {
 	}
 	// The client leaves while the engine makes it.
 	ctx, cancel := context.WithCancel(t.Context())
-	l.set(func(l *liar) {
-		l.refuse = func(m, p string) bool {
-			if m == http.MethodPost && strings.HasSuffix(p, "/containers/create") {
-				cancel()
-				<-ctx.Done()
-			}
-			return false
-		}
-	})
+	l.at("/containers/create", func() { cancel(); <-ctx.Done() })
 	if _, err := c.ContainerCreate(ctx, &container.Config{Image: testImage}, &container.HostConfig{Binds: []string{"undone-vol:/v"}}, nil, nil, "undone"); err == nil {
 		t.Error("the client wasn't told that it had left")
 	}
-	l.set(func(*liar) {})
+	l.honest()
 	eventually(t, func() bool { return len(d.left()) == 0 })
-	if _, err := direct.ContainerInspect(t.Context(), "undone"); !errdefs.IsNotFound(err) {
-		t.Errorf("it is there: %v", err)
-	}
+	wantErr(t, errdefs.IsNotFound, errOf(direct.ContainerInspect(t.Context(), "undone")), "it is there")
 }
