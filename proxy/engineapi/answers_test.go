@@ -28,7 +28,7 @@ func TestUnreadAnswers(t *testing.T) {
 				_, _ = io.WriteString(w, strings.Replace(inspected, "{", `{"Args":["`+strings.Repeat("x", 1<<20)+`"],`, 1))
 			}
 		}, "red")
-		labels := must(json.Marshal(d.labels(lifecycle.ObjectContainer, "red")))(t)
+		labels := d.sealed(lifecycle.ObjectContainer, "red")
 		inspected = fmt.Sprintf(`{"Id":%q,"Labels":%s,"Config":{"Labels":%s}}`, standInID, labels, labels)
 		const callers, most = 24, 48 / 3 // MiB of a tenant, thrice an answer
 		var conns [callers]*bufio.Reader
@@ -94,7 +94,7 @@ func TestUnreadLists(t *testing.T) {
 			if !strings.HasSuffix(r.URL.Path, "/images/json") && !strings.HasSuffix(r.URL.Path, "/volumes") {
 				return
 			}
-			labels := must(json.Marshal(d.labels(lifecycle.ObjectVolume, "red")))(t)
+			labels := d.sealed(lifecycle.ObjectVolume, "red")
 			entry := fmt.Sprintf(`{"Name":"v","RepoTags":["berm.local/a:1"],"Labels":%s}`, labels)
 			begin := "["
 			if strings.HasSuffix(r.URL.Path, "/volumes") {
@@ -127,7 +127,7 @@ func TestManyWalks(t *testing.T) {
 		d, l := boundedDoor(t, Options{}, func(w http.ResponseWriter, r *http.Request) {
 			switch {
 			case strings.HasSuffix(r.URL.Path, "/images/json"):
-				_, _ = fmt.Fprintf(w, `[{"Id":%q,"Labels":%s}]`, "sha256:"+standInID, must(json.Marshal(d.labels(lifecycle.ObjectImage, "red")))(t))
+				_, _ = fmt.Fprintf(w, `[{"Id":%q,"Labels":%s}]`, "sha256:"+standInID, d.sealed(lifecycle.ObjectImage, "red"))
 			case strings.HasSuffix(r.URL.Path, "/system/df"), r.Method == http.MethodGet && r.URL.Query().Get("size") == "1":
 				time.Sleep(time.Second)
 				_, _ = io.WriteString(w, map[bool]string{true: "{}", false: "[]"}[strings.HasSuffix(r.URL.Path, "/df")])

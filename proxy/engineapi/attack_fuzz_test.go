@@ -246,7 +246,7 @@ func (e *recorder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		say(200, `{"NCPU":4,"Architecture":"`+goruntime.GOARCH+`","SecurityOptions":["name=seccomp,profile=default"]}`)
 		return
 	case "GET /containers/json":
-		say(200, `[{"Id":"`+fakeOwn+`","Labels":`+labelsJSON(e.door.labels(lifecycle.ObjectContainer, "attacker", lifecycle.LabelSessionID, "attacker"))+`}]`)
+		say(200, `[{"Id":"`+fakeOwn+`","Labels":`+e.door.sealed(lifecycle.ObjectContainer, "attacker", lifecycle.LabelSessionID, "attacker")+`}]`)
 		return
 	case "POST /volumes/create":
 		var v map[string]json.RawMessage
@@ -274,7 +274,7 @@ func (e *recorder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // object is what there is, as the engine tells it.
 func (e *recorder) object(path string) string {
 	labels := func(kind lifecycle.ObjectKind, tenant string) string {
-		return labelsJSON(e.door.labels(kind, tenant, lifecycle.LabelSessionID, tenant))
+		return e.door.sealed(kind, tenant, lifecycle.LabelSessionID, tenant)
 	}
 	mine, theirs := labels(lifecycle.ObjectContainer, "attacker"), labels(lifecycle.ObjectContainer, "victim")
 	mineVol, theirsVol := labels(lifecycle.ObjectVolume, "attacker"), labels(lifecycle.ObjectVolume, "victim")

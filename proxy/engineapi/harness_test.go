@@ -294,6 +294,11 @@ func (d *Proxy) labels(kind lifecycle.ObjectKind, tenant string, more ...string)
 	return d.opts.Sealer.Seal(kind, labels)
 }
 
+// sealed is labels as JSON.
+func (d *Proxy) sealed(kind lifecycle.ObjectKind, tenant string, more ...string) string {
+	return labelsJSON(d.labels(kind, tenant, more...))
+}
+
 // policyNetworkLabels are those of a network of the policy's, as the manager makes it.
 func (d *Proxy) policyNetworkLabels() map[string]string {
 	return d.opts.Sealer.Seal(lifecycle.ObjectNetwork, map[string]string{lifecycle.LabelOwner: d.opts.Owner})

@@ -16,7 +16,7 @@ func TestLabelsAreHidden(t *testing.T) {
 		t.Run(fmt.Sprint(show), func(t *testing.T) {
 			d, s, address := scripted(t, "1.51", fmt.Sprintf(basePolicy+"profiles: {default: {engine_api: {show_labels: %t}}}\n", show))
 			labels := func(kind lifecycle.ObjectKind) string {
-				return string(must(json.Marshal(d.labels(kind, "mine", "own", "1", "berm.ttl", "8h", "Berm.x", "y")))(t))
+				return d.sealed(kind, "mine", "own", "1", "berm.ttl", "8h", "Berm.x", "y")
 			}
 			ct, n, v, img := labels(lifecycle.ObjectContainer), labels(lifecycle.ObjectNetwork), labels(lifecycle.ObjectVolume), labels(lifecycle.ObjectImage)
 			volume := fmt.Sprintf(`{"Name":"v","Driver":"local","Labels":%s}`, v)

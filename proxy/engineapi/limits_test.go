@@ -198,8 +198,7 @@ func TestDiskUsageIsSharedOut(t *testing.T) {
 		var d *Proxy
 		d, l := boundedDoor(t, Options{}, func(w http.ResponseWriter, r *http.Request) {
 			image := func(tenant, id string) string {
-				labels, _ := json.Marshal(d.labels(lifecycle.ObjectImage, tenant)) // they can be encoded
-				return fmt.Sprintf(`{"Id":"sha256:%s","RepoTags":["%s.local/a:b"],"Labels":%s,"Size":7,"SharedSize":3}`, strings.Repeat(id, 64), tenant, labels)
+				return fmt.Sprintf(`{"Id":"sha256:%s","RepoTags":["%s.local/a:b"],"Labels":%s,"Size":7,"SharedSize":3}`, strings.Repeat(id, 64), tenant, d.sealed(lifecycle.ObjectImage, tenant))
 			}
 			images := "[" + image("red", "a") + "," + image("blue", "b") + "]"
 			switch {
@@ -224,8 +223,7 @@ func TestDiskUsageIsSharedOut(t *testing.T) {
 			walks.Add(1)
 			time.Sleep(walk)
 			volume := func(tenant string) string {
-				labels, _ := json.Marshal(d.labels(lifecycle.ObjectVolume, tenant)) // they can be encoded
-				return fmt.Sprintf(`{"Name":%q,"Labels":%s}`, tenant, labels)
+				return fmt.Sprintf(`{"Name":%q,"Labels":%s}`, tenant, d.sealed(lifecycle.ObjectVolume, tenant))
 			}
 			_, _ = fmt.Fprintf(w, `{"LayersSize":1000,"Images":%s,"Volumes":[%s,%s],"BuildCache":[{}]}`, images, volume("red"), volume("blue"))
 		}, "red", "blue")
@@ -274,7 +272,7 @@ func TestDiskUsageIsSharedOut(t *testing.T) {
 func execsAtOnce(t *testing.T, callers int, inspected, making func()) (d *Proxy, made int64, got map[int]int) {
 	var all sync.WaitGroup
 	var mu sync.Mutex // guards made and got
-	var labels []byte
+	var labels string
 	got = map[int]int{}
 	d, l := boundedDoor(t, Options{}, func(w http.ResponseWriter, r *http.Request) {
 		switch {
@@ -295,7 +293,7 @@ func execsAtOnce(t *testing.T, callers int, inspected, making func()) (d *Proxy,
 			_, _ = fmt.Fprintf(w, `{"Id":%q}`, standInID)
 		}
 	}, "red")
-	labels, _ = json.Marshal(d.labels(lifecycle.ObjectContainer, "red")) // they can be encoded
+	labels = d.sealed(lifecycle.ObjectContainer, "red")
 	const body = `{"Cmd":["true"]}`
 	head := fmt.Sprintf("POST /v1.41/containers/%s/exec HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", standInID, len(body))
 	for range callers {
@@ -345,13 +343,8 @@ func TestExecsOfATenant(t *testing.T) {
 			time.Sleep(time.Millisecond)
 			mu.Lock()
 			defer mu.Unlock()
-			labels := func(id string) []byte {
-				tenant := "red"
-				if id[0] == 'b' {
-					tenant = "blue"
-				}
-				b, _ := json.Marshal(d.labels(lifecycle.ObjectContainer, tenant, lifecycle.LabelSessionID, id))
-				return b
+			labels := func(id string) string {
+				return d.sealed(lifecycle.ObjectContainer, map[byte]string{'a': "red", 'b': "blue"}[id[0]], lifecycle.LabelSessionID, id)
 			}
 			_, rest, _ := strings.Cut(r.URL.Path, "/containers/")
 			switch id, what, _ := strings.Cut(rest, "/"); {
@@ -520,7 +513,7 @@ func TestObjectsAreCounted(t *testing.T) {
 	list := func(kind lifecycle.ObjectKind, n int) string {
 		var all []string
 		for i := range n {
-			all = append(all, fmt.Sprintf(`{"Id":"sha256:%d","Name":"v%d","Labels":%s}`, i, i, labelsJSON(d.labels(kind, "mine"))))
+			all = append(all, fmt.Sprintf(`{"Id":"sha256:%d","Name":"v%d","Labels":%s}`, i, i, d.sealed(kind, "mine")))
 		}
 		return "[" + strings.Join(all, ",") + "]"
 	}

@@ -1,7 +1,6 @@
 package engineapi
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -61,7 +60,7 @@ func TestRefuseWriters(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d, s, _ := scripted(t, "1.51", "")
 			s.answers["GET /"] = tt.version // of /version
-			labels := string(must(json.Marshal(d.labels(lifecycle.ObjectContainer, "mine")))(t))
+			labels := d.sealed(lifecycle.ObjectContainer, "mine")
 			if s.answers["GET /containers/json"] = "500 no"; tt.list != "" {
 				s.answers["GET /containers/json"] = "[" + strings.ReplaceAll(tt.list, `{"tenant":"mine"}`, labels) + "]"
 			}

@@ -214,7 +214,7 @@ func TestLongLists(t *testing.T) {
 		}
 	})
 	d := doorTo(t, engine, "")
-	volumeLabels = labelsJSON(d.labels(lifecycle.ObjectVolume, "a"))
+	volumeLabels = d.sealed(lifecycle.ObjectVolume, "a")
 	for i := range entries {
 		labels := d.labels(lifecycle.ObjectContainer, "a", "l", strings.Repeat("x", 50<<10), lifecycle.LabelSessionID, fmt.Sprint(i), lifecycle.LabelEffective, "")
 		list = append(list, fmt.Sprintf(`{"Id":"%d","State":"running","Labels":%s,"Mounts":[{"Type":"bind","Source":"/a","RW":true}]}`, i, labelsJSON(labels)))

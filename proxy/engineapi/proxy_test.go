@@ -209,11 +209,7 @@ func TestForeignIsNotThere(t *testing.T) {
 	)
 	var d *testDoor
 	labels := func(kind lifecycle.ObjectKind, id, tenant string) string {
-		text, err := json.Marshal(d.labels(kind, tenant, lifecycle.LabelSessionID, id))
-		if err != nil {
-			t.Error(err)
-		}
-		return string(text)
+		return d.sealed(kind, tenant, lifecycle.LabelSessionID, id)
 	}
 	container := func(id, tenant string) string {
 		return fmt.Sprintf(`{"Id":%q,"Name":"/n","State":{},"HostConfig":{},"Config":{"Labels":%s},"NetworkSettings":{}}`, id, labels(lifecycle.ObjectContainer, id, tenant))

@@ -1,7 +1,6 @@
 package engineapi
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -78,7 +77,7 @@ func scripted(t *testing.T, version, rules string) (d *testDoor, s *script, addr
 
 // ownContainerOf has the engine have a container of a tenant's.
 func (s *script) ownContainerOf(d *testDoor, tenant, id, name string) {
-	labels := string(must(json.Marshal(d.labels(lifecycle.ObjectContainer, tenant)))(s.t))
+	labels := d.sealed(lifecycle.ObjectContainer, tenant)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	inspected := fmt.Sprintf(`{"Id":%q,"Name":"/%s","State":{},"HostConfig":{},"Config":{"Labels":%s},"NetworkSettings":{}}`, id, name, labels)
@@ -376,7 +375,7 @@ func TestPruneOfMovedNames(t *testing.T) {
 	d, s, address := scripted(t, "1.51", "")
 	const mine, theirs = "sha256:a1a1", "sha256:b2b2"
 	full := func(id string) string { return id + strings.Repeat(id[len(id)-4:], 15) }
-	labels := string(must(json.Marshal(d.labels(lifecycle.ObjectImage, "mine")))(t))
+	labels := d.sealed(lifecycle.ObjectImage, "mine")
 	pin := buildkit.Pin(d.opts.Owner, "theirs", full(mine)) + ":1"
 	s.answers["GET /images/json"] = fmt.Sprintf(`[{"Id":%q,"RepoTags":["x.local/kept:1","x.local/moved:1",%q],"Labels":%s},{"Id":%q,"RepoTags":["bare.local/x:1"],"Labels":null}]`, full(mine), pin, labels, full("sha256:c3c3"))
 	s.answers["GET /system/df"] = "{}"

@@ -44,9 +44,9 @@ func (s *standIn) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch strings.TrimPrefix(r.URL.Path, "/v1.41") {
 	case "/_ping":
 	case "/containers/" + standInID + "/json":
-		_, _ = fmt.Fprintf(w, `{"Id":%q,"HostConfig":{},"State":{},"Config":{"Labels":%s}}`, standInID, labelsJSON(s.door().labels(lifecycle.ObjectContainer, standInTenant, lifecycle.LabelSessionID, "s")))
+		_, _ = fmt.Fprintf(w, `{"Id":%q,"HostConfig":{},"State":{},"Config":{"Labels":%s}}`, standInID, s.door().sealed(lifecycle.ObjectContainer, standInTenant, lifecycle.LabelSessionID, "s"))
 	case "/containers/json":
-		_, _ = fmt.Fprintf(w, `[{"Id":%q,"Labels":%s}]`, standInID, labelsJSON(s.door().labels(lifecycle.ObjectContainer, standInTenant, lifecycle.LabelSessionID, "s")))
+		_, _ = fmt.Fprintf(w, `[{"Id":%q,"Labels":%s}]`, standInID, s.door().sealed(lifecycle.ObjectContainer, standInTenant, lifecycle.LabelSessionID, "s"))
 	case "/exec/" + standInID + "/json":
 		_, _ = fmt.Fprintf(w, `{"ContainerID":%q}`, standInID)
 	case "/containers/" + standInID + "/attach", "/exec/" + standInID + "/start":

@@ -102,7 +102,7 @@ func archiveDoor(t *testing.T, life time.Duration) (d *Proxy, l *pipes, lock cha
 			_, _ = fmt.Fprintf(w, `{"Id":%q,"HostConfig":{},"State":{},"Config":{"Labels":%s}}`, standInID, labels)
 		}
 	}, "red")
-	labels = labelsJSON(d.labels(lifecycle.ObjectContainer, "red", lifecycle.LabelExpiresAt, time.Now().Add(life).UTC().Format(time.RFC3339Nano)))
+	labels = d.sealed(lifecycle.ObjectContainer, "red", lifecycle.LabelExpiresAt, time.Now().Add(life).UTC().Format(time.RFC3339Nano))
 	return d, ls[0], lock
 }
 
