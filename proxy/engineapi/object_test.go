@@ -125,10 +125,8 @@ func TestEvents(t *testing.T) {
 	}
 
 	// A door that never heard of them goes by what is there when it begins to look.
-	for _, o := range []*owners{&d.known, &d.execs} {
-		o.mu.Lock()
-		o.byID = nil
-		o.mu.Unlock()
+	for _, id := range []string{own, networks["mine"]} {
+		d.known.drop(id)
 	}
 	messages, failed = mine.Events(ctx, events.ListOptions{Filters: dockerfilters.NewArgs(dockerfilters.Arg("event", "destroy"))})
 	for _, id := range []string{theirs, own} {

@@ -309,6 +309,7 @@ func TestShadowedID(t *testing.T) {
 	}
 	for _, ref := range []string{ct.ID[:12], ct.ID} {
 		wantErr(t, errdefs.IsNotFound, errOf(other.ContainerInspect(t.Context(), ref)), "another's by %s", ref)
+		wantErr(t, errdefs.IsNotFound, other.ContainerPause(t.Context(), ref), "pause another's by %s", ref)
 	}
 }
 

@@ -159,7 +159,7 @@ func TestPipeHalfClose(t *testing.T) {
 	attach := strings.Replace(attachRequest, "%s\r\n", "", 1)
 	exec := "POST /v1.41/exec/%s/start HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
 	for name, dial := range dialers(t, d) {
-		for request, want := range map[string]int{attach + upgradeHeaders + "\r\n": 101, attach + "\r\n": 200, exec + upgradeHeaders + "\r\n2\r\n{}\r\n0\r\n\r\n": 101} {
+		for request, want := range map[string]int{attach + upgradeHeaders + "\r\n": 101, attach + "\r\n": 200, exec + upgradeHeaders + "\r\nc\r\n{\"Tty\":true}\r\n0\r\n\r\n": 101} {
 			t.Run(fmt.Sprint(name, " ", request[:20], want), func(t *testing.T) {
 				conn := dial()
 				must(fmt.Fprintf(conn, request+"early,", standInID))(t)
