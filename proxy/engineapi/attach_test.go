@@ -88,8 +88,8 @@ func TestSlowReader(t *testing.T) {
 	const most = 4 << 20
 	var sent atomic.Int64
 	pour := func(w io.Writer) {
-		for err, n := error(nil), 0; err == nil; sent.Add(int64(n)) {
-			n, err = w.Write(make([]byte, 64<<10))
+		for err := error(nil); err == nil; sent.Add(64 << 10) {
+			_, err = w.Write(make([]byte, 64<<10))
 		}
 	}
 	d := standInDoor(t, &standIn{handler: func(w http.ResponseWriter, _ *http.Request) { pour(w) }, hijack: func(conn net.Conn, _ *bufio.Reader, greeting string) {

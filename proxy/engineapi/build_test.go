@@ -55,10 +55,8 @@ func TestBuild(t *testing.T) {
 	if list, err := mine.ImageList(ctx, image.ListOptions{}); err != nil || !slices.ContainsFunc(list, func(i image.Summary) bool { return i.ID == id }) {
 		t.Errorf("the builder doesn't see it: %v", err)
 	}
-	for _, from := range [][]string{nil, {tag, "built.local/mine/none:1"}} {
-		if text, _ := said(mine, dockerfile, build.ImageBuildOptions{CacheFrom: from}); !strings.Contains(text, cached) {
-			t.Errorf("what one built itself isn't taken from the cache of %q", from)
-		}
+	if text, _ := said(mine, dockerfile, build.ImageBuildOptions{CacheFrom: []string{tag, "built.local/mine/none:1"}}); !strings.Contains(text, cached) {
+		t.Errorf("what one built itself isn't taken from the cache: %s", text)
 	}
 	if text, _ := said(other, dockerfile, build.ImageBuildOptions{}); strings.Contains(strings.SplitAfterN(text, "RUN", 2)[1], cached) {
 		t.Error("what another built is taken from the cache")

@@ -87,13 +87,8 @@ func TestArchivesOnOldEngine(t *testing.T) {
 		names[i] = fmt.Sprintf("quiet-%d-%s", i, d.opts.Owner)
 		t.Cleanup(func() { _ = direct.VolumeRemove(context.Background(), names[i], true) })
 	}
-	crafted := made(true, false, testImage)
-	ex := must(direct.ContainerExecCreate(t.Context(), crafted, container.ExecOptions{Cmd: []string{"sh", "-c", "mkdir /v && ln -s v /link"}}))(t)
-	noError(t, direct.ContainerExecStart(t.Context(), ex.ID, container.ExecStartOptions{}))
-	eventually(t, func() bool {
-		in, err := direct.ContainerExecInspect(t.Context(), ex.ID)
-		return err == nil && !in.Running
-	})
+	crafted := made(false, false, testImage)
+	noError(t, direct.CopyToContainer(t.Context(), crafted, "/", bytes.NewReader(tarOf(t, "v/x", "", "link", "->v")), container.CopyToContainerOptions{}))
 	linked := must(direct.ContainerCommit(t.Context(), crafted, container.CommitOptions{}))(t)
 	t.Cleanup(func() { _, _ = direct.ImageRemove(context.Background(), linked.ID, image.RemoveOptions{Force: true}) })
 

@@ -36,9 +36,9 @@ const (
 	removeForced = "DELETE /v1.41/containers/%s?force=1 HTTP/1.1\r\nHost: localhost\r\n\r\n"
 )
 
-// TestBesideArchive has containers pruned while the archive of another tenant's stands still,
+// TestArchiveBeside has containers pruned while the archive of another tenant's stands still,
 // and the one of the archive removed. The engine keeps the lock of that as long as it lasts.
-func TestBesideArchive(t *testing.T) {
+func TestArchiveBeside(t *testing.T) {
 	d, direct := engineDoor(t, "")
 	address := d.listen(Caller{Name: "beside", Tenant: "beside"})
 	mine, other := newClient(t, address), d.client("beside2")
