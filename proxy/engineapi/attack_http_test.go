@@ -101,8 +101,7 @@ func attackHTTP(s *siege) {
 
 // attackTCP is what a page in somebody's browser could have it send.
 func attackTCP(s *siege) {
-	l, err := proxy.Listen(s.Context(), "127.0.0.1:0", 0)
-	s.must(err)
+	l := must(proxy.Listen(s.Context(), "127.0.0.1:0", 0))(s)
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
 	go func() {
@@ -118,7 +117,7 @@ func attackTCP(s *siege) {
 	}()
 	s.door = "tcp://" + l.Addr().String()
 	_, port, err := net.SplitHostPort(l.Addr().String())
-	s.must(err)
+	noError(s, err)
 	local := "Host: 127.0.0.1:" + port
 	if r := s.say(s.door, strings.Replace(request("GET", "/_ping", "", ""), "Host: docker", local, 1)); r.status != 200 {
 		s.Errorf("ping: %+v", r)
@@ -261,8 +260,8 @@ var lists = []string{
 
 // attackLists asks for what there is, and finds nothing of others'.
 func attackLists(s *siege) {
-	s.must(s.direct.ContainerExecStart(s.Context(), s.victimEx, container.ExecStartOptions{Detach: true})) // for an event
-	eventually(s.T, func() bool { return len(s.inspect(s.victim).ExecIDs) == 0 })                          // it is over
+	noError(s, s.direct.ContainerExecStart(s.Context(), s.victimEx, container.ExecStartOptions{Detach: true})) // for an event
+	eventually(s.T, func() bool { return len(s.inspect(s.victim).ExecIDs) == 0 })                              // it is over
 	s.calm = s.look()
 	told := 0
 	var vectors []vector

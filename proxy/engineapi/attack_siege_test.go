@@ -117,7 +117,7 @@ func startSiege(t *testing.T) *siege {
 	}
 	write(s.outside+"/secret", secret)
 	write(s.outside+"/linked", "x")
-	s.must(os.Link(s.outside+"/linked", s.dir+"/file"))
+	noError(s, os.Link(s.outside+"/linked", s.dir+"/file"))
 	for link, to := range map[string]string{"/link": s.outside, "/root": "/", "/share/up": "../../outside", "/loop": "loop"} {
 		noError(t, os.Symlink(to, s.dir+link))
 	}
@@ -137,36 +137,23 @@ func startSiege(t *testing.T) *siege {
 	return s
 }
 
-func (s *siege) must(err error) {
-	s.Helper()
-	if err != nil {
-		s.Fatal(err)
-	}
-}
-
 // makeVictim makes what the attacker mustn't reach: another caller's, and the operator's.
 func (s *siege) makeVictim() {
 	ctx := s.Context()
 	labels := func(kind lifecycle.ObjectKind) map[string]string { return s.d.labels(kind, "victim") }
-	n, err := s.direct.NetworkCreate(ctx, "siege-v-net", network.CreateOptions{Labels: labels(lifecycle.ObjectNetwork)})
-	s.must(err)
-	_, err = s.direct.VolumeCreate(ctx, volume.CreateOptions{Name: "siege-v-vol", Labels: labels(lifecycle.ObjectVolume)})
-	s.must(err)
-	ct, err := s.direct.ContainerCreate(ctx, &container.Config{
+	n := must(s.direct.NetworkCreate(ctx, "siege-v-net", network.CreateOptions{Labels: labels(lifecycle.ObjectNetwork)}))(s)
+	noError(s, errOf(s.direct.VolumeCreate(ctx, volume.CreateOptions{Name: "siege-v-vol", Labels: labels(lifecycle.ObjectVolume)})))
+	ct := must(s.direct.ContainerCreate(ctx, &container.Config{
 		Image: testImage, Labels: labels(lifecycle.ObjectContainer), Env: []string{"TOLD=" + secret}, Cmd: []string{"sh", "-c", "echo $TOLD | tee /v/secret; sleep 1000"},
-	}, &container.HostConfig{Binds: []string{"siege-v-vol:/v"}, NetworkMode: "siege-v-net"}, nil, nil, "siege-v-one")
-	s.must(err)
-	s.must(s.direct.ContainerStart(ctx, ct.ID, container.StartOptions{}))
-	ex, err := s.direct.ContainerExecCreate(ctx, ct.ID, container.ExecOptions{Cmd: []string{"cat", "/v/secret"}, AttachStdout: true})
-	s.must(err)
-	img, err := s.direct.ContainerCommit(ctx, ct.ID, container.CommitOptions{Reference: "siege-v.local/image:1"})
-	s.must(err)
-	shared, err := s.direct.NetworkCreate(ctx, "siege-shared", network.CreateOptions{Internal: true, Labels: s.d.policyNetworkLabels()})
-	s.must(err)
+	}, &container.HostConfig{Binds: []string{"siege-v-vol:/v"}, NetworkMode: "siege-v-net"}, nil, nil, "siege-v-one"))(s)
+	noError(s, s.direct.ContainerStart(ctx, ct.ID, container.StartOptions{}))
+	ex := must(s.direct.ContainerExecCreate(ctx, ct.ID, container.ExecOptions{Cmd: []string{"cat", "/v/secret"}, AttachStdout: true}))(s)
+	img := must(s.direct.ContainerCommit(ctx, ct.ID, container.CommitOptions{Reference: "siege-v.local/image:1"}))(s)
+	shared := must(s.direct.NetworkCreate(ctx, "siege-shared", network.CreateOptions{Internal: true, Labels: s.d.policyNetworkLabels()}))(s)
 	op, err := s.direct.ContainerCreate(ctx, &container.Config{Image: testImage, Env: []string{"TOLD=" + secret}, Cmd: []string{"sleep", "1000"}},
 		&container.HostConfig{NetworkMode: "none"}, nil, nil, "siege-v-operator")
-	s.must(err)
-	s.must(s.direct.ContainerStart(ctx, op.ID, container.StartOptions{}))
+	noError(s, err)
+	noError(s, s.direct.ContainerStart(ctx, op.ID, container.StartOptions{}))
 	s.victim, s.victimNet, s.victimEx, s.victmg, s.operator, s.shared = ct.ID, n.ID, ex.ID, img.ID, op.ID, shared.ID
 	s.Cleanup(func() {
 		_, _ = s.direct.ImageRemove(context.Background(), img.ID, image.RemoveOptions{Force: true})
@@ -187,13 +174,10 @@ func (s *siege) makeVictim() {
 // makeOwn makes what the attacker has, by its door.
 func (s *siege) makeOwn() {
 	c := newClient(s, s.door)
-	n, err := c.NetworkCreate(s.Context(), "siege-own-net", network.CreateOptions{})
-	s.must(err)
-	ct, err := c.ContainerCreate(s.Context(), sleeper, &container.HostConfig{Binds: []string{"siege-own-vol:/v"}, NetworkMode: "siege-own-net"}, nil, nil, "siege-own")
-	s.must(err)
-	s.must(c.ContainerStart(s.Context(), ct.ID, container.StartOptions{}))
-	ex, err := c.ContainerExecCreate(s.Context(), ct.ID, container.ExecOptions{Cmd: []string{"true"}})
-	s.must(err)
+	n := must(c.NetworkCreate(s.Context(), "siege-own-net", network.CreateOptions{}))(s)
+	ct := must(c.ContainerCreate(s.Context(), sleeper, &container.HostConfig{Binds: []string{"siege-own-vol:/v"}, NetworkMode: "siege-own-net"}, nil, nil, "siege-own"))(s)
+	noError(s, c.ContainerStart(s.Context(), ct.ID, container.StartOptions{}))
+	ex := must(c.ContainerExecCreate(s.Context(), ct.ID, container.ExecOptions{Cmd: []string{"true"}}))(s)
 	s.own, s.ownNet, s.ownExec = ct.ID, n.ID, ex.ID
 }
 
@@ -202,28 +186,24 @@ func (s *siege) makeOwn() {
 func (s *siege) look() map[string]string {
 	s.Helper()
 	ctx, is := context.Background(), map[string]string{}
-	list, err := s.direct.ContainerList(ctx, container.ListOptions{All: true})
-	s.must(err)
+	list := must(s.direct.ContainerList(ctx, container.ListOptions{All: true}))(s)
 	for _, ct := range list {
 		is["container "+ct.ID] = s.describe(ct.ID)
 	}
-	nets, err := s.direct.NetworkList(ctx, network.ListOptions{})
-	s.must(err)
+	nets := must(s.direct.NetworkList(ctx, network.ListOptions{}))(s)
 	for _, n := range nets {
 		is["network "+n.ID] = fmt.Sprint(n.Name, n.Driver, n.Options, n.Labels)
 	}
-	vols, err := s.direct.VolumeList(ctx, volume.ListOptions{})
-	s.must(err)
+	vols := must(s.direct.VolumeList(ctx, volume.ListOptions{}))(s)
 	for _, v := range vols.Volumes {
 		is["volume "+v.Name] = fmt.Sprint(v.Driver, v.Options, v.Labels)
 	}
-	images, err := s.direct.ImageList(ctx, image.ListOptions{All: true})
-	s.must(err)
+	images := must(s.direct.ImageList(ctx, image.ListOptions{All: true}))(s)
 	for _, img := range images {
 		slices.Sort(img.RepoTags)
 		is["image "+img.ID] = fmt.Sprint(img.RepoTags)
 	}
-	s.must(filepath.WalkDir(filepath.Dir(s.dir), func(path string, e fs.DirEntry, err error) error {
+	noError(s, filepath.WalkDir(filepath.Dir(s.dir), func(path string, e fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -245,7 +225,7 @@ func (s *siege) describe(id string) string {
 	if errdefs.IsNotFound(err) {
 		return "gone"
 	}
-	s.must(err)
+	noError(s, err)
 	if ct.ID == s.own {
 		return "" // see ownBreaches
 	}
@@ -254,8 +234,7 @@ func (s *siege) describe(id string) string {
 		nets = append(nets, name)
 	}
 	slices.Sort(nets)
-	host, err := json.Marshal(ct.HostConfig)
-	s.must(err)
+	host := must(json.Marshal(ct.HostConfig))(s)
 	return fmt.Sprint(ct.Name, ct.State.Status, ct.State.StartedAt, ct.ExecIDs, nets, string(host))
 }
 
@@ -286,18 +265,17 @@ func (s *siege) breaches() []string {
 	ct := s.inspect(s.own)
 	found = append(found, s.bounds.inspected(s, ct)...)
 	if ct.NetworkSettings.Networks["siege-shared"] != nil {
-		s.must(s.direct.NetworkDisconnect(context.Background(), s.shared, s.own, true))
+		noError(s, s.direct.NetworkDisconnect(context.Background(), s.shared, s.own, true))
 	}
 	if ct.Name != "/siege-own" {
-		s.must(s.direct.ContainerRename(context.Background(), s.own, "siege-own"))
+		noError(s, s.direct.ContainerRename(context.Background(), s.own, "siege-own"))
 	}
 	return found
 }
 
 func (s *siege) inspect(id string) container.InspectResponse {
 	s.Helper()
-	ct, err := s.direct.ContainerInspect(context.Background(), id)
-	s.must(err)
+	ct := must(s.direct.ContainerInspect(context.Background(), id))(s)
 	return ct
 }
 
@@ -361,8 +339,7 @@ func (r reply) message() string {
 func (s *siege) say(address, request string) reply {
 	s.Helper()
 	kind, place, _ := strings.Cut(address, "://")
-	conn, err := net.DialTimeout(kind, place, 10*time.Second)
-	s.must(err)
+	conn := must(net.DialTimeout(kind, place, 10*time.Second))(s)
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(30 * time.Second))
 	sent := make(chan struct{})

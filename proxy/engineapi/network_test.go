@@ -77,8 +77,7 @@ func TestObjectsInAudit(t *testing.T) {
 	ctx := t.Context()
 	c := newClient(t, d.listen(Caller{Name: "audit", Tenant: "audit", Audit: true}))
 	id := d.made(direct, "audit", "audit-ct", container.Config{})
-	_, err := c.VolumeCreate(ctx, volume.CreateOptions{Name: "audit-vol", DriverOpts: map[string]string{"type": "tmpfs", "device": "tmpfs"}})
-	noError(t, err)
+	noError(t, errOf(c.VolumeCreate(ctx, volume.CreateOptions{Name: "audit-vol", DriverOpts: map[string]string{"type": "tmpfs", "device": "tmpfs"}})))
 	v, err := direct.VolumeInspect(ctx, "audit-vol")
 	if err != nil || v.Labels[lifecycle.LabelTenant] != "audit" {
 		t.Errorf("volume: %+v, %v", v, err)

@@ -67,44 +67,30 @@ func TestDockerSocket(t *testing.T) {
 			noError(t, d.StartContainer(t.Context(), id))
 			heir := makeOne(t, second, &container.HostConfig{VolumesFrom: []string{id}}, "")
 			noError(t, startIt(t, second, heir))
-			for _, id := range []string{id, heir} {
+			// What is made through it is its caller's, and may have one too.
+			in = from(t, direct, id, at)
+			sibling := makeOne(t, in, &container.HostConfig{Binds: []string{at + ":" + at}}, "")
+			noError(t, startIt(t, in, sibling))
+			for _, id := range []string{id, heir, sibling} {
 				must(from(t, direct, id, at).Ping(t.Context()))(t)
+				if got := inspect(t, direct, id).Config.Labels["berm.caller"]; got != "mine" {
+					t.Errorf("its caller is %q", got)
+				}
 			}
+			// Testcontainers' reaper removes by label what its client made.
+			made := must(c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Labels: map[string]string{"session": name}}, nil, nil, nil, ""))(t)
+			filter := dockerfilters.NewArgs(dockerfilters.Arg("label", "session="+name))
+			list = must(in.ContainerList(t.Context(), container.ListOptions{All: true, Filters: filter}))(t)
+			if len(list) != 1 || list[0].ID != made.ID {
+				t.Fatalf("it finds %+v", list)
+			}
+			noError(t, in.ContainerRemove(t.Context(), made.ID, forced))
 		})
 	}
 	log := string(readFile(t, d.audit))
 	if !strings.Contains(log, `"caller":"mine","tenant":"mine","profile":"default","peer":"socket uid=0 pid=`) {
 		t.Error("the audit log doesn't tell of the socket")
 	}
-}
-
-// TestDockerSocketReaper does what Testcontainers' reaper does: it removes by label what its
-// client made.
-func TestDockerSocketReaper(t *testing.T) {
-	d, direct := engineDoor(t, socketRules)
-	c := d.client("tests")
-	d.socketFor("tests", "tests", "default")
-	reaper := makeOne(t, c, &container.HostConfig{Binds: []string{"/var/run/docker.sock:/var/run/docker.sock"}}, "")
-	noError(t, startIt(t, c, reaper))
-	in := from(t, direct, reaper, "/var/run/docker.sock")
-	label := map[string]string{"org.testcontainers.session-id": "x"}
-	made := must(c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Labels: label}, nil, nil, nil, ""))(t)
-	must(in.Ping(t.Context()))(t)
-	filter := dockerfilters.NewArgs(dockerfilters.Arg("label", "org.testcontainers.session-id=x"))
-	list := must(in.ContainerList(t.Context(), container.ListOptions{All: true, Filters: filter}))(t)
-	if len(list) != 1 || list[0].ID != made.ID {
-		t.Fatalf("it finds %+v", list)
-	}
-	noError(t, in.ContainerRemove(t.Context(), made.ID, container.RemoveOptions{Force: true, RemoveVolumes: true}))
-	must(in.NetworksPrune(t.Context(), filter))(t)
-	must(in.VolumesPrune(t.Context(), filter))(t)
-	// What it makes is its caller's, and may have a socket too.
-	sibling := makeOne(t, in, &container.HostConfig{Binds: []string{"/var/run/docker.sock:/s"}}, "")
-	noError(t, startIt(t, in, sibling))
-	if got := inspect(t, direct, sibling).Config.Labels["berm.caller"]; got != "tests" {
-		t.Errorf("its caller is %q", got)
-	}
-	must(from(t, direct, sibling, "/s").Ping(t.Context()))(t)
 }
 
 // TestDockerSocketAttacks tries to get more by a socket than its own caller has.
