@@ -1,7 +1,6 @@
 package engineapi
 
 import (
-	"context"
 	"fmt"
 	"net"
 	"net/http"
@@ -102,19 +101,9 @@ func attackHTTP(s *siege) {
 // attackTCP is what a page in somebody's browser could have it send.
 func attackTCP(s *siege) {
 	l := must(proxy.Listen(s.Context(), "127.0.0.1:0", 0))(s)
-	ctx, cancel := context.WithCancel(context.Background())
-	served := make(chan error, 1)
-	go func() {
-		served <- proxy.Serve(ctx, l, s.d.Handler(Callers{Any: &Caller{Name: "tcp", Tenant: "attacker"}}), proxy.ServeOptions{ConnContext: ConnContext, DrainTimeout: time.Second})
-	}()
+	s.d.serve(l, Callers{Any: &Caller{Name: "tcp", Tenant: "attacker"}}, time.Second)
 	unix := s.door
-	defer func() {
-		s.door = unix
-		cancel()
-		if err := <-served; err != nil && ctx.Err() == nil {
-			s.Error(err)
-		}
-	}()
+	defer func() { s.door = unix }()
 	s.door = "tcp://" + l.Addr().String()
 	_, port, err := net.SplitHostPort(l.Addr().String())
 	noError(s, err)

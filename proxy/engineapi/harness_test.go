@@ -217,18 +217,21 @@ func (d *testDoor) listenAs(name string, c Caller) string {
 	if !c.Socket {
 		callers.Socket = strings.TrimPrefix(address, "unix://")
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	served := make(chan error, 1)
-	go func() {
-		served <- proxy.Serve(ctx, l, d.Handler(callers), proxy.ServeOptions{ConnContext: ConnContext, DrainTimeout: time.Second})
-	}()
-	d.t.Cleanup(func() {
-		cancel()
-		if err := <-served; err != nil && ctx.Err() == nil {
-			d.t.Error(err)
-		}
-	})
+	d.serve(l, callers, time.Second)
 	return address
+}
+
+// serve serves callers on a listener, and gives what ends it.
+func (d *testDoor) serve(l net.Listener, callers Callers, drain time.Duration) (end func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		_ = proxy.Serve(ctx, l, d.Handler(callers), proxy.ServeOptions{ConnContext: ConnContext, DrainTimeout: drain})
+	}()
+	end = sync.OnceFunc(func() { cancel(); <-served })
+	d.t.Cleanup(end)
+	return end
 }
 
 // socketFor serves a caller on a socket that its containers may have mounted.

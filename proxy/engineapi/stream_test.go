@@ -79,24 +79,11 @@ func doorBefore(t *testing.T, s *standIn, rules string) *testDoor {
 
 // listenOn serves the stand-in's tenant on a listener, and gives what ends it.
 func (d *testDoor) listenOn(l net.Listener, drain time.Duration) (end func()) {
-	d.t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		_ = proxy.Serve(ctx, l, d.Handler(Callers{Any: &Caller{Name: standInTenant, Tenant: standInTenant}}), proxy.ServeOptions{ConnContext: ConnContext, DrainTimeout: drain})
-	}()
-	end = sync.OnceFunc(func() { cancel(); <-served })
-	d.t.Cleanup(end)
-	return end
+	return d.serve(l, Callers{Any: &Caller{Name: standInTenant, Tenant: standInTenant}}, drain)
 }
 
 // streams is how many the door has open for the stand-in's tenant.
-func (d *testDoor) streams() int64 {
-	d.limits.mu.Lock()
-	defer d.limits.mu.Unlock()
-	return d.limits.making["streams "+standInTenant]
-}
+func (d *testDoor) streams() int64 { return d.making("streams " + standInTenant) }
 
 // dialers connect with a door in every way that there is.
 func dialers(t *testing.T, d *testDoor) map[string]func() upstream.Half {

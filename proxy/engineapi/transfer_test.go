@@ -168,6 +168,7 @@ func TestArchivesEnd(t *testing.T) {
 func TestArchivesOfATenant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, l, _ := archiveDoor(t, time.Hour)
+		_, _ = exchange(l, fmt.Sprintf(getRequest, "/containers/"+standInID+"/json"), strings.NewReader("")) // or each would begin with it
 		for range maxTransfers {
 			conn := l.dial()
 			defer func() { _ = conn.Close() }()
