@@ -325,7 +325,7 @@ func TestExecsOfAContainer(t *testing.T) {
 func TestExecsMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var inspects atomic.Int64
-		_, made, _ := execsAtOnce(t, 2*maxExecs, func() { time.Sleep(time.Duration(inspects.Add(1)) * time.Millisecond) }, func() {})
+		_, made, _ := execsAtOnce(t, maxExecs+maxExecs/4, func() { time.Sleep(time.Duration(inspects.Add(1)) * time.Millisecond) }, func() {})
 		if made < 1 || made > maxExecs {
 			t.Errorf("%d were made", made)
 		}
