@@ -214,7 +214,7 @@ func (c *reconciler) takeStored(stored []Sandbox) (gone []string) {
 		if x.Metadata == nil {
 			rec.sb.Metadata = map[string]string{}
 		}
-		if s := r.slots[rec.sb.keyID()]; s == nil && !x.LastUsedAt.IsZero() && !rec.snapshotLocked(now).Expired(now) {
+		if s := r.slots[rec.sb.keyID()]; s == nil && !x.LastUsedAt.IsZero() && rec.endsLocked().After(now) {
 			r.publishLocked(rec)
 		} else if s == nil || s.record.sb.SessionID != x.SessionID {
 			gone = append(gone, x.SessionID)
@@ -231,23 +231,18 @@ func (c *reconciler) resume(ctx context.Context) error {
 		sb := t.snapshot(r)
 		s := subject(sb)
 		s.Resumed = true
-		got, err := t.quotas.Attach(ctx, s)
-		t.softened(got.Soft)
+		inode, err := t.quotas.Attach(ctx, s)
 		if ctx.Err() != nil {
 			break
 		}
 		if err != nil { // the others can still be attached
 			c.engine.log.WarnContext(ctx, "sandbox_quota_unsure", append(sandboxAttrs(sb), "error", err)...)
 		}
-		if s.Dir == "" {
-			continue
+		if inode != "" {
+			t.mu.Lock()
+			r.sb.WorkspaceInode = inode
+			t.mu.Unlock()
 		}
-		t.mu.Lock()
-		if got.Inode != "" {
-			r.sb.WorkspaceInode = got.Inode
-		}
-		r.sb.Enforcement.WorkspaceQuota = t.quotas.Enforcement(subject(r.sb))
-		t.mu.Unlock()
 	}
 	return context.Cause(ctx)
 }

@@ -100,7 +100,7 @@ func (q *quotas) Enforcement(s lifecycle.Subject) string {
 	return ""
 }
 
-func (q *quotas) Attach(ctx context.Context, s lifecycle.Subject) (lifecycle.Attachment, error) {
+func (q *quotas) Attach(ctx context.Context, s lifecycle.Subject) (string, error) {
 	q.mu.Lock()
 	q.keys[s.SessionID] = s.Tenant + "/" + s.Key
 	q.touched = append(q.touched, q.keys[s.SessionID])

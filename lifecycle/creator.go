@@ -23,10 +23,9 @@ const claimTime = 10 * time.Second
 // creator makes one sandbox at a time, from the judgement to the record in the store. It
 // doesn't know which sandboxes exist.
 type creator struct {
-	opts     *Options
-	engine   *engine
-	quotas   Quotas
-	softened func(sessions []string) // called with those that the kernel limits no longer
+	opts   *Options
+	engine *engine
+	quotas Quotas
 }
 
 // create makes a sandbox. If it fails, nothing new is left; what the engine won't remove
@@ -47,8 +46,7 @@ func (c *creator) create(ctx context.Context, p *pendingCreate, mounts []policy.
 			c.quotas.Detach(p.starting.SessionID)
 		}
 	}()
-	attached, err := c.quotas.Attach(ctx, subject(p.starting))
-	c.softened(attached.Soft)
+	inode, err := c.quotas.Attach(ctx, subject(p.starting))
 	if err != nil {
 		return sb, err
 	}
@@ -62,7 +60,7 @@ func (c *creator) create(ctx context.Context, p *pendingCreate, mounts []policy.
 	}
 	// Expiry counts from here: waiting for an image or for a turn costs nothing.
 	sb = p.starting
-	sb.WorkspaceInode = attached.Inode
+	sb.WorkspaceInode = inode
 	sb.CreatedAt = time.Now().UTC()
 	sb.LastUsedAt = sb.CreatedAt
 	sb.Deadline = sb.CreatedAt.Add(sb.Spec.MaxLifetime)

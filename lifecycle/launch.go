@@ -75,9 +75,6 @@ func (r *Registry) runPending(ctx context.Context, p *pendingCreate, old *record
 		if _, gone := r.ended[sb.ContainerID]; gone {
 			sb.Status = StatusStopped
 		}
-		if dir, _ := workspace(sb.Spec); dir != "" { // another may share it by now
-			sb.Enforcement.WorkspaceQuota = r.quotas.Enforcement(subject(sb))
-		}
 		rec := &record{sb: sb}
 		r.publishLocked(rec)
 		p.result = CreateResult{Sandbox: rec.snapshotLocked(time.Now()), Result: ResultCreated}

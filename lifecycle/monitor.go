@@ -398,7 +398,7 @@ func (m *monitor) process(info runtime.ProcessInfo) Process {
 
 func (m *monitor) processLocked(info runtime.ProcessInfo) Process {
 	k, id := kindOf(info.ID)
-	sb := m.rec.sb
+	sb := m.rec.snapshotLocked(time.Now())
 	p := Process{
 		ID: id, SessionID: sb.SessionID, Backend: m.engine.backend(),
 		Command: info.Command, TTY: info.TTY, Status: ExecRunning,

@@ -14,8 +14,9 @@ import (
 // chats belong to. A sandbox's chat has its key, and the directory that the sandbox mounts.
 // Quotas must be safe for concurrent use, and must not call the Service.
 type Quotas interface {
-	// Attach makes a sandbox known that is about to run, which must not if that fails.
-	Attach(ctx context.Context, s Subject) (Attachment, error)
+	// Attach makes a sandbox known that is about to run, which must not if that fails. It
+	// returns what Subject.Dir is.
+	Attach(ctx context.Context, s Subject) (inode string, err error)
 	// Detach says that a session's sandbox can't write any more. An unknown session is no
 	// error.
 	Detach(sessionID string)
@@ -48,12 +49,6 @@ type Subject struct {
 	Exempt      bool     // the kernel wouldn't hold it to a quota
 	Resumed     bool     // another process made it: it may be running already
 	Stopped     bool     // its next container mounts what Dir leads to then
-}
-
-// Attachment is what Attach found out.
-type Attachment struct {
-	Inode string   // what Subject.Dir is
-	Soft  []string // the sessions whose own quotas the kernel doesn't hold any more, as this one shares their directories
 }
 
 func subject(sb Sandbox) Subject {

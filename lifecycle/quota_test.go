@@ -171,7 +171,7 @@ type interrupted struct {
 	known []string
 }
 
-func (i *interrupted) Attach(ctx context.Context, s lifecycle.Subject) (lifecycle.Attachment, error) {
+func (i *interrupted) Attach(ctx context.Context, s lifecycle.Subject) (string, error) {
 	if s.Resumed {
 		i.once.Do(func() {
 			i.fake.SetDown(true)
@@ -184,7 +184,7 @@ func (i *interrupted) Attach(ctx context.Context, s lifecycle.Subject) (lifecycl
 	if ctx.Err() == nil {
 		i.known = append(i.known, s.SessionID)
 	}
-	return lifecycle.Attachment{}, ctx.Err()
+	return "", ctx.Err()
 }
 
 // All sandboxes of an earlier process are known before anything is swept, also if the

@@ -3,7 +3,6 @@ package lifecycle
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -58,6 +57,7 @@ type record struct {
 	stale   bool // LastUsedAt is newer than the store's
 	adopted bool // from the old service: only its own parameters can be compared
 	watcher watcher
+	quotas  Quotas
 }
 
 // watcher follows the processes of one sandbox. Its methods are called with records.mu held.
@@ -103,7 +103,7 @@ func (t *records) publishLocked(rec *record) {
 		delete(t.containers, s.record.sb.ContainerID)
 	}
 	s.record, s.failure = rec, nil
-	rec.watcher = t.watch(rec)
+	rec.watcher, rec.quotas = t.watch(rec), t.quotas
 	if rec.sb.ContainerID != "" {
 		t.containers[rec.sb.ContainerID] = id
 	}
@@ -302,17 +302,6 @@ func (t *records) mayHaveQuota(sb Sandbox) bool {
 	return dir != "" || t.quotas.Shared()
 }
 
-// softened updates the records of sessions whose workspaces the kernel limits no longer.
-func (t *records) softened(sessions []string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, s := range t.slots {
-		if r := s.record; r != nil && slices.Contains(sessions, r.sb.SessionID) {
-			r.sb.Enforcement.WorkspaceQuota = t.quotas.Enforcement(subject(r.sb))
-		}
-	}
-}
-
 // MountsInUse returns the mounts that callers asked for, of all sandboxes that exist or are
 // being created, of every tenant. A sandbox whose container is dead has none.
 func (t *records) MountsInUse() []policy.Mount {
@@ -373,9 +362,13 @@ func (r *record) busyLocked() bool {
 	return r.uses[useCommand] > 0 || r.uses[useProcess] > 0 || r.uses[useFiles] > 0 || r.unsure
 }
 
-// snapshotLocked returns the sandbox with the values that depend on the time.
+// snapshotLocked returns the sandbox with the values that depend on the time, or on others: the
+// kernel doesn't hold a sandbox to its own quota any more once others share its directory.
 func (r *record) snapshotLocked(now time.Time) Sandbox {
 	sb := r.sb
+	if dir, _ := workspace(sb.Spec); dir != "" {
+		sb.Enforcement.WorkspaceQuota = r.quotas.Enforcement(subject(sb))
+	}
 	sb.IdleExpiresAt = time.Time{}
 	if sb.Spec.IdleTTL > 0 {
 		last := sb.LastUsedAt

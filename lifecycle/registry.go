@@ -54,7 +54,7 @@ func newRegistry(opts *Options) *Registry {
 		ended:      map[string]struct{}{},
 	}
 	r.engine = newEngine(r.base, opts, r.metrics, r.tracer)
-	r.creator = &creator{opts: opts, engine: r.engine, quotas: opts.Quotas, softened: r.softened}
+	r.creator = &creator{opts: opts, engine: r.engine, quotas: opts.Quotas}
 	return r
 }
 

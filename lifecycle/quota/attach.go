@@ -131,18 +131,17 @@ func openOwn(sub lifecycle.Subject) (root *os.Root, inode string, err error) {
 
 // Attach is lifecycle.Quotas'. What can't be held is no error. Errors: those of opening
 // the sandbox's own directory, and *lifecycle.UnavailableError.
-func (s *Service) Attach(ctx context.Context, sub lifecycle.Subject) (got lifecycle.Attachment, err error) {
+func (s *Service) Attach(ctx context.Context, sub lifecycle.Subject) (inode string, err error) {
 	root, inode, err := openOwn(sub)
 	if err != nil && !sub.Resumed {
-		return got, err
+		return inode, err
 	}
-	got.Inode = inode
 	// An own quota that isn't the kernel's to hold is measured.
 	hold := root != nil && slices.Contains(sub.Dirs, sub.Dir) && !sub.Exempt && (!s.opts.Off || sub.Resumed)
 	now := &subject{of: ownedKey{sub.Tenant, sub.Key}, dirs: sub.Dirs, root: root}
 	if len(sub.Dirs) == 0 {
 		s.setSubject(sub.SessionID, now)
-		return got, nil
+		return inode, nil
 	}
 	var dir *os.File
 	if hold { // without the turn, as a file system may hang
@@ -156,7 +155,7 @@ func (s *Service) Attach(ctx context.Context, sub lifecycle.Subject) (got lifecy
 		if root != nil {
 			_ = root.Close()
 		}
-		return got, err
+		return inode, err
 	}
 	defer func() {
 		if err != nil {
@@ -177,16 +176,14 @@ func (s *Service) Attach(ctx context.Context, sub lifecycle.Subject) (got lifecy
 		if own || r.SessionID == "" || !touches(dir, sub.Dirs) {
 			continue
 		}
-		session := r.SessionID
 		if err := s.giveUp(ctx, r); err != nil {
-			return got, err
+			return inode, err
 		}
-		got.Soft = append(got.Soft, session)
 	}
 	if !alone {
-		return got, nil
+		return inode, nil
 	}
-	return got, s.claim(ctx, sub, dir)
+	return inode, s.claim(ctx, sub, dir)
 }
 
 // others returns what attached sandboxes may write to, by session.

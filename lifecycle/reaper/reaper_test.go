@@ -187,8 +187,8 @@ type endless struct {
 	sweeping chan struct{}
 }
 
-func (endless) Attach(context.Context, lifecycle.Subject) (lifecycle.Attachment, error) {
-	return lifecycle.Attachment{}, nil
+func (endless) Attach(context.Context, lifecycle.Subject) (string, error) {
+	return "", nil
 }
 
 func (endless) Detach(string) {}
