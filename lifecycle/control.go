@@ -160,8 +160,6 @@ func (h *handle) awaitEnd(ctx context.Context) (runtime.ProcessInfo, error) {
 		h.registry.mu.Lock()
 		if t := h.tracked[h.proc]; t != nil {
 			done = t.done
-			h.urgent = true
-			h.startLocked()
 		}
 		h.registry.mu.Unlock()
 		wait := askMost

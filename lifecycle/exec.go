@@ -75,7 +75,6 @@ func (p *processes) takeTurn(ctx context.Context, id keyID) (unlock func(), err 
 			RetryAfter: time.Second,
 		}
 	}
-	p.hurry(id)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(p.registry.running, func() { cancel(errClosing) })()
@@ -101,11 +100,6 @@ func (p *processes) inSandboxOnce(ctx context.Context, req ExecRequest, u use, f
 		return err
 	}
 	sb, leave, err := p.registry.acquire(rec, u)
-	_, full := errors.AsType[*CapacityError](err)
-	if m := monitorOf(rec); full && m.watches() { // some may have ended
-		m.look(ctx)
-		sb, leave, err = p.registry.acquire(rec, u)
-	}
 	if err != nil {
 		return err
 	}

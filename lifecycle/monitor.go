@@ -15,12 +15,13 @@ import (
 // Intervals and bounds of a monitor. A caller that follows a process, or asks for it, sees its
 // end at once.
 const (
-	watchAfter  = 250 * time.Millisecond // the start of a process; most have ended by then
+	watchAgain  = 250 * time.Millisecond // after the events broke off; each try doubles it, up to lookEvery
 	lookEvery   = 5 * time.Second        // while something is wrong: a process is late, or the agent silent
 	lookTimeout = 5 * time.Second
-	eventGap    = 20 * time.Millisecond // between two events of a sandbox
-	measureGap  = time.Minute           // between two measurements of a workspace while something runs
-	unsureMost  = time.Minute           // for an agent that doesn't answer after a start of Berm
+	eventGap    = 20 * time.Millisecond  // between two events of a sandbox
+	measureSoon = 250 * time.Millisecond // between two measurements of a workspace after something ended
+	measureGap  = time.Minute            // between two measurements of a workspace while something runs
+	unsureMost  = time.Minute            // for an agent that doesn't answer after a start of Berm
 
 	overdueKill = 10 * time.Second // past its timeout, a command is killed from outside
 	overdueEnd  = time.Minute      // and then its sandbox is removed
@@ -88,7 +89,6 @@ type monitor struct {
 	last    map[string]lastOf               // by the caller's ID: commands that ended with their container
 
 	kick       chan struct{} // holds one; nil unless the loop runs
-	urgent     bool          // a caller waits for an end
 	since      time.Time     // when it became unsure what runs
 	measuredAt time.Time     // when the workspace was measured for it
 	measure    bool          // the workspace must be measured: something ended, or has run for a while
@@ -118,6 +118,7 @@ type tracked struct {
 	label    label
 	deadline time.Time     // by which a timeout should have ended it; zero is never
 	overdue  time.Time     // when it was first seen past its deadline
+	kill     time.Time     // when it is killed then, or once more
 	missed   bool          // it wasn't in the last list
 	unlock   func()        // of its sandbox' turn; nil if it has none
 	done     chan struct{} // closed when it has ended
@@ -316,18 +317,20 @@ func (m *monitor) listed(infos []runtime.ProcessInfo) {
 	}
 }
 
-// lateLocked returns the commands that their timeout should have ended, and by how much they
-// are late.
+// lateLocked returns the commands that are to be killed, as their timeout should have ended them,
+// and by how much they are late. Frozen, none is late.
 func (m *monitor) lateLocked() map[string]time.Duration {
 	now := time.Now()
 	late := map[string]time.Duration{}
 	for proc, t := range m.tracked {
 		switch {
-		case t.deadline.IsZero() || now.Before(t.deadline):
+		case t.deadline.IsZero() || now.Before(t.deadline) || m.rec.sb.Status == StatusPaused:
+			t.overdue = time.Time{}
 		case t.overdue.IsZero():
-			t.overdue = now
-		case now.Sub(t.overdue) >= overdueKill:
+			t.overdue, t.kill = now, now.Add(overdueKill)
+		case !now.Before(t.kill):
 			late[proc] = now.Sub(t.overdue)
+			t.kill = now.Add(lookEvery)
 		}
 	}
 	return late

@@ -13,27 +13,6 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// watches reports whether the loop of the monitor runs.
-func (m *monitor) watches() bool {
-	m.registry.mu.Lock()
-	defer m.registry.mu.Unlock()
-	return m.kick != nil
-}
-
-// hurry makes the monitor of a key watch now: a caller waits for an end.
-func (p *processes) hurry(id keyID) {
-	rec, _ := p.registry.recordOf(id)
-	if rec == nil {
-		return
-	}
-	p.registry.mu.Lock()
-	defer p.registry.mu.Unlock()
-	if m := monitorOf(rec); len(m.tracked) > 0 {
-		m.urgent = true
-		m.startLocked()
-	}
-}
-
 // startLocked starts the loop of the monitor, or wakes it.
 func (m *monitor) startLocked() {
 	switch {
@@ -55,36 +34,25 @@ func (m *monitor) loop(kick <-chan struct{}) {
 	var events sync.WaitGroup
 	defer events.Wait()
 	defer cancel()
-	start := time.Now()
 	m.registry.mu.Lock()
 	if m.rec.unsure {
-		m.since = start
+		m.since = time.Now()
 	}
 	m.registry.mu.Unlock()
-	looked, watching := start, false
-	for {
+	events.Go(func() { m.watch(ctx) })
+	for measure := time.Now().Add(measureGap); ; {
+		m.killLate(ctx)
 		m.enforce(ctx)
 		m.prune(ctx)
 		m.registry.mu.Lock()
 		alive := m.aliveLocked()
 		if len(m.tracked) == 0 && !m.rec.unsure && len(kick) == 0 && !(alive && (m.unkillable || m.measure || m.over && !m.readLocked())) {
-			m.kick, m.urgent = nil, false
+			m.kick = nil
 			m.registry.mu.Unlock()
 			return
 		}
-		due := m.dueLocked(looked)
-		begin := start.Add(watchAfter)
-		if m.urgent || m.rec.unsure {
-			begin = start
-		}
+		due := earlier(measure, m.dueLocked())
 		m.registry.mu.Unlock()
-		if !watching {
-			if watching = !time.Now().Before(begin); watching {
-				events.Go(func() { m.watch(ctx) })
-			} else {
-				due = begin
-			}
-		}
 		timer := time.NewTimer(time.Until(due))
 		select {
 		case <-ctx.Done():
@@ -92,83 +60,78 @@ func (m *monitor) loop(kick <-chan struct{}) {
 			return
 		case <-kick:
 			timer.Stop()
-			continue
 		case <-timer.C:
 		}
-		m.registry.mu.Lock()
-		look := watching && !time.Now().Before(m.lookLocked(looked))
-		if time.Since(later(start, m.measuredAt)) >= measureGap {
-			m.measure = m.measure || len(m.tracked) > 0 && m.rec.sb.Status == StatusRunning && m.registry.mayHaveQuota(m.rec.sb)
-		}
-		m.registry.mu.Unlock()
-		if look {
-			looked = time.Now()
-			m.look(ctx)
+		if now := time.Now(); !now.Before(measure) {
+			measure = now.Add(measureGap)
+			m.registry.mu.Lock()
+			if now.Sub(m.measuredAt) >= measureGap && len(m.tracked) > 0 && m.rec.sb.Status == StatusRunning && m.registry.mayHaveQuota(m.rec.sb) {
+				m.measure = true
+			}
+			m.registry.mu.Unlock()
 		}
 	}
 }
 
-// dueLocked returns when the loop goes on by itself.
-func (m *monitor) dueLocked(looked time.Time) time.Time {
-	due := earlier(m.lookLocked(looked), later(looked, m.measuredAt).Add(measureGap))
+// dueLocked returns when the loop goes on by itself, within measureGap: when it may measure, when
+// a timeout should have ended a process, or soon, while something is wrong.
+func (m *monitor) dueLocked() time.Time {
+	now := time.Now()
+	due, soon := now.Add(measureGap), now.Add(lookEvery)
 	if m.measure {
-		due = earlier(due, m.measuredAt.Add(watchAfter))
+		due = earlier(due, m.measuredAt.Add(measureSoon))
 	}
-	return due
-}
-
-// lookLocked returns when the next look is due: in a minute, as events may get lost; when a
-// timeout should have ended a process; or soon, while something is wrong or a caller waits.
-func (m *monitor) lookLocked(looked time.Time) time.Time {
-	soon, due := looked.Add(lookEvery), looked.Add(measureGap)
-	if m.rec.unsure || m.unkillable || m.urgent || m.over {
-		return soon
+	if m.unkillable || m.over {
+		due = earlier(due, soon)
 	}
 	for _, t := range m.tracked {
 		switch {
 		case t.deadline.IsZero():
-		case t.overdue.IsZero() && m.rec.sb.Status != StatusPaused && t.deadline.After(looked):
+		case !t.overdue.IsZero():
+			due = earlier(due, t.kill)
+		case now.Before(t.deadline):
 			due = earlier(due, t.deadline)
-		default:
+		default: // it is paused
 			due = earlier(due, soon)
 		}
 	}
 	return due
 }
 
-func later(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
-}
-
-// watch reads the events of the sandbox until ctx ends.
+// watch reads the events of the sandbox until ctx ends. It begins anew each minute, as events may
+// get lost.
 func (m *monitor) watch(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for wait := watchAfter; ; wait = min(2*wait, lookEvery) {
+	for wait := watchAgain; ; wait = min(2*wait, lookEvery) {
 		select {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
 		}
 		began, sb := time.Now(), m.snapshot()
-		err := m.engine.guard("process_events", func() error { return m.readEvents(ctx, sb) })
-		if ctx.Err() == nil && (errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err)) {
-			_ = m.registry.checkAlive(ctx, m.rec, sb, goneWithIt) // records its end
+		if sb.Status != StatusPaused { // else it says nothing
+			err := m.engine.guard("process_events", func() error { return m.readEvents(ctx, sb) })
+			if ctx.Err() == nil && (errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err)) {
+				_ = m.registry.checkAlive(ctx, m.rec, sb, goneWithIt) // records its end
+			}
 			m.registry.mu.Lock()
+			if errdefs.IsNotImplemented(err) || time.Since(m.since) > unsureMost {
+				m.rec.unsure = false
+			}
 			m.startLocked()
 			m.registry.mu.Unlock()
 		}
 		if time.Since(began) > lookEvery { // it has worked
-			wait = watchAfter
+			wait = watchAgain
 		}
 		timer.Reset(wait)
 	}
 }
 
 func (m *monitor) readEvents(ctx context.Context, sb Sandbox) error {
+	ctx, cancel := context.WithTimeout(ctx, measureGap)
+	defer cancel()
 	events, err := ask(ctx, m.engine, "process_events", func(ctx context.Context) (runtime.Events, error) {
 		return m.insider.Events(ctx, sb.ContainerID)
 	})
@@ -201,48 +164,26 @@ func (m *monitor) readEvents(ctx context.Context, sb Sandbox) error {
 	}
 }
 
-// look lists the processes of the sandbox, and kills those whose timeout didn't end them.
-func (m *monitor) look(ctx context.Context) {
-	m.registry.mu.Lock()
-	sb, alive := m.rec.sb, m.aliveLocked()
-	if !alive || sb.Status == StatusPaused {
-		defer m.registry.mu.Unlock()
-		if !alive {
-			m.registry.loseLocked(m.rec)
-		}
-		for _, t := range m.tracked { // frozen, it can't be overdue
-			t.overdue = time.Time{}
-		}
-		return
-	}
-	m.registry.mu.Unlock()
-	infos, err := m.list(ctx, sb)
-	switch {
-	case err == nil:
-		m.listed(infos)
-	case ctx.Err() != nil:
-		return
-	case errdefs.IsNotFound(err), errdefs.IsFailedPrecondition(err):
-		_ = m.registry.checkAlive(ctx, m.rec, sb, goneWithIt) // records its end
-	}
+// killLate kills the processes that their timeout should have ended.
+func (m *monitor) killLate(ctx context.Context) {
 	_, down := m.engine.status()
 	m.registry.mu.Lock()
-	if err == nil || errdefs.IsNotImplemented(err) || time.Since(m.since) > unsureMost {
-		m.rec.unsure = false
-	}
-	var late map[string]time.Duration
-	if down == nil { // else nothing can be killed
-		late = m.lateLocked()
+	sb, late := m.rec.sb, m.lateLocked()
+	if down != nil || !m.aliveLocked() {
+		late = nil // nothing can be killed
 	}
 	m.registry.mu.Unlock()
 	for proc, by := range late {
+		h := m.handleOf(sb, proc)
 		kill, cancel := context.WithTimeout(ctx, overdueKill)
-		err := m.handleOf(sb, proc).kill(kill)
+		err := h.kill(kill)
+		if info, ierr := h.ask(kill); err == nil && ierr == nil {
+			m.seen(info)
+		}
 		cancel()
 		if errors.Is(err, runtime.ErrNotKilled) || err != nil && by > overdueEnd && ctx.Err() == nil {
 			m.registry.mu.Lock()
 			m.unkillable = true
-			m.startLocked()
 			m.registry.mu.Unlock()
 		}
 	}
@@ -283,7 +224,7 @@ func (m *monitor) prune(ctx context.Context) {
 func (m *monitor) enforce(ctx context.Context) {
 	m.registry.mu.Lock()
 	sb, alive := m.rec.sb, m.aliveLocked()
-	unkillable, measure := m.unkillable && alive, m.measure && alive && time.Since(m.measuredAt) >= watchAfter
+	unkillable, measure := m.unkillable && alive, m.measure && alive && time.Since(m.measuredAt) >= measureSoon
 	if measure || !alive {
 		m.measure, m.measuredAt = false, time.Now()
 	}
