@@ -2,17 +2,181 @@ package lifecycle
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	goruntime "runtime"
+	"sync"
 	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bermhq/berm/runtime"
 )
 
-// collector finds and removes what has ended, for the reaper.
+// collector collects what has ended. It keeps nothing in memory: each sweep looks at what is
+// there and acts on it, so that the next one makes up for a sweep that failed.
 type collector struct {
 	registry *Registry
 	engine   *engine
+}
+
+// Collect sweeps every Options.SweepEvery until ctx ends. It logs and counts failures, and leaves
+// them to the next sweep. Apart from that, it undoes the limits of workspaces whose sandboxes are
+// gone, which may take long.
+func (c *collector) Collect(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { c.every(ctx, c.SweepQuotas) })
+	c.every(ctx, func(ctx context.Context) error {
+		_, err := c.Sweep(ctx)
+		return err
+	})
+	return nil
+}
+
+func (c *collector) every(ctx context.Context, sweep func(context.Context) error) {
+	tick := time.NewTicker(c.registry.opts.SweepEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		if err := sweep(ctx); err != nil && ctx.Err() == nil {
+			c.engine.log.WarnContext(ctx, "sweep_incomplete", "error", err)
+		}
+	}
+}
+
+// Swept is what a sweep did.
+type Swept struct {
+	Expired  int // sandboxes that had ended
+	Cleaned  int // of those, and of orphans, the ones removed
+	Orphans  int // containers that no record knew
+	Networks int // networks removed
+	Objects  int // containers, networks and volumes of the engine's own API that had ended, removed
+	Errors   int // failed removals
+}
+
+// Sweep collects all that has ended by now: sandboxes past their end, this instance's containers
+// that no record knows, what the engine has of neither, then its stray networks, and what callers
+// of the engine's own API made. One failure doesn't keep the others from being swept.
+func (c *collector) Sweep(ctx context.Context) (swept Swept, err error) {
+	ctx, span := c.engine.tracer.Start(ctx, "sweep", trace.WithNewRoot())
+	defer func() {
+		span.SetAttributes(attribute.Int("berm.expired", swept.Expired),
+			attribute.Int("berm.cleaned", swept.Cleaned), attribute.Int("berm.errors", swept.Errors))
+		if err != nil {
+			failSpan(span, err)
+		}
+		span.End()
+	}()
+	began := time.Now()
+	b := &batch{tell: c.tellSandbox}
+	ended := c.Ended(began)
+	swept.Expired = len(ended)
+	for _, sb := range ended {
+		b.do(ctx, append(sandboxAttrs(sb), "expires_at", sb.Ends()), func(ctx context.Context) (bool, error) {
+			return c.CollectSandbox(ctx, sb)
+		})
+	}
+	orphans, lerr := c.Orphans(ctx, began)
+	swept.Orphans = len(orphans)
+	for _, x := range orphans {
+		attrs := []any{
+			"key", x.Labels[LabelKey], "tenant", x.Labels[LabelTenant],
+			"session_id", x.Labels[LabelSessionID], "container_id", x.ID, "orphan", true,
+		}
+		b.do(ctx, attrs, func(ctx context.Context) (bool, error) { return true, c.CollectOrphan(ctx, x) })
+	}
+	b.wg.Wait()
+	swept.Cleaned = b.done
+	if c.registry.available() == nil { // before the networks, which what it removes may be using
+		c.engine.sweep(ctx)
+	}
+	if lerr == nil {
+		swept.Networks, lerr = c.CollectNetworks(ctx)
+	}
+	errs := append(b.errs, lerr)
+	swept.Errors = len(b.errs)
+	for _, kind := range ObjectKinds() {
+		of, err := c.sweepObjects(ctx, kind, began)
+		swept.Objects += of.done
+		swept.Errors += len(of.errs)
+		errs = append(append(errs, of.errs...), err)
+	}
+	return swept, errors.Join(errs...)
+}
+
+// sweepObjects removes what has ended of one kind. The error is that it can't be told.
+func (c *collector) sweepObjects(ctx context.Context, kind ObjectKind, now time.Time) (*batch, error) {
+	b := &batch{tell: func(ctx context.Context, err error, attrs []any) { c.tellObject(ctx, kind, err, attrs) }}
+	ended, err := c.EndedObjects(ctx, kind, now)
+	for _, o := range ended {
+		attrs := []any{"kind", string(kind), "id", o.ID, "tenant", o.Tenant, "expires_at", o.Ends}
+		b.do(ctx, attrs, func(ctx context.Context) (bool, error) { return c.CollectObject(ctx, o) })
+	}
+	b.wg.Wait()
+	return b, err
+}
+
+// batch does removals side by side, as many as the engine lets through.
+type batch struct {
+	tell func(ctx context.Context, err error, attrs []any)
+
+	wg   sync.WaitGroup
+	sem  chan struct{}
+	mu   sync.Mutex
+	done int
+	errs []error
+}
+
+// do removes something, and tells what came of it. Remove returns false if it is left.
+func (b *batch) do(ctx context.Context, attrs []any, remove func(context.Context) (bool, error)) {
+	if b.sem == nil {
+		b.sem = make(chan struct{}, 2*goruntime.NumCPU())
+	}
+	b.sem <- struct{}{}
+	b.wg.Go(func() {
+		defer func() { <-b.sem }()
+		removed, err := remove(ctx)
+		if removed || err != nil {
+			b.tell(ctx, err, attrs)
+		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if err != nil {
+			b.errs = append(b.errs, err)
+		} else if removed {
+			b.done++
+		}
+	})
+}
+
+// tellSandbox logs and counts the removal of a sandbox or an orphan.
+func (c *collector) tellSandbox(ctx context.Context, err error, attrs []any) {
+	if err != nil {
+		c.engine.metrics.cleanups.WithLabelValues(string(ResultError)).Inc()
+		c.engine.metrics.cleanupErrors.WithLabelValues(ErrorType(err)).Inc()
+		c.engine.log.WarnContext(ctx, "sandbox_clean_failed", append(attrs, "error", err)...)
+		return
+	}
+	c.engine.metrics.cleanups.WithLabelValues(string(ResultDeleted)).Inc()
+	c.engine.log.InfoContext(ctx, "sandbox_cleaned", attrs...)
+}
+
+// tellObject logs and counts the removal of an object.
+func (c *collector) tellObject(ctx context.Context, kind ObjectKind, err error, attrs []any) {
+	if err != nil {
+		c.engine.metrics.objects.WithLabelValues(string(kind), string(ResultError)).Inc()
+		c.engine.log.WarnContext(ctx, "object_clean_failed", append(attrs, "error", err)...)
+		return
+	}
+	c.engine.metrics.objects.WithLabelValues(string(kind), string(ResultDeleted)).Inc()
+	c.engine.log.InfoContext(ctx, "object_cleaned", attrs...)
 }
 
 // Ended returns the sandboxes whose end has come at now.
@@ -34,10 +198,23 @@ func (c *collector) Ended(now time.Time) []Sandbox {
 	return ended
 }
 
-// Collect removes a sandbox that has ended. It checks again under the key's lock, and returns
-// false if the sandbox was replaced, renewed or removed. It doesn't wait for a create, which
-// removes the ended sandbox itself.
-func (c *collector) Collect(ctx context.Context, sb Sandbox) (bool, error) {
+// CollectSandbox removes a sandbox that has ended. It checks again under the key's lock, and
+// returns false if the sandbox was replaced, renewed or removed. It doesn't wait for a create,
+// which removes the ended sandbox itself.
+func (c *collector) CollectSandbox(ctx context.Context, sb Sandbox) (removed bool, err error) {
+	ctx, span := c.engine.tracer.Start(ctx, "sweep.sandbox", trace.WithAttributes(
+		attribute.String("berm.key", sb.Key), attribute.String("berm.session_id", sb.SessionID),
+		attribute.String("container.id", sb.ContainerID)))
+	defer span.End()
+	removed, err = c.collect(ctx, sb)
+	if err != nil {
+		failSpan(span, err)
+		err = fmt.Errorf("collect sandbox %s: %w", sb.Key, err)
+	}
+	return removed, err
+}
+
+func (c *collector) collect(ctx context.Context, sb Sandbox) (bool, error) {
 	r := c.registry
 	if err := r.available(); err != nil {
 		return false, err
@@ -97,14 +274,6 @@ func (c *collector) CollectOrphan(ctx context.Context, x runtime.Container) erro
 		return nil
 	}
 	return c.engine.remove(ctx, x.ID)
-}
-
-// SweepEngine removes what a Create or a Remove that was cut short left in the engine and no
-// list shows, if the backend supports that. It logs a failure; the next sweep tries again.
-func (c *collector) SweepEngine(ctx context.Context) {
-	if c.registry.available() == nil {
-		c.engine.sweep(ctx)
-	}
 }
 
 // CollectNetworks removes this instance's unused networks that the policy doesn't name. It

@@ -14,18 +14,9 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/lifecycle/reaper"
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
 )
-
-func (w *world) sweep() reaper.Swept {
-	w.t.Helper()
-	r, err := reaper.New(reaper.Options{Manager: w.Service})
-	must(w.t, err)
-	swept, _ := r.Sweep(context.Background())
-	return swept
-}
 
 func TestDelete(t *testing.T) {
 	w := newWorld(t, setup{})
@@ -117,7 +108,7 @@ func TestCollectLooksAgain(t *testing.T) {
 			t.Fatalf("ended: %v", ended)
 		}
 		replaced := w.create(req)
-		if ok, err := w.Collect(context.Background(), ended[0]); ok || err != nil {
+		if ok, err := w.CollectSandbox(context.Background(), ended[0]); ok || err != nil {
 			t.Errorf("collect of a replaced one: %v, %v", ok, err)
 		}
 		if sb, err := w.Get(context.Background(), "a", "k"); err != nil || sb.SessionID != replaced.Sandbox.SessionID {

@@ -18,6 +18,9 @@ type metrics struct {
 	commands      *prometheus.CounterVec
 	runtimeErrors *prometheus.CounterVec
 	runtimeTime   *prometheus.HistogramVec
+	cleanups      *prometheus.CounterVec
+	cleanupErrors *prometheus.CounterVec
+	objects       *prometheus.CounterVec
 	active        prometheus.Gauge
 	available     prometheus.Gauge
 }
@@ -41,6 +44,15 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "berm_runtime_operation_duration_seconds", Help: "Duration of calls to the engine.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300},
 		}, []string{"operation", "result"}),
+		cleanups: with.NewCounterVec(prometheus.CounterOpts{
+			Name: "berm_sandbox_cleanups_total", Help: "Sandboxes and orphans that sweeps tried to collect, by what came of it.",
+		}, []string{"result"}),
+		cleanupErrors: with.NewCounterVec(prometheus.CounterOpts{
+			Name: "berm_sandbox_cleanup_errors_total", Help: "Failed collections, by error type.",
+		}, []string{"error_type"}),
+		objects: with.NewCounterVec(prometheus.CounterOpts{
+			Name: "berm_engine_api_cleanups_total", Help: "Containers, networks and volumes of the engine's own API that sweeps tried to collect, by kind and what came of it.",
+		}, []string{"kind", "result"}),
 		active: with.NewGauge(prometheus.GaugeOpts{
 			Name: "berm_sandboxes_active", Help: "Sandboxes on record.",
 		}),
@@ -54,6 +66,12 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	}
 	for _, r := range []Result{ResultDeleted, ResultNotFound, ResultError} {
 		m.deletes.WithLabelValues(string(r))
+	}
+	for _, r := range []Result{ResultDeleted, ResultError} {
+		m.cleanups.WithLabelValues(string(r))
+		for _, kind := range ObjectKinds() {
+			m.objects.WithLabelValues(string(kind), string(r))
+		}
 	}
 	return m
 }

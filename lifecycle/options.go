@@ -36,6 +36,8 @@ type Options struct {
 	Logger   *slog.Logger          // nil discards
 	Registry prometheus.Registerer // nil: metrics are kept but not exported
 	Tracer   trace.TracerProvider  // nil: no spans
+	// SweepEvery is the time between two sweeps of Collect; 0 is 30 s.
+	SweepEvery time.Duration
 }
 
 // Settings are the operator's settings for every sandbox.
@@ -95,6 +97,7 @@ func (o *Options) check() error {
 			return err
 		}
 	}
+	o.SweepEvery = cmp.Or(o.SweepEvery, 30*time.Second)
 	o.Tracer = cmp.Or[trace.TracerProvider](o.Tracer, noop.NewTracerProvider())
 	o.Settings.setDefaults()
 	return nil

@@ -17,7 +17,6 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
-	"github.com/bermhq/berm/lifecycle/reaper"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
@@ -60,7 +59,6 @@ type history struct {
 	strict   bool // nothing ever fails, so that more must hold
 
 	manager *lifecycle.Service
-	reaper  *reaper.Reaper
 	reg     *prometheus.Registry
 	stop    func()
 }
@@ -189,8 +187,6 @@ func (h *history) start() {
 		Quotas: softQuotas(), Holder: mountpintest.Holder{}, Owner: "owner", Registry: h.reg,
 	})
 	must(h.t, err)
-	h.reaper, err = reaper.New(reaper.Options{Manager: h.manager})
-	must(h.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- h.manager.Run(ctx) }()
@@ -305,7 +301,7 @@ func (h *history) step() {
 		_, err := h.manager.Resume(ctx, tenant, key)
 		h.class("resume", err)
 	case n < 87:
-		_, _ = h.reaper.Sweep(ctx)
+		_, _ = h.manager.Sweep(ctx)
 	case n < 92:
 		if cs := h.fake.Containers(); len(cs) > 0 {
 			h.fake.Die(cs[h.intn(len(cs))].ID)
@@ -391,7 +387,7 @@ func (h *history) settled(when string) {
 	h.t.Helper()
 	time.Sleep(3 * time.Second) // creates under way, the news of the engine's, and what was made in this second
 	began := time.Now()
-	if _, err := h.reaper.Sweep(context.Background()); err != nil {
+	if _, err := h.manager.Sweep(context.Background()); err != nil {
 		h.t.Errorf("%s: sweep: %v", when, err)
 	}
 	time.Sleep(10 * time.Millisecond)
@@ -460,7 +456,7 @@ func (h *history) end() {
 		}
 	}
 	time.Sleep(2 * time.Second)
-	if _, err := h.reaper.Sweep(ctx); err != nil {
+	if _, err := h.manager.Sweep(ctx); err != nil {
 		h.t.Errorf("the last sweep: %v", err)
 	}
 	if cs := h.fake.Containers(); len(cs) != 0 {

@@ -25,7 +25,6 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
-	"github.com/bermhq/berm/lifecycle/reaper"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
@@ -95,9 +94,6 @@ func registerAll(t *testing.T, got prometheus.Registerer) {
 		Store: struct{ lifecycle.Store }{}, Quotas: struct{ lifecycle.Quotas }{}, Holder: mountpintest.Holder{}, Registry: got,
 	})
 	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := reaper.New(reaper.Options{Manager: manager, Registry: got}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := sandboxapi.New(sandboxapi.Options{Manager: manager, Policy: inForce, Gate: proxy.GateOptions{Registry: got}}); err != nil {

@@ -21,7 +21,6 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/lifecycle/mountpin"
-	"github.com/bermhq/berm/lifecycle/reaper"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
@@ -118,7 +117,6 @@ type server struct {
 	chats      *chat.Service      // likewise
 	sealer     *lifecycle.Sealer
 	manager    *lifecycle.Service
-	sweeper    *reaper.Reaper
 	mounted    map[engineapi.Caller]string // paths of the sockets that containers may have mounted
 	proxy      *engineapi.Proxy            // nil for an engine that doesn't speak its API
 	bodies     *proxy.Bodies
@@ -252,20 +250,15 @@ func (s *server) manage(ctx context.Context) (err error) {
 	s.manager, err = lifecycle.New(lifecycle.Options{
 		Runtime: rt, Sealer: s.sealer, Quotas: quotas, Collector: collector, Policy: s.policies.Policy, Store: s.db,
 		Engine: EngineName(s.cfg.Engine), Holder: s.holder, Claim: s.unheld.Claims.Start, Owner: s.owner, Settings: sandboxes, Labels: s.self.Labels(),
-		Logger: s.log, Registry: s.tel.registry, Tracer: s.tel.tracer,
+		Logger: s.log, Registry: s.tel.registry, Tracer: s.tel.tracer, SweepEvery: s.cfg.Sandbox.CleanupInterval,
 	})
 	if err != nil {
 		return err
 	}
 	if s.cfg.Sandbox.ChatsRoot != "" {
-		if err := s.openChats(ctx, quotas); err != nil {
-			return err
-		}
+		return s.openChats(ctx, quotas)
 	}
-	s.sweeper, err = reaper.New(reaper.Options{
-		Manager: s.manager, Interval: s.cfg.Sandbox.CleanupInterval, Logger: s.log, Registry: s.tel.registry, Tracer: s.tel.tracer,
-	})
-	return err
+	return nil
 }
 
 // run serves until ctx ends, or a part fails.
@@ -275,7 +268,7 @@ func (s *server) run(ctx context.Context) error {
 	defer stop()
 	group, background := errgroup.WithContext(background)
 	group.Go(func() error { return s.manager.Run(background) })
-	group.Go(func() error { return s.sweeper.Run(background) })
+	group.Go(func() error { return s.manager.Collect(background) })
 	group.Go(func() error { return s.reload(background) })
 	group.Go(func() error { return trimLoop(background, s.log) })
 	if s.chats != nil {
