@@ -19,7 +19,6 @@ import (
 
 const (
 	liveFor   = 5 * time.Second // for which a figure holds while a sandbox may write
-	maxWalks  = 3               // of one directory that uploads change meanwhile
 	idleFor   = time.Hour       // after which an account that nobody uses is forgotten
 	sweepWait = time.Minute     // between two looks for such accounts
 	adoptWait = time.Minute     // between two tries to adopt a chat
@@ -38,7 +37,7 @@ type account struct {
 
 	written int64 // of what the kernel counts, but isn't used: staged, or about to go; of Service.counting
 
-	walking keylock.Map[string] // by chat
+	walking keylock.Map[string] // by chat: held while it is measured, or a commit changes it
 
 	mu       sync.Mutex // never held for long
 	reserved int64      // by reservations, not committed yet
@@ -54,20 +53,10 @@ type figure struct {
 	credited  int64     // of them, to reservations that replace them
 	known     bool      // it has been measured
 	unbounded bool      // it has too much in it for that
-	stale     bool      // something in it changed, nobody knows by how much
 	live      bool      // it had a sandbox when it was measured, or since
 	began, at time.Time // of that
-	changing  int       // committed changes that aren't done
-	pending   int64     // bytes that they add
-	walk      *walk     // that is under way
-}
-
-// walk is one measurement under way.
-type walk struct {
-	overlap bool  // with a change by the API, of which it may have seen nothing, some, or all
-	added   int64 // bytes by such changes
-	again   bool  // something may have changed where it had been
-	live    bool  // a sandbox has made itself known
+	changes   int       // in it, of which nobody knows by how much
+	seen      int       // of them, before it was measured
 }
 
 // use returns a workspace's account, which is kept until unuse.
@@ -109,9 +98,9 @@ func (a *account) sandboxed(chatID string, changed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	f := a.figureLocked(chatID)
-	f.liveLocked()
+	f.live = true
 	if changed {
-		f.touchLocked()
+		f.changes++
 	}
 }
 
@@ -133,41 +122,17 @@ func (s *Service) touch(tenant, chatID string) {
 	for _, a := range accounts {
 		a.mu.Lock()
 		if f := a.chats[chatID]; f != nil {
-			f.liveLocked()
-			f.touchLocked()
+			f.live = true
+			f.changes++
 		}
 		a.mu.Unlock()
-	}
-}
-
-// liveLocked notes that the chat has a sandbox.
-func (f *figure) liveLocked() {
-	f.live = true
-	if f.walk != nil {
-		f.walk.live = true
-	}
-}
-
-// touchLocked has a chat measured anew.
-func (f *figure) touchLocked() {
-	f.stale = true
-	if f.walk != nil {
-		f.walk.again = true
-	}
-}
-
-// overlapLocked has the walk under way know that n bytes may have been added meanwhile.
-func (f *figure) overlapLocked(n int64) {
-	if f.walk != nil {
-		f.walk.overlap = true
-		f.walk.added = add(f.walk.added, n)
 	}
 }
 
 // holdsLocked reports whether the figure is still right.
 func (f *figure) holdsLocked(live bool) bool {
 	switch {
-	case !f.known || f.stale:
+	case !f.known || f.changes != f.seen:
 		return false
 	case live:
 		return time.Since(f.at) <= liveFor
@@ -235,7 +200,7 @@ func (s *Service) Forget(w Workspace, chatID string) {
 func (s *Service) Freed(w Workspace, chatID string) {
 	s.known(w, func(a *account) {
 		if f := a.chats[chatID]; f != nil {
-			f.touchLocked()
+			f.changes++
 		}
 	})
 }
@@ -389,39 +354,31 @@ func (s *Service) refresh(ctx context.Context, a *account, tenant, chatID string
 		return err
 	}
 	defer unlock()
-	for walked := 1; ; walked++ {
-		live := s.live(tenant, chatID)
-		began := time.Now()
-		a.mu.Lock()
-		f := a.figureLocked(chatID)
-		// Without a quota it is asked for too seldom to keep track.
-		if f.began.After(came) || s.opts.QuotaBytes > 0 && f.holdsLocked(live) {
-			a.mu.Unlock()
-			return nil
-		}
-		w := &walk{overlap: f.changing > 0, added: f.pending}
-		f.walk = w
+	live := s.live(tenant, chatID)
+	began := time.Now()
+	a.mu.Lock()
+	f := a.figureLocked(chatID)
+	// Without a quota it is asked for too seldom to keep track.
+	if f.began.After(came) || s.opts.QuotaBytes > 0 && f.holdsLocked(live) {
 		a.mu.Unlock()
-
-		bytes, err := s.measureChat(ctx, tenant, chatID)
-		live = live || s.live(tenant, chatID)
-		a.mu.Lock()
-		unbounded := errors.Is(err, hostdir.ErrUnbounded)
-		// One that overlapped would be too much by what it may have counted twice.
-		kept := unbounded || err == nil && (!w.overlap || walked == maxWalks)
-		if kept {
-			f.bytes, f.known, f.unbounded = add(bytes, w.added), true, unbounded
-			f.stale, f.live, f.began, f.at = w.again || w.overlap, live || w.live, began, time.Now()
-		}
-		f.walk = nil
-		a.mu.Unlock()
-		switch {
-		case kept:
-			return nil
-		case err != nil:
-			return err
-		}
+		return nil
 	}
+	changes := f.changes
+	f.live = live
+	a.mu.Unlock()
+
+	bytes, err := s.measureChat(ctx, tenant, chatID)
+	live = s.live(tenant, chatID)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	unbounded := errors.Is(err, hostdir.ErrUnbounded)
+	if err != nil && !unbounded {
+		f.live = true // so that it is measured when it is next asked for
+		return err
+	}
+	f.bytes, f.known, f.unbounded = bytes, true, unbounded
+	f.seen, f.live, f.began, f.at = changes, f.live || live, began, time.Now()
+	return nil
 }
 
 // measureChat measures a chat's directory; one that isn't there holds nothing. Errors:

@@ -376,9 +376,9 @@ func TestTogether(t *testing.T) {
 	if a.reserved != 0 || a.users != 0 {
 		t.Errorf("left: %d bytes, %d users", a.reserved, a.users)
 	}
-	for chat, f := range a.chats {
-		if f.changing != 0 || f.pending != 0 || f.walk != nil {
-			t.Errorf("chat %s: %+v", chat, f)
+	for chat := range a.chats {
+		if _, free := a.walking.TryLock(chat); !free {
+			t.Errorf("chat %s is still being measured", chat)
 		}
 	}
 }
@@ -541,48 +541,39 @@ func TestNoQuota(t *testing.T) {
 	}
 }
 
-// TestWalkBeforeCommit has a commit come while the chat is being measured: the walk saw
-// what was there before.
-func TestWalkBeforeCommit(t *testing.T) {
+// TestWalkOrCommit has a commit wait for a measurement of the chat, and one for a commit: none
+// sees a part of a change.
+func TestWalkOrCommit(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w, s, ws := newService(t, setup{QuotaBytes: 1000}, "k")
+		w, s, ws := newService(t, setup{QuotaBytes: 110}, "k")
 		w.holds("k", 10)
 		r := reserve(t, s, ws, 100, 0, false)
 		defer r.Release()
 		s.Freed(ws, "k")
 		goOn := make(chan struct{})
 		w.during = func(string) { <-goOn }
-		go used(t, s, ws, 110)
+		go used(t, s, ws, 10)
 		synctest.Wait()
-		a := s.accounts[ws.ID]
-		a.mu.Lock()
-		a.chats["k"].stale = false // as for one whose own measurement has just ended
-		a.mu.Unlock()
-		must(t, r.Commit(t.Context(), 100, 0))
+		committed := make(chan error, 1)
+		go func() { committed <- r.Commit(t.Context(), 100, 0) }()
+		synctest.Wait()
+		if len(committed) != 0 {
+			t.Error("committed while it was measured")
+		}
+		close(goOn)
+		must(t, <-committed)
+		w.holds("k", 60)
+		left := make(chan error, 1)
+		go func() { left <- s.Left(t.Context(), of("t", "k"), true) }()
+		synctest.Wait()
+		w.wantWalks(t, 2)
 		w.holds("k", 110)
 		r.Done(true)
-		close(goOn)
-		synctest.Wait()
+		must(t, <-left)
 		used(t, s, ws, 110)
-		w.wantWalks(t, 2) // what is known holds without what that walk saw
+		w.wantWalks(t, 3)
 	})
-}
-
-// TestWalkWithinCommit measures a chat while what was committed is on its way there.
-func TestWalkWithinCommit(t *testing.T) {
-	t.Parallel()
-	w, s, ws := newService(t, setup{QuotaBytes: 159}, "k")
-	w.holds("k", 10)
-	r := reserve(t, s, ws, 100, 0, false)
-	defer r.Release()
-	must(t, r.Commit(t.Context(), 100, 0))
-	w.holds("k", 60)
-	wantOver(t, "what wasn't there yet doesn't count", s.Left(t.Context(), of("t", "k"), true))
-	w.wantWalks(t, 1+maxWalks)
-	w.holds("k", 110)
-	r.Done(true)
-	used(t, s, ws, 110)
 }
 
 func TestCommitFindsLess(t *testing.T) {

@@ -35,8 +35,7 @@ type Reservation struct {
 	chats       []string
 	checked     time.Time // since when they were measured
 	settled     bool      // they aren't measured again
-	figure      *figure   // that a commit has changed, until it is done
-	added       int64     // to it
+	done        func()    // ends a commit: the chat can be measured again
 }
 
 // Reserve keeps room for an addition of n bytes to a chat, of which replaced, counted as
@@ -132,9 +131,10 @@ func (r *Reservation) measure(ctx context.Context) error {
 }
 
 // Commit turns the reservation into use, before what was written takes its place: n bytes,
-// in place of replaced, both counted as hostdir.Allocated does. It measures nothing. If there is
-// no room for that any more it is a *FullError, and nothing has changed. Errors besides: as
-// Reserve's. Done must be called afterwards, whether or not that went well. It is called
+// in place of replaced, both counted as hostdir.Allocated does. It measures nothing, but waits
+// for a measurement of the chat that is under way. If there is no room for that any more it is a
+// *FullError, and nothing has changed. Errors besides: as Reserve's. Done must be called
+// afterwards, whether or not that went well; until then the chat isn't measured. It is called
 // once.
 func (r *Reservation) Commit(ctx context.Context, n, replaced int64) error {
 	if err := negative(n, replaced); err != nil {
@@ -143,7 +143,16 @@ func (r *Reservation) Commit(ctx context.Context, n, replaced int64) error {
 	if r.account == nil {
 		return nil
 	}
-	return r.take(ctx, n, replaced, true)
+	unlock, err := r.account.walking.Lock(ctx, r.chatID)
+	if err != nil {
+		return err
+	}
+	if err := r.take(ctx, n, replaced, true); err != nil {
+		unlock()
+		return err
+	}
+	r.done = unlock
+	return nil
 }
 
 // take compares what is wanted with what the workspace has room for, and takes it: to be
@@ -196,14 +205,10 @@ func (r *Reservation) take(ctx context.Context, n, replaced int64, commit bool) 
 		a.written += credit - r.written
 		r.written = credit
 	}
-	f.overlapLocked(n)
 	if credit < min(replaced, f.bytes) { // another reservation counts on the rest: how much goes is unknown
-		f.touchLocked()
+		f.changes++
 	}
 	f.bytes = add(max(f.bytes-credit, 0), n)
-	f.changing++
-	f.pending = add(f.pending, n)
-	r.figure, r.added = f, n
 	return nil
 }
 
@@ -219,18 +224,15 @@ func (r *Reservation) giveBackLocked() {
 // Done ends a committed change. What it changed in truth may be other than was committed;
 // then the chat is measured anew. Without a commit it does nothing.
 func (r *Reservation) Done(asCommitted bool) {
-	if r.figure == nil {
+	if r.done == nil {
 		return
 	}
 	r.unwrite()
-	r.account.mu.Lock()
-	defer r.account.mu.Unlock()
-	r.figure.changing--
-	r.figure.pending -= r.added
 	if !asCommitted {
-		r.figure.touchLocked()
+		r.s.Freed(r.w, r.chatID)
 	}
-	r.figure = nil
+	r.done()
+	r.done = nil
 }
 
 // unwrite has all that the kernel counts be used.
