@@ -29,6 +29,7 @@ const (
 	maxCommandSize  = 1 << 20   // bytes of all arguments
 	outputLimit     = 4000      // code points, unless the caller says otherwise
 	maxOutputLimit  = 4 << 20   // code points that a caller can ask for
+	maxQueued       = 64        // commands that wait in one sandbox for their turn
 )
 
 // Bounds of a command that is followed.

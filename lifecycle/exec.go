@@ -69,7 +69,7 @@ func (p *processes) takeTurn(ctx context.Context, id keyID) (unlock func(), err 
 	if unlock, free := p.turns.TryLock(id); free {
 		return unlock, nil
 	}
-	if n := p.turns.Waiting(id); n >= p.opts.Settings.MaxQueued {
+	if n := p.turns.Waiting(id); n >= maxQueued {
 		return nil, &CapacityError{
 			Message:    fmt.Sprintf("%d commands wait for their turn in sandbox %q, which is as many as may", n, id.key),
 			RetryAfter: time.Second,

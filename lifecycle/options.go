@@ -47,7 +47,6 @@ type Settings struct {
 	Command        []string          // main process of every sandbox; nil is the image's own
 	MaxSandboxes   int               // of all tenants; 0 is no cap
 	MaxCommands    int               // running at once in one sandbox; 0 is 64
-	MaxQueued      int               // waiting in one sandbox for their turn, with Serialize; 0 is 64
 	MaxProcesses   int               // managed processes running at once in one sandbox; 0 is 16
 	EngineParallel int               // creates and removals at once; 0 is twice the cores
 	AdoptLegacy    bool              // take over containers with the old service's labels, and write them
@@ -106,7 +105,6 @@ func (o *Options) check() error {
 func (s *Settings) setDefaults() {
 	s.EngineParallel = cmp.Or(s.EngineParallel, 2*goruntime.NumCPU())
 	s.MaxCommands = cmp.Or(s.MaxCommands, 64)
-	s.MaxQueued = cmp.Or(s.MaxQueued, 64)
 	s.MaxProcesses = cmp.Or(s.MaxProcesses, 16)
 	s.VolumePath = cmp.Or(s.VolumePath, "/volume")
 	if s.EnginePath == nil {
