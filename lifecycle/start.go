@@ -180,18 +180,9 @@ func (s *start) startIn(ctx context.Context, h *handle) (info runtime.ProcessInf
 	if err != nil {
 		return info, nil, err
 	}
-	for n := 0; ; n++ {
-		var f runtime.Follower
-		info, f, err = h.start(ctx, proc)
-		if f != nil {
-			s.stream = h.stream(f, info, 0, s.req.Follow)
-		}
-		if s.req.Kind != KindManaged || !errdefs.IsAlreadyExists(err) || n == startAttempts {
-			break
-		}
-		if err := h.makeRoom(ctx, s.req.Replace); err != nil {
-			return info, nil, err
-		}
+	info, f, err := h.start(ctx, proc)
+	if f != nil {
+		s.stream = h.stream(f, info, 0, s.req.Follow)
 	}
 	switch {
 	case err == nil:
