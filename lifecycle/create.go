@@ -58,14 +58,14 @@ func (r *Registry) create(ctx context.Context, req CreateRequest, patient bool) 
 	if err := r.available(); err != nil {
 		return CreateResult{}, err
 	}
-	unlock, p, err := r.lockOrJoin(ctx, want.id)
+	unlock, p, err := r.lockOrJoin(ctx, want.keyID())
 	if err != nil {
 		return CreateResult{}, err
 	}
 	joined := p != nil
 	if joined {
 		if d := want.differences(p.starting, false); len(d) > 0 {
-			return CreateResult{}, &ConflictError{Key: want.id.key, SessionID: p.starting.SessionID, Differences: d}
+			return CreateResult{}, &ConflictError{Key: want.Key, SessionID: p.starting.SessionID, Differences: d}
 		}
 	} else {
 		var reused *Sandbox
@@ -76,15 +76,15 @@ func (r *Registry) create(ctx context.Context, req CreateRequest, patient bool) 
 			return CreateResult{}, err
 		}
 		if reused != nil {
-			reused.Overridden = want.overridden
+			reused.Overridden = want.Overridden
 			return CreateResult{Sandbox: *reused, Result: ResultReused}, nil
 		}
 	}
 	res, err := r.await(ctx, p, joined, patient)
 	if pulling, ok := errors.AsType[*PullingError](err); ok {
-		pulling.Sandbox.Overridden = want.overridden
+		pulling.Sandbox.Overridden = want.Overridden
 	}
-	res.Sandbox.Overridden = want.overridden // of this request, even if another made the sandbox
+	res.Sandbox.Overridden = want.Overridden // of this request, even if another made the sandbox
 	return res, err
 }
 
@@ -92,11 +92,11 @@ func (r *Registry) create(ctx context.Context, req CreateRequest, patient bool) 
 // Without one, it launches a create, which unlocks the key.
 func (r *Registry) reuseOrLaunch(ctx context.Context, want *desired, unlock func()) (*pendingCreate, *Sandbox, error) {
 	now := time.Now()
-	old, sb := r.recordOf(want.id)
+	old, sb := r.recordOf(want.keyID())
 	if old != nil && !sb.Expired(now) {
 		if d := want.differences(sb, old.adopted); len(d) > 0 {
 			return nil, nil, &ConflictError{
-				Key: want.id.key, SessionID: sb.SessionID, ContainerID: sb.ContainerID, Differences: d,
+				Key: want.Key, SessionID: sb.SessionID, ContainerID: sb.ContainerID, Differences: d,
 			}
 		}
 		if sb.Status != StatusStopped {

@@ -35,7 +35,7 @@ func (c *creator) create(ctx context.Context, p *pendingCreate, mounts []policy.
 	if err != nil {
 		return sb, err
 	}
-	if err := c.engine.ensureNetwork(ctx, p.want.spec.EngineNetwork); err != nil {
+	if err := c.engine.ensureNetwork(ctx, p.starting.Spec.EngineNetwork); err != nil {
 		return sb, err
 	}
 	if p.dead != "" {
@@ -126,7 +126,7 @@ func (c *creator) store(ctx context.Context, sb Sandbox) (err error) {
 
 // image returns the image to run. It pulls it as the policy says.
 func (c *creator) image(ctx context.Context, p *pendingCreate) (runtime.Image, error) {
-	ref, pull := p.want.spec.Image, c.opts.Policy().PullPolicy()
+	ref, pull := p.starting.Spec.Image, c.opts.Policy().PullPolicy()
 	if pull != policy.PullAlways {
 		img, err := c.engine.image(ctx, ref)
 		if err == nil {

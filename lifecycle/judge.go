@@ -52,16 +52,12 @@ func (c *creator) judge(req CreateRequest) (*desired, error) {
 	if err := c.opts.Settings.overlap(verdict.Spec); err != nil {
 		return nil, err
 	}
-	return &desired{
-		id:         id,
-		spec:       verdict.Spec,
-		overridden: verdict.Overridden,
-		metadata:   maps.Clone(req.Metadata),
-		agentID:    req.AgentID,
-		volume:     volume,
-		ownEnv:     len(req.Request.Env) > 0,
-		max:        req.MaxSandboxes,
-	}, nil
+	sb := Sandbox{
+		Tenant: id.tenant, Key: id.key, Spec: verdict.Spec, Overridden: verdict.Overridden,
+		Metadata: map[string]string{}, AgentID: req.AgentID, VolumePath: volume,
+	}
+	maps.Copy(sb.Metadata, req.Metadata)
+	return &desired{sb, len(req.Request.Env) > 0, req.MaxSandboxes}, nil
 }
 
 func isControl(r rune) bool { return r < 0x20 || r == 0x7f }
@@ -104,6 +100,6 @@ func (c *creator) judgeAgain(sb Sandbox, adopted bool) (*desired, error) {
 	if d := want.differences(sb, adopted); len(d) > 0 {
 		return nil, &ConflictError{Key: sb.Key, SessionID: sb.SessionID, ContainerID: sb.ContainerID, Differences: d}
 	}
-	want.overridden = sb.Overridden
+	want.Overridden = sb.Overridden
 	return want, nil
 }

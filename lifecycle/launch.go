@@ -15,19 +15,13 @@ import (
 func (r *Registry) launch(ctx context.Context, want *desired, old *record, unlock func()) (*pendingCreate, error) {
 	now := time.Now().UTC()
 	p := &pendingCreate{
-		want:    want,
-		unlock:  unlock,
-		pulling: make(chan struct{}),
-		done:    make(chan struct{}),
-		starting: Sandbox{
-			Tenant: want.id.tenant, Key: want.id.key, SessionID: uuid.NewString(), Status: StatusStarting,
-			Spec: want.spec, Overridden: want.overridden, Metadata: want.metadata,
-			AgentID: want.agentID, VolumePath: want.volume, CreatedAt: now, LastUsedAt: now,
-		},
+		unlock:   unlock,
+		pulling:  make(chan struct{}),
+		done:     make(chan struct{}),
+		starting: want.Sandbox,
 	}
-	if p.starting.Metadata == nil {
-		p.starting.Metadata = map[string]string{}
-	}
+	p.starting.SessionID, p.starting.Status = uuid.NewString(), StatusStarting
+	p.starting.CreatedAt, p.starting.LastUsedAt = now, now
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closing {
@@ -37,7 +31,7 @@ func (r *Registry) launch(ctx context.Context, want *desired, old *record, unloc
 		return nil, err
 	}
 	r.making[p.starting.SessionID] = struct{}{}
-	s := r.slotLocked(want.id)
+	s := r.slotLocked(want.keyID())
 	s.pending = p
 	for _, wake := range s.joining {
 		wake()
@@ -59,7 +53,7 @@ func (r *Registry) runPending(ctx context.Context, p *pendingCreate, old *record
 	var sb Sandbox
 	err := r.engine.guard("create", func() (err error) { sb, err = r.replace(ctx, p, old); return err })
 	r.mu.Lock()
-	s := r.slots[p.want.id]
+	s := r.slots[p.starting.keyID()]
 	delete(r.making, p.starting.SessionID)
 	if err != nil {
 		p.err = &StartError{Err: err}
@@ -68,7 +62,7 @@ func (r *Registry) runPending(ctx context.Context, p *pendingCreate, old *record
 			failed := p.starting
 			failed.Status, failed.Error = StatusFailed, err.Error()
 			s.failure = &failure{sb: failed, err: p.err, at: time.Now()}
-			r.dropFailuresLocked(p.want.id.tenant)
+			r.dropFailuresLocked(p.starting.Tenant)
 		default:
 		}
 	} else {
@@ -84,7 +78,7 @@ func (r *Registry) runPending(ctx context.Context, p *pendingCreate, old *record
 	}
 	r.forgetEndedLocked()
 	s.pending = nil
-	r.freeLocked(p.want.id, s)
+	r.freeLocked(p.starting.keyID(), s)
 	r.mu.Unlock()
 	if err == nil { // here, because its callers may have left
 		r.metrics.creates.WithLabelValues(string(p.result.Result)).Inc()
@@ -111,7 +105,7 @@ func (r *Registry) replace(ctx context.Context, p *pendingCreate, old *record) (
 	case p.dead != "":
 		err = r.engine.remove(ctx, r.snapshot(old).ContainerID)
 	default:
-		err = r.clear(ctx, p.want.id, old)
+		err = r.clear(ctx, p.starting.keyID(), old)
 	}
 	if err != nil {
 		return Sandbox{}, fmt.Errorf("remove the old sandbox: %w", err)
@@ -134,10 +128,10 @@ func (t *records) await(ctx context.Context, p *pendingCreate, joined, patient b
 			return CreateResult{}, p.pullingError()
 		}
 	case <-ctx.Done():
-		return CreateResult{}, fmt.Errorf("create sandbox %s: %w", p.want.id.key, context.Cause(ctx))
+		return CreateResult{}, fmt.Errorf("create sandbox %s: %w", p.starting.Key, context.Cause(ctx))
 	}
 	if p.err != nil {
-		t.informed(p.want.id)
+		t.informed(p.starting.keyID())
 		return CreateResult{}, p.err
 	}
 	res := p.result

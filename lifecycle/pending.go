@@ -8,16 +8,11 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// desired is a create that the policy has judged.
+// desired is a sandbox that the policy has judged and that is to be made.
 type desired struct {
-	id         keyID
-	spec       policy.Spec
-	overridden []policy.Override
-	metadata   map[string]string
-	agentID    string
-	volume     string
-	ownEnv     bool // the request brings its own environment
-	max        int  // the caller's own cap on sandboxes; 0 is none
+	Sandbox
+	ownEnv bool // the request brings its own environment
+	max    int  // the caller's own cap on sandboxes; 0 is none
 }
 
 // differences compares what is desired with a sandbox. Of an adopted one, it compares only
@@ -25,13 +20,13 @@ type desired struct {
 func (d *desired) differences(sb Sandbox, adopted bool) []policy.Difference {
 	var diff []policy.Difference
 	if !adopted {
-		diff = policy.Diff(sb.Spec, d.spec)
+		diff = policy.Diff(sb.Spec, d.Spec)
 	}
-	if sb.AgentID != d.agentID {
-		diff = append(diff, policy.Difference{Field: "agent_id", Current: sb.AgentID, Requested: d.agentID})
+	if sb.AgentID != d.AgentID {
+		diff = append(diff, policy.Difference{Field: "agent_id", Current: sb.AgentID, Requested: d.AgentID})
 	}
-	if sb.VolumePath != d.volume {
-		diff = append(diff, policy.Difference{Field: "volume_host_path", Current: sb.VolumePath, Requested: d.volume})
+	if sb.VolumePath != d.VolumePath {
+		diff = append(diff, policy.Difference{Field: "volume_host_path", Current: sb.VolumePath, Requested: d.VolumePath})
 	}
 	return diff
 }
@@ -39,11 +34,11 @@ func (d *desired) differences(sb Sandbox, adopted bool) []policy.Difference {
 // keep takes over what a sandbox that is made again doesn't lose, as far as the policy in
 // force allows.
 func (d *desired) keep(sb Sandbox, pol *policy.Policy) (err error) {
-	if len(d.metadata) == 0 {
-		d.metadata = sb.Metadata
+	if len(d.Metadata) == 0 {
+		d.Metadata = sb.Metadata
 	}
 	if !d.ownEnv {
-		d.spec.Env, _, err = pol.ExecEnv(sb.Spec.Env)
+		d.Spec.Env, _, err = pol.ExecEnv(sb.Spec.Env)
 	}
 	return err
 }
@@ -57,7 +52,6 @@ const maxFailures = 32
 
 // pendingCreate is a create under way. It holds its key, and outlives its callers.
 type pendingCreate struct {
-	want    *desired
 	pulling chan struct{} // closed when it turns out that the image must be pulled
 	done    chan struct{} // closed when the fields below are set
 	result  CreateResult

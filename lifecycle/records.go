@@ -231,11 +231,11 @@ func (t *records) orphanLocked(c runtime.Container) bool {
 func (t *records) capacityLocked(want *desired, old *record, limit int) error {
 	var all, own int
 	for id, s := range t.slots {
-		if s.record == nil && s.pending == nil || old != nil && id == want.id {
+		if s.record == nil && s.pending == nil || old != nil && id == want.keyID() {
 			continue
 		}
 		all++
-		if id.tenant == want.id.tenant {
+		if id.tenant == want.Tenant {
 			own++
 		}
 	}
@@ -272,13 +272,13 @@ func (t *records) dropFailuresLocked(tenant string) {
 func (t *records) takeFailure(want *desired, now time.Time) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := t.slots[want.id]
+	s := t.slots[want.keyID()]
 	if s == nil || s.failure == nil {
 		return nil
 	}
 	fail := s.failure
 	s.failure = nil
-	t.freeLocked(want.id, s)
+	t.freeLocked(want.keyID(), s)
 	if now.Sub(fail.at) > failureKept || len(want.differences(fail.sb, false)) > 0 {
 		return nil
 	}
