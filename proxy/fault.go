@@ -15,7 +15,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
-	"github.com/bermhq/berm/lifecycle/workspace"
+	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
 )
@@ -170,8 +170,8 @@ var rules = []rule{
 	says[*lifecycle.PortError](http.StatusBadGateway, "port_unreachable", "Port unreachable"),
 	says[*policy.OwnerError](http.StatusNotImplemented, "not_supported", "Not supported"),
 	says[*lifecycle.UnsupportedError](http.StatusNotImplemented, "not_supported", "Not supported"),
-	says[*workspace.NotFoundError](http.StatusNotFound, "workspace_not_found", "No such workspace"),
-	says[*workspace.QuotaError](http.StatusInsufficientStorage, "workspace_quota_exceeded", "Workspace quota exceeded"),
+	says[*quota.NotFoundError](http.StatusNotFound, "workspace_not_found", "No such workspace"),
+	says[*quota.FullError](http.StatusInsufficientStorage, "workspace_quota_exceeded", "Workspace quota exceeded"),
 	says[*chat.NotFoundError](http.StatusNotFound, "chat_not_found", "No such chat"),
 	says[*chat.ConflictError](http.StatusConflict, "chat_conflict", "Chat of another workspace"),
 	says[*lifecycle.ActiveError](http.StatusConflict, "chat_has_active_sandbox", "Chat has a sandbox"),

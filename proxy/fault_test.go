@@ -15,7 +15,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
-	"github.com/bermhq/berm/lifecycle/workspace"
+	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 )
@@ -68,9 +68,9 @@ func TestFaultOf(t *testing.T) {
 		"no such process":       {&lifecycle.ProcessError{ID: "x", Class: errdefs.ErrNotFound, Message: "none"}, 404, "process_not_found", false},
 		"process there":         {&lifecycle.ProcessError{ID: "x", Class: errdefs.ErrAlreadyExists, Message: "runs"}, 409, "process_conflict", false},
 		"process ended":         {&lifecycle.ProcessError{ID: "x", Class: errdefs.ErrFailedPrecondition, Message: "ended"}, 409, "process_ended", false},
-		"no such workspace":     {&workspace.NotFoundError{ID: "w"}, 404, "workspace_not_found", false},
-		"workspace full":        {&workspace.QuotaError{UsedBytes: 2, QuotaBytes: 1}, 507, "workspace_quota_exceeded", false},
-		"chat too much":         {&workspace.QuotaError{Chat: "c", QuotaBytes: 1}, 507, "workspace_quota_exceeded", false},
+		"no such workspace":     {&quota.NotFoundError{ID: "w"}, 404, "workspace_not_found", false},
+		"workspace full":        {&quota.FullError{UsedBytes: 2, QuotaBytes: 1}, 507, "workspace_quota_exceeded", false},
+		"chat too much":         {&quota.FullError{Chat: "c", QuotaBytes: 1}, 507, "workspace_quota_exceeded", false},
 		"no such chat":          {&chat.NotFoundError{ID: "c"}, 404, "chat_not_found", false},
 		"another's chat":        {&chat.ConflictError{ID: "c", WorkspaceID: "w"}, 409, "chat_conflict", false},
 		"active":                {&lifecycle.ActiveError{Key: "c", SessionID: "s"}, 409, "chat_has_active_sandbox", false},

@@ -72,12 +72,12 @@ var mayImport = map[string][]string{
 	},
 	"cmd/berm/serve": {
 		"cmd/berm/config", "lifecycle", "lifecycle/chat", "lifecycle/mountpin", "lifecycle/quota", "lifecycle/store",
-		"lifecycle/workspace", "policy", "proxy", "proxy/apitype", "proxy/engineapi", "proxy/sandboxapi", "runtime", "runtime/agent",
+		"policy", "proxy", "proxy/apitype", "proxy/engineapi", "proxy/sandboxapi", "runtime", "runtime/agent",
 		"runtime/atomicfile", "runtime/containerd", "runtime/docker",
 	},
 	"compose": nil,
 
-	"proxy":                    {"lifecycle", "lifecycle/chat", "lifecycle/workspace", "policy", "runtime"},
+	"proxy":                    {"lifecycle", "lifecycle/chat", "lifecycle/quota", "policy", "runtime"},
 	"proxy/apitype":            nil,
 	"proxy/client":             {"proxy/apitype"},
 	"proxy/engineapi":          {"lifecycle", "lifecycle/mountpin", "lifecycle/restart", "policy", "proxy", "proxy/engineapi/body", "proxy/engineapi/buildkit", "proxy/engineapi/upstream", "runtime", "runtime/keylock"},
@@ -86,24 +86,23 @@ var mayImport = map[string][]string{
 	"proxy/engineapi/upstream": {"policy", "proxy", "runtime"},
 	"proxy/portproxy":          {"lifecycle", "policy", "proxy", "proxy/apitype", "runtime"},
 	"proxy/sandboxapi": {
-		"lifecycle", "lifecycle/chat", "lifecycle/workspace", "policy", "proxy", "proxy/apitype", "proxy/portproxy", "proxy/stream", "runtime", "runtime/keylock",
+		"lifecycle", "lifecycle/chat", "lifecycle/quota", "policy", "proxy", "proxy/apitype", "proxy/portproxy", "proxy/stream", "runtime", "runtime/keylock",
 	},
 	"proxy/sandboxapi/openapitest": { // runs the whole server, too
-		"lifecycle", "lifecycle/chat", "lifecycle/mountpin/mountpintest", "lifecycle/quota", "lifecycle/store", "lifecycle/workspace", "policy",
+		"lifecycle", "lifecycle/chat", "lifecycle/mountpin/mountpintest", "lifecycle/quota", "lifecycle/store", "policy",
 		"proxy", "proxy/sandboxapi", "runtime", "runtime/runtimetest",
 	},
 	"proxy/stream": {"lifecycle", "policy", "proxy", "proxy/apitype", "runtime"},
 
 	"lifecycle":                       {"lifecycle/hostdir", "policy", "runtime", "runtime/atomicfile", "runtime/keylock"},
-	"lifecycle/chat":                  {"lifecycle", "lifecycle/hostdir", "lifecycle/quota", "lifecycle/workspace", "policy", "runtime", "runtime/keylock"},
+	"lifecycle/chat":                  {"lifecycle", "lifecycle/hostdir", "lifecycle/quota", "policy", "runtime", "runtime/keylock"},
 	"lifecycle/hostdir":               nil,
 	"lifecycle/mountpin":              {"lifecycle", "lifecycle/hostdir", "policy", "runtime", "runtime/keylock"},
 	"lifecycle/mountpin/mountpintest": {"lifecycle", "policy"},
 	"lifecycle/quota":                 {"lifecycle", "lifecycle/hostdir", "lifecycle/quota/project", "policy", "runtime", "runtime/keylock"},
 	"lifecycle/quota/project":         {"lifecycle/hostdir"},
 	"lifecycle/restart":               nil,
-	"lifecycle/store":                 {"lifecycle", "lifecycle/chat", "lifecycle/quota", "lifecycle/restart", "lifecycle/workspace", "runtime/atomicfile"},
-	"lifecycle/workspace":             {"lifecycle", "lifecycle/quota"},
+	"lifecycle/store":                 {"lifecycle", "lifecycle/chat", "lifecycle/quota", "lifecycle/restart", "runtime/atomicfile"},
 	"policy":                          nil,
 
 	"runtime":                    {"runtime/atomicfile"},

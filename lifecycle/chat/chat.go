@@ -20,7 +20,6 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/quota"
-	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime/keylock"
 )
@@ -105,20 +104,19 @@ type Sandboxes interface {
 
 // Options configure a Service.
 type Options struct {
-	Root       string                // mandatory: the directory of all chats' directories
-	Store      Store                 // mandatory
-	Workspaces *workspace.Service    // mandatory
-	Quotas     *quota.Service        // mandatory
-	Sandboxes  Sandboxes             // mandatory
-	Logger     *slog.Logger          // nil discards
-	Registry   prometheus.Registerer // nil: metrics are kept but not exported
+	Root      string                // mandatory: the directory of all chats' directories
+	Store     Store                 // mandatory
+	Quotas    *quota.Service        // mandatory
+	Sandboxes Sandboxes             // mandatory
+	Logger    *slog.Logger          // nil discards
+	Registry  prometheus.Registerer // nil: metrics are kept but not exported
 }
 
 // Service has the chats. It is safe for concurrent use. Close ends what it does behind its
 // callers' backs.
 //
 // The errors of its methods are *lifecycle.InvalidError, *NotFoundError,
-// *workspace.NotFoundError, *FileNotFoundError, *FileError, *quota.FullError and
+// *quota.NotFoundError, *FileNotFoundError, *FileError, *quota.FullError and
 // *lifecycle.UnavailableError, as they apply, and those of a caller's own readers and
 // writers as they are.
 type Service struct {
@@ -155,7 +153,7 @@ func New(ctx context.Context, opts Options) (*Service, error) { return start(ctx
 
 func start(ctx context.Context, opts Options, at func(step) error) (*Service, error) {
 	for field, missing := range map[string]bool{
-		"Root": opts.Root == "", "Store": opts.Store == nil, "Workspaces": opts.Workspaces == nil,
+		"Root": opts.Root == "", "Store": opts.Store == nil,
 		"Quotas": opts.Quotas == nil, "Sandboxes": opts.Sandboxes == nil,
 	} {
 		if missing {

@@ -20,7 +20,6 @@ import (
 	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/lifecycle/store"
-	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
 )
 
@@ -28,12 +27,11 @@ func TestNewChecksOptions(t *testing.T) {
 	w := newWorld(t, 0)
 	whole := w.options()
 	for name, spoil := range map[string]func(*chat.Options){
-		"root":       func(o *chat.Options) { o.Root = "" },
-		"no root":    func(o *chat.Options) { o.Root += "/none" },
-		"store":      func(o *chat.Options) { o.Store = nil },
-		"workspaces": func(o *chat.Options) { o.Workspaces = nil },
-		"quotas":     func(o *chat.Options) { o.Quotas = nil },
-		"sandboxes":  func(o *chat.Options) { o.Sandboxes = nil },
+		"root":      func(o *chat.Options) { o.Root = "" },
+		"no root":   func(o *chat.Options) { o.Root += "/none" },
+		"store":     func(o *chat.Options) { o.Store = nil },
+		"quotas":    func(o *chat.Options) { o.Quotas = nil },
+		"sandboxes": func(o *chat.Options) { o.Sandboxes = nil },
 	} {
 		opts := whole
 		spoil(&opts)
@@ -87,7 +85,7 @@ func TestEnsure(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	w := newWorld(t, 0)
-	other, _, err := w.spaces.Ensure(ctx, tenant, "other")
+	other, _, err := w.quotas.EnsureWorkspace(ctx, tenant, "other")
 	must(t, err)
 	c, made, err := w.Ensure(ctx, tenant, " 6BA7B810-9DAD-11D1-80B4-00C04FD430C8 ", w.space.ID)
 	if err != nil || !made || c.ID != "6ba7b810-9dad-11d1-80b4-00c04fd430c8" || c.WorkspaceID != w.space.ID {
@@ -101,7 +99,7 @@ func TestEnsure(t *testing.T) {
 		t.Errorf("again %+v, %v, %v", again, made, err)
 	}
 	wantError[*chat.ConflictError](t, "another workspace", third(w.Ensure(ctx, tenant, c.ID, other.ID)))
-	wantError[*workspace.NotFoundError](t, "no workspace", third(w.Ensure(ctx, tenant, "new", "nothing")))
+	wantError[*quota.NotFoundError](t, "no workspace", third(w.Ensure(ctx, tenant, "new", "nothing")))
 	if _, err := os.Stat(filepath.Join(w.root, "new")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a chat that was refused has a directory: %v", err)
 	}
@@ -125,7 +123,7 @@ func TestEnsure(t *testing.T) {
 	if want := []string{c.ID, "a", "b", chatID}; !slices.Equal(ids, want) {
 		t.Errorf("listed %q, want %q", ids, want)
 	}
-	wantError[*workspace.NotFoundError](t, "list of no workspace", third(w.List(ctx, tenant, "nothing", "", 2)))
+	wantError[*quota.NotFoundError](t, "list of no workspace", third(w.List(ctx, tenant, "nothing", "", 2)))
 }
 
 // What a sandbox wrote before its key became a chat is the chat's.
@@ -323,7 +321,7 @@ func TestOwnerIsKnown(t *testing.T) {
 	left("of a full workspace", true)
 	must(t, w.Delete(ctx, tenant, "box"))
 	left("deleted", false)
-	other, _, err := w.spaces.Ensure(ctx, tenant, "other")
+	other, _, err := w.quotas.EnsureWorkspace(ctx, tenant, "other")
 	must(t, err)
 	must(t, third(w.Ensure(ctx, tenant, "box", other.ID)))
 	left("of an empty workspace", false)

@@ -110,7 +110,7 @@ func (s *Service) layout(ctx context.Context, c Chat, adopt bool) (_ *os.Root, e
 
 // adopt puts a directory under the quota of a chat's workspace.
 func (s *Service) adopt(ctx context.Context, c Chat, dir *os.Root) error {
-	w, err := s.opts.Workspaces.Get(ctx, c.Tenant, c.WorkspaceID)
+	w, err := s.opts.Quotas.Workspace(ctx, c.Tenant, c.WorkspaceID)
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,7 @@ func (s *Service) Ensure(ctx context.Context, tenant, chatID, workspaceID string
 	if err != nil {
 		return Chat{}, false, err
 	}
-	w, err := s.opts.Workspaces.Get(ctx, tenant, workspaceID)
+	w, err := s.opts.Quotas.Workspace(ctx, tenant, workspaceID)
 	if err != nil {
 		return Chat{}, false, err
 	}
@@ -59,7 +59,7 @@ func (s *Service) Ensure(ctx context.Context, tenant, chatID, workspaceID string
 // List lists a workspace's chats by ID, those after a given one, at most limit; more
 // says that there are others.
 func (s *Service) List(ctx context.Context, tenant, workspaceID, after string, limit int) (chats []Chat, more bool, err error) {
-	if _, err := s.opts.Workspaces.Get(ctx, tenant, workspaceID); err != nil {
+	if _, err := s.opts.Quotas.Workspace(ctx, tenant, workspaceID); err != nil {
 		return nil, false, err
 	}
 	limit = bounded(limit)
@@ -149,7 +149,7 @@ func (s *Service) moveAway(ctx context.Context, c Chat, id string) (err error) {
 	if err != nil {
 		return err
 	}
-	if w, err := s.opts.Workspaces.Get(ctx, c.Tenant, now.WorkspaceID); err == nil {
+	if w, err := s.opts.Quotas.Workspace(ctx, c.Tenant, now.WorkspaceID); err == nil {
 		s.opts.Quotas.Forget(w, c.ID)
 	}
 	return nil

@@ -206,7 +206,7 @@ func (s *Service) deleteFile(ctx context.Context, tenant, chatID, name, id strin
 
 // remove unlinks files and returns how many were there.
 func (s *Service) remove(ctx context.Context, c Chat, dir *os.Root, names []string) (int, error) {
-	w, err := s.opts.Workspaces.Get(ctx, c.Tenant, c.WorkspaceID)
+	w, err := s.opts.Quotas.Workspace(ctx, c.Tenant, c.WorkspaceID)
 	if err != nil {
 		return 0, err
 	}

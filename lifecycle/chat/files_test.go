@@ -18,7 +18,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
-	"github.com/bermhq/berm/lifecycle/workspace"
+	"github.com/bermhq/berm/lifecycle/quota"
 )
 
 func TestPut(t *testing.T) {
@@ -88,8 +88,8 @@ func TestPutRefused(t *testing.T) {
 		{"shorter", ctx, chat.PutFile{Name: "a", Size: 11}, body(10, nil), errorIs[*lifecycle.InvalidError]},
 		{"longer", ctx, chat.PutFile{Name: "a", Size: 9}, body(10, nil), errorIs[*lifecycle.InvalidError]},
 		{"longer than nothing", ctx, chat.PutFile{Name: "a"}, body(10, nil), errorIs[*lifecycle.InvalidError]},
-		{"quota at once", ctx, chat.PutFile{Name: "a", Size: 996}, body(0, func() error { return errors.New("was read") }), errorIs[*workspace.QuotaError]},
-		{"quota on the way", ctx, chat.PutFile{Name: "a", Size: -1}, body(996, nil), errorIs[*workspace.QuotaError]},
+		{"quota at once", ctx, chat.PutFile{Name: "a", Size: 996}, body(0, func() error { return errors.New("was read") }), errorIs[*quota.FullError]},
+		{"quota on the way", ctx, chat.PutFile{Name: "a", Size: -1}, body(996, nil), errorIs[*quota.FullError]},
 		{"broken", ctx, chat.PutFile{Name: "a", Size: -1}, body(10, func() error { return broken }), func(err error) bool { return errors.Is(err, broken) }},
 		{"cut off", ctx, chat.PutFile{Name: "a", Size: -1}, body(10, func() error { return io.ErrUnexpectedEOF }), func(err error) bool { return errors.Is(err, io.ErrUnexpectedEOF) }},
 		{"cancelled", cancelled, chat.PutFile{Name: "a", Size: -1}, body(10, func() error { cancel(); return nil }), func(err error) bool { return errors.Is(err, context.Canceled) }},
@@ -107,7 +107,7 @@ func TestPutRefused(t *testing.T) {
 	// All that was reserved has been given back, and what makes way counts.
 	w.put("a", strings.Repeat("x", 995))
 	w.put("a", strings.Repeat("y", 995))
-	wantError[*workspace.QuotaError](t, "beyond the quota", third(w.Put(ctx, tenant, chatID, chat.PutFile{Name: "b", Size: 1}, body(1, nil))))
+	wantError[*quota.FullError](t, "beyond the quota", third(w.Put(ctx, tenant, chatID, chat.PutFile{Name: "b", Size: 1}, body(1, nil))))
 	wantError[*chat.NotFoundError](t, "no chat", third(w.Put(ctx, tenant, "none", chat.PutFile{Name: "b", Size: 1}, body(1, nil))))
 	w.checkSound()
 }
@@ -172,7 +172,7 @@ func TestPutAll(t *testing.T) {
 		files []string
 		want  func(error) bool
 	}{
-		"quota":     {[]string{"a=aaaaaa", "c=cccccc"}, errorIs[*workspace.QuotaError]},
+		"quota":     {[]string{"a=aaaaaa", "c=cccccc"}, errorIs[*quota.FullError]},
 		"directory": {[]string{"a=a", "dir=c"}, errdefs.IsFailedPrecondition},
 		"name":      {[]string{"a=a", "/=c"}, errorIs[*lifecycle.InvalidError]},
 		"twice":     {[]string{"a=a", "a=c"}, errorIs[*lifecycle.InvalidError]},
@@ -290,7 +290,7 @@ func TestTar(t *testing.T) {
 		t.Errorf("with a file in the way of a directory: %v, %q", err, w.read("a"))
 	}
 	w.put("big", strings.Repeat("x", 9_970))
-	wantError[*workspace.QuotaError](t, "beyond the quota", w.WriteTar(ctx, tenant, chatID, strings.NewReader(archive.String())))
+	wantError[*quota.FullError](t, "beyond the quota", w.WriteTar(ctx, tenant, chatID, strings.NewReader(archive.String())))
 	must(t, w.DeleteFile(ctx, tenant, chatID, "big"))
 	if n, err := w.DeleteFiles(ctx, tenant, chatID); n != 3 || err != nil {
 		t.Errorf("deleted %d, %v", n, err)
@@ -364,7 +364,7 @@ func TestDeleteFileID(t *testing.T) {
 	old, err := w.FileNamed(ctx, tenant, chatID, "a")
 	must(t, err)
 	other, err := chat.New(ctx, chat.Options{
-		Root: w.root, Workspaces: w.spaces, Quotas: w.quotas, Sandboxes: w.boxes,
+		Root: w.root, Quotas: w.quotas, Sandboxes: w.boxes,
 		Store: swapping{w.db, func() {
 			if err := w.DeleteFile(ctx, tenant, chatID, "a"); err != nil {
 				t.Error(err)

@@ -15,7 +15,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
-	"github.com/bermhq/berm/lifecycle/workspace"
+	"github.com/bermhq/berm/lifecycle/quota"
 )
 
 func TestHistory(t *testing.T) {
@@ -45,7 +45,7 @@ func TestHistory(t *testing.T) {
 		case "chat":
 			ok = errorIs[*chat.NotFoundError](err)
 		case "quota", "quota2":
-			ok = errorIs[*workspace.QuotaError](err)
+			ok = errorIs[*quota.FullError](err)
 		default:
 			ok = errorIs[*lifecycle.InvalidError](err)
 		}

@@ -17,7 +17,6 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/hostdir"
 	"github.com/bermhq/berm/lifecycle/quota"
-	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
 )
 
@@ -110,7 +109,7 @@ type stage struct {
 	s     *Service
 	id    string // its directory's name
 	chat  Chat
-	space workspace.Workspace
+	space quota.Workspace
 	dir   *os.Root
 	owner *policy.Owner
 	room  *quota.Reservation
@@ -132,7 +131,7 @@ type staged struct {
 // for them. Without an error, end must be called.
 func (s *Service) stage(ctx context.Context, c Chat, n, replaced int64) (_ *stage, err error) {
 	st := &stage{s: s, id: s.newStaging(), chat: c, asked: n}
-	if st.space, err = s.opts.Workspaces.Get(ctx, c.Tenant, c.WorkspaceID); err != nil {
+	if st.space, err = s.opts.Quotas.Workspace(ctx, c.Tenant, c.WorkspaceID); err != nil {
 		return nil, err
 	}
 	dir, err := s.open(ctx, c)
@@ -293,7 +292,7 @@ func (st *stage) writeError(ctx context.Context, name string, err error) error {
 		return hostdir.OfSpace(name, err)
 	}
 	over := &quota.FullError{WorkspaceID: st.space.ID}
-	if u, err := st.s.opts.Workspaces.Usage(ctx, st.chat.Tenant, st.space.ID); err == nil {
+	if u, err := st.s.opts.Quotas.Usage(ctx, st.chat.Tenant, st.space.ID); err == nil {
 		over.UsedBytes, over.QuotaBytes = u.UsedBytes, u.QuotaBytes
 	}
 	return over

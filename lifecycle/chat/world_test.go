@@ -17,7 +17,6 @@ import (
 	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/lifecycle/store"
-	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
 )
 
@@ -59,11 +58,10 @@ type world struct {
 	t testing.TB
 	*chat.Service
 	quotas *quota.Service
-	spaces *workspace.Service
 	db     *store.Store
 	boxes  *boxes
 	root   string // the chats'
-	space  workspace.Workspace
+	space  quota.Workspace
 }
 
 // newWorld has one chat, chatID, in the workspace of the user "u".
@@ -92,29 +90,27 @@ func openWorld(t testing.TB, dir string, bytes int64, at func(step string) error
 	}
 	must(t, err)
 	t.Cleanup(func() { _ = w.Close(ctx) })
-	w.space, _, err = w.spaces.Ensure(ctx, tenant, "u")
+	w.space, _, err = w.quotas.EnsureWorkspace(ctx, tenant, "u")
 	must(t, err)
 	return w
 }
 
-// hold makes the quotas and the workspaces.
+// hold makes the quotas.
 func (w *world) hold(opts quota.Options) {
 	w.t.Helper()
 	opts.Store, opts.Root = w.db, w.root
 	var err error
-	if w.quotas, err = quota.New(context.Background(), opts); err == nil {
-		w.spaces, err = workspace.New(w.db, w.quotas)
-	}
+	w.quotas, err = quota.New(context.Background(), opts)
 	must(w.t, err)
 }
 
 func (w *world) options() chat.Options {
-	return chat.Options{Root: w.root, Store: w.db, Workspaces: w.spaces, Quotas: w.quotas, Sandboxes: w.boxes}
+	return chat.Options{Root: w.root, Store: w.db, Quotas: w.quotas, Sandboxes: w.boxes}
 }
 
 func (w *world) ensure(tenant, id string) chat.Chat {
 	w.t.Helper()
-	space, _, err := w.spaces.Ensure(context.Background(), tenant, "u")
+	space, _, err := w.quotas.EnsureWorkspace(context.Background(), tenant, "u")
 	must(w.t, err)
 	c, _, err := w.Ensure(context.Background(), tenant, id, space.ID)
 	must(w.t, err)
@@ -220,7 +216,7 @@ func (w *world) sound() error {
 	if err != nil {
 		return err
 	}
-	usage, err := w.spaces.Usage(ctx, tenant, w.space.ID)
+	usage, err := w.quotas.Usage(ctx, tenant, w.space.ID)
 	if err == nil && usage.UsedBytes != total {
 		err = fmt.Errorf("usage is %d, and there are %d bytes", usage.UsedBytes, total)
 	}

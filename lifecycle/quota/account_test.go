@@ -68,6 +68,22 @@ func (w *world) WorkspaceOf(_ context.Context, tenant, chatID string) (Workspace
 	return w.find(tenant, w.chats[chatID])
 }
 
+func (w *world) Workspace(_ context.Context, tenant, id string) (Workspace, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.find(tenant, id)
+}
+
+func (w *world) EnsureWorkspace(_ context.Context, made Workspace) (Workspace, bool, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if got, there := w.spaces[made.UserID]; there || w.failing != nil {
+		return got, false, w.failing
+	}
+	w.spaces[made.UserID] = made
+	return made, true, nil
+}
+
 func (w *world) ChatIDs(_ context.Context, _, id string) (ids []string, _ error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -192,7 +208,7 @@ func newService(t *testing.T, opts setup, chats ...string) (*world, *Service, Wo
 
 func used(t *testing.T, s *Service, w Workspace, want int64) {
 	t.Helper()
-	if u, err := s.Usage(context.Background(), w); err != nil || u.UsedBytes != want {
+	if u, err := s.Usage(context.Background(), w.Tenant, w.ID); err != nil || u.UsedBytes != want {
 		t.Errorf("%d bytes are used, want %d, %v", u.UsedBytes, want, err)
 	}
 }
@@ -531,12 +547,12 @@ func TestNoQuota(t *testing.T) {
 	used(t, s, ws, 100)
 	w.holds("k", 200)
 	used(t, s, ws, 200)
-	u, err := s.Usage(ctx, ws)
+	u, err := s.Usage(ctx, ws.Tenant, ws.ID)
 	if want := (Usage{WorkspaceID: ws.ID, UsedBytes: 200}); err != nil || u != want || s.Enforcement(of("t", "k")) != "" {
 		t.Errorf("%+v, %v", u, err)
 	}
 	w.broken = hostdir.ErrUnbounded
-	if _, err := s.Usage(ctx, ws); !over(t, err) || strings.Contains(err.Error(), "quota") {
+	if _, err := s.Usage(ctx, ws.Tenant, ws.ID); !over(t, err) || strings.Contains(err.Error(), "quota") {
 		t.Errorf("%v", err)
 	}
 }
@@ -636,7 +652,7 @@ func TestUnmeasurable(t *testing.T) {
 		}
 	}
 	wantOver(t, "left", s.Left(ctx, of("t", "l"), false))
-	wantOver(t, "usage", second(s.Usage(ctx, ws)))
+	wantOver(t, "usage", second(s.Usage(ctx, ws.Tenant, ws.ID)))
 	if r, err := s.Reserve(ctx, ws, "k", 1, 1); err != nil { // what frees, or adds nothing, goes on
 		t.Error(err)
 	} else {
@@ -658,7 +674,7 @@ func TestOneWalk(t *testing.T) {
 		// The first is cancelled in the middle; those who wait for it go on without.
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() {
-			if _, err := s.Usage(ctx, ws); !errors.Is(err, context.Canceled) {
+			if _, err := s.Usage(ctx, ws.Tenant, ws.ID); !errors.Is(err, context.Canceled) {
 				t.Errorf("cancelled: %v", err)
 			}
 		}()
@@ -698,7 +714,7 @@ func TestWaitsForItsOwn(t *testing.T) {
 		w.holds("k", 1)
 		goOn := make(chan struct{})
 		w.during = func(string) { <-goOn }
-		go func() { _, _ = s.Usage(t.Context(), ws) }()
+		go func() { _, _ = s.Usage(t.Context(), ws.Tenant, ws.ID) }()
 		synctest.Wait()
 		w.holds("k", 101)
 		for range 3 {
@@ -722,7 +738,8 @@ func TestFailures(t *testing.T) {
 	w.holds("k", 1)
 	r := reserve(t, s, ws, 1, 0, false)
 	calls := map[string]func(context.Context) error{
-		"usage":   func(ctx context.Context) error { _, err := s.Usage(ctx, ws); return err },
+		"ensure":  func(ctx context.Context) error { _, _, err := s.EnsureWorkspace(ctx, "t", "v"); return err },
+		"usage":   func(ctx context.Context) error { _, err := s.Usage(ctx, ws.Tenant, ws.ID); return err },
 		"left":    func(ctx context.Context) error { return s.Left(ctx, of("t", "k"), true) },
 		"reserve": func(ctx context.Context) error { _, err := s.Reserve(ctx, ws, "k", 1, 0); return err },
 		"refresh": r.Refresh,
@@ -753,6 +770,39 @@ func TestFailures(t *testing.T) {
 	r.Done(true)
 	r.Release()
 	used(t, s, ws, 1)
+}
+
+func TestUsers(t *testing.T) {
+	t.Parallel()
+	_, s, _ := newService(t, setup{})
+	for name, id := range map[string]string{
+		"empty": "", "long": strings.Repeat("u", 256), "dot": ".", "dots": "..", "slash": "a/b", "backslash": `a\b`, "null": "a\x00",
+		"newline": "a\n", "delete": "a\x7f", "c1": "a\u0085", "no UTF-8": "a\xff",
+	} {
+		_, made, err := s.EnsureWorkspace(t.Context(), "t", id)
+		var invalid *lifecycle.InvalidError
+		if made || !errors.As(err, &invalid) || invalid.Field != "user_id" {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, id := range []string{"x", "...", "a b", "ä@例.org", strings.Repeat("u", 255), "'--", "%2f"} {
+		one, made, err := s.EnsureWorkspace(t.Context(), "t", id)
+		if err != nil || !made || one.UserID != id || one.Tenant != "t" || len(one.ID) != 36 || one.CreatedAt.Location() != time.UTC {
+			t.Errorf("%q: %+v, %v, %v", id, one, made, err)
+		}
+		again, made, err := s.EnsureWorkspace(t.Context(), "t", id)
+		if err != nil || made || again != one {
+			t.Errorf("%q again: %+v, %v, %v", id, again, made, err)
+		}
+		got, err := s.Workspace(t.Context(), "t", one.ID)
+		if err != nil || got != one {
+			t.Errorf("%q: %+v, %v", id, got, err)
+		}
+		var missing *NotFoundError
+		if _, err := s.Workspace(t.Context(), "other", one.ID); !errors.As(err, &missing) || missing.ID != one.ID {
+			t.Errorf("another tenant's: %v", err)
+		}
+	}
 }
 
 func TestIdle(t *testing.T) {
@@ -826,7 +876,7 @@ func TestHard(t *testing.T) {
 	w, s, ws := newService(t, setup{QuotaBytes: 100, Projects: k}, "k")
 	w.holds("k", 1000)
 	k.used[ws.Project] = 60
-	u, err := s.Usage(ctx, ws)
+	u, err := s.Usage(ctx, ws.Tenant, ws.ID)
 	if want := (Usage{WorkspaceID: ws.ID, UsedBytes: 60, QuotaBytes: 100, Enforcement: "hard"}); err != nil || u != want {
 		t.Errorf("%+v, %v", u, err)
 	}
@@ -852,7 +902,7 @@ func TestHard(t *testing.T) {
 	k.failing = errors.New("no such device")
 	other := w.workspace("other")
 	for _, ws := range []Workspace{ws, other} {
-		_, err := s.Usage(ctx, ws)
+		_, err := s.Usage(ctx, ws.Tenant, ws.ID)
 		if !isUnavailable(err) || !isUnavailable(s.Adopt(ws, "k", dir)) {
 			t.Errorf("%v", err)
 		}

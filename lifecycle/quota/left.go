@@ -99,21 +99,6 @@ func (s *Service) Enforcement(sub lifecycle.Subject) string {
 	return s.enforcement()
 }
 
-// Usage measures a workspace, as far as it may have changed since it was measured last.
-// Errors: *lifecycle.UnavailableError, and *FullError for one that can't be measured.
-func (s *Service) Usage(ctx context.Context, w Workspace) (Usage, error) {
-	a := s.use(w)
-	defer s.unuse(a)
-	t, err := s.total(ctx, a, w, "")
-	if err != nil {
-		return Usage{}, err
-	}
-	if t.chat != "" {
-		return Usage{}, s.over(w, t)
-	}
-	return Usage{WorkspaceID: w.ID, UsedBytes: t.used, QuotaBytes: s.opts.QuotaBytes, Enforcement: s.enforcement()}, nil
-}
-
 // Adopt puts a chat's directory into the workspace's project, where there are project
 // quotas; also without a quota, as there may be one later. A chat of which that fails is
 // measured. It is tried again when its workspace is next asked about, at most once a

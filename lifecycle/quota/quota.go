@@ -55,6 +55,11 @@ type Usage struct {
 
 // Store keeps workspaces, chats and projects, durably. It must be safe for concurrent use.
 type Store interface {
+	// EnsureWorkspace returns the workspace of w's tenant and user; if there is none, it puts
+	// w, with a Project of its own, and made is true.
+	EnsureWorkspace(ctx context.Context, w Workspace) (got Workspace, made bool, err error)
+	// Workspace is of errdefs' NotFound class if the tenant has no such workspace.
+	Workspace(ctx context.Context, tenant, id string) (Workspace, error)
 	// WorkspaceOf returns a chat's workspace; of errdefs' NotFound class if the key is of no
 	// chat.
 	WorkspaceOf(ctx context.Context, tenant, chatID string) (Workspace, error)

@@ -16,13 +16,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/bermhq/berm/lifecycle/chat"
-	"github.com/bermhq/berm/lifecycle/workspace"
+	"github.com/bermhq/berm/lifecycle/quota"
 )
 
 var at = time.Date(2026, 1, 2, 3, 4, 5, 678, time.UTC)
 
-func space(tenant, id, user string) workspace.Workspace {
-	return workspace.Workspace{Tenant: tenant, ID: id, UserID: user, CreatedAt: at}
+func space(tenant, id, user string) quota.Workspace {
+	return quota.Workspace{Tenant: tenant, ID: id, UserID: user, CreatedAt: at}
 }
 
 func file(id, name string) chat.Record {
@@ -90,7 +90,7 @@ func TestWorkspaces(t *testing.T) {
 	if err != nil || !made || other.Project == one.Project {
 		t.Errorf("another tenant's: %+v, made %v, %v", other, made, err)
 	}
-	if got, made, err := s.EnsureWorkspace(ctx, space("a", "1", "v")); !errdefs.IsAlreadyExists(err) || made || got != (workspace.Workspace{}) {
+	if got, made, err := s.EnsureWorkspace(ctx, space("a", "1", "v")); !errdefs.IsAlreadyExists(err) || made || got != (quota.Workspace{}) {
 		t.Errorf("an ID that is taken: %+v, %v", got, err)
 	}
 	chatIn(t, s, "a", "9", "k")

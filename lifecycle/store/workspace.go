@@ -3,10 +3,8 @@ package store
 import (
 	"context"
 
-	"github.com/bermhq/berm/lifecycle/workspace"
+	"github.com/bermhq/berm/lifecycle/quota"
 )
-
-var _ workspace.Store = (*Store)(nil)
 
 // firstProject is the first workspace's project; each one after it gets the next. It is
 // out of the way of Docker, which counts from 1, and of Kubernetes, which counts from 1048577.
@@ -14,16 +12,16 @@ const firstProject = 0x62000000
 
 const workspaceColumns = "w.tenant, w.workspace_id, w.user_id, w.created_at, w.project"
 
-func scanWorkspace(row scanner) (w workspace.Workspace, err error) {
+func scanWorkspace(row scanner) (w quota.Workspace, err error) {
 	var created int64
 	err = row.Scan(&w.Tenant, &w.ID, &w.UserID, &created, &w.Project)
 	w.CreatedAt = instant(created)
 	return w, err
 }
 
-// EnsureWorkspace is workspace.Store's. It is durable. Of errdefs' AlreadyExists class if
+// EnsureWorkspace is quota.Store's. It is durable. Of errdefs' AlreadyExists class if
 // w's ID is another user's.
-func (s *Store) EnsureWorkspace(ctx context.Context, w workspace.Workspace) (got workspace.Workspace, made bool, err error) {
+func (s *Store) EnsureWorkspace(ctx context.Context, w quota.Workspace) (got quota.Workspace, made bool, err error) {
 	return ensure(ctx, s, scanWorkspace,
 		"SELECT "+workspaceColumns+" FROM workspaces w WHERE tenant = ? AND user_id = ?", []any{w.Tenant, w.UserID},
 		`INSERT INTO workspaces (tenant, workspace_id, user_id, created_at, project)
@@ -31,7 +29,7 @@ func (s *Store) EnsureWorkspace(ctx context.Context, w workspace.Workspace) (got
 		w.Tenant, w.ID, w.UserID, nanos(w.CreatedAt), firstProject)
 }
 
-// Workspace is workspace.Store's.
-func (s *Store) Workspace(ctx context.Context, tenant, id string) (workspace.Workspace, error) {
+// Workspace is quota.Store's.
+func (s *Store) Workspace(ctx context.Context, tenant, id string) (quota.Workspace, error) {
 	return one(ctx, s.db, scanWorkspace, "SELECT "+workspaceColumns+" FROM workspaces w WHERE tenant = ? AND workspace_id = ?", tenant, id)
 }

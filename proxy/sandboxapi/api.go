@@ -27,7 +27,7 @@ import (
 // Options configure the API.
 type Options struct {
 	Manager     manager               // mandatory: a *lifecycle.Service
-	Workspaces  workspaces            // a *workspace.Service; nil: there are none, and no chats, which callers are told
+	Workspaces  workspaces            // a *quota.Service; nil: there are none, and no chats, which callers are told
 	Chats       chats                 // a *chat.Service; likewise
 	Policy      func() *policy.Policy // mandatory: the policy in force, for the status
 	Gate        proxy.GateOptions     // Fail and AnyOrigin are the API's own

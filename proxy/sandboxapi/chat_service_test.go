@@ -22,7 +22,6 @@ import (
 	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/lifecycle/store"
-	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/sandboxapi"
 	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
@@ -52,16 +51,12 @@ func newArchive(t *testing.T) *archive {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ws, err := workspace.New(db, held)
-		if err != nil {
-			t.Fatal(err)
-		}
-		chats, err := chat.New(context.Background(), chat.Options{Root: root, Store: db, Workspaces: ws, Quotas: held, Sandboxes: m})
+		chats, err := chat.New(context.Background(), chat.Options{Root: root, Store: db, Quotas: held, Sandboxes: m})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = chats.Close(context.Background()) })
-		o.Workspaces, o.Chats = ws, chats
+		o.Workspaces, o.Chats = held, chats
 	})
 	a.client.Transport = openapitest.New(t).Transport(a.client.Transport)
 	var ws apitype.Workspace

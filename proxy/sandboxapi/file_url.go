@@ -11,7 +11,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
-	"github.com/bermhq/berm/lifecycle/workspace"
+	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/apitype"
 )
@@ -184,7 +184,7 @@ func (a *api) writeSignedFile(w http.ResponseWriter, r *http.Request, body *uplo
 	}
 	f.Size = -1 // so that room is only kept for what has come
 	err = a.putChatFile(w, r.WithContext(ctx), c.Tenant, c.Chat, f, content)
-	var full *workspace.QuotaError
+	var full *quota.FullError
 	switch {
 	case err != nil && ctx.Err() != nil && r.Context().Err() == nil:
 		return expiredFileURL(err)

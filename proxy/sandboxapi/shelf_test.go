@@ -18,7 +18,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
-	"github.com/bermhq/berm/lifecycle/workspace"
+	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/sandboxapi"
@@ -42,7 +42,7 @@ type shelf struct {
 	made    bool   // what is got or made
 	content string // of all files
 	size    int64  // that is told of content, if it isn't 0
-	usage   workspace.Usage
+	usage   quota.Usage
 	list    chat.FileList
 	more    bool // chats
 	named   error
@@ -60,7 +60,7 @@ type shelf struct {
 }
 
 func newShelf(t testing.TB) *shelf {
-	return &shelf{t: t, content: "0123456789", created: longAgo, usage: workspace.Usage{WorkspaceID: workspaceID, UsedBytes: 3}}
+	return &shelf{t: t, content: "0123456789", created: longAgo, usage: quota.Usage{WorkspaceID: workspaceID, UsedBytes: 3}}
 }
 
 func (s *shelf) call(about ...string) error {
@@ -221,15 +221,15 @@ func (s *shelf) WriteTar(_ context.Context, tenant, chatID string, r io.Reader) 
 // desk is the shelf's workspaces.
 type desk struct{ *shelf }
 
-func (d desk) Ensure(_ context.Context, tenant, userID string) (workspace.Workspace, bool, error) {
-	return workspace.Workspace{ID: workspaceID, Tenant: tenant, UserID: userID, CreatedAt: longAgo}, d.made, d.call(tenant, userID)
+func (d desk) EnsureWorkspace(_ context.Context, tenant, userID string) (quota.Workspace, bool, error) {
+	return quota.Workspace{ID: workspaceID, Tenant: tenant, UserID: userID, CreatedAt: longAgo}, d.made, d.call(tenant, userID)
 }
 
-func (d desk) Get(_ context.Context, tenant, id string) (workspace.Workspace, error) {
-	return workspace.Workspace{ID: id, Tenant: tenant, UserID: "ada", CreatedAt: longAgo}, d.call(tenant, id)
+func (d desk) Workspace(_ context.Context, tenant, id string) (quota.Workspace, error) {
+	return quota.Workspace{ID: id, Tenant: tenant, UserID: "ada", CreatedAt: longAgo}, d.call(tenant, id)
 }
 
-func (d desk) Usage(_ context.Context, tenant, id string) (workspace.Usage, error) {
+func (d desk) Usage(_ context.Context, tenant, id string) (quota.Usage, error) {
 	return d.usage, d.call(tenant, id)
 }
 
@@ -278,7 +278,7 @@ func (d *door) rebuilt(change ...func(*sandboxapi.Options)) *door {
 }
 
 var (
-	noWorkspace   = outcome{&workspace.NotFoundError{ID: workspaceID}, 404, "workspace_not_found"}
+	noWorkspace   = outcome{&quota.NotFoundError{ID: workspaceID}, 404, "workspace_not_found"}
 	noChat        = outcome{&chat.NotFoundError{ID: "chat-7"}, 404, "chat_not_found"}
 	noFile        = outcome{&chat.FileNotFoundError{Name: "report.pdf"}, 404, "chat_file_not_found"}
 	anothers      = outcome{&chat.ConflictError{ID: "chat-7", WorkspaceID: workspaceID}, 409, "chat_conflict"}
@@ -286,7 +286,7 @@ var (
 	otherKind     = outcome{&chat.FileError{Name: "x", Class: errdefs.ErrFailedPrecondition, Message: "is a directory"}, 409, "chat_file_wrong_kind"}
 	fileThere     = outcome{&chat.FileError{Name: "x", Class: errdefs.ErrAlreadyExists, Message: "is there"}, 412, "precondition_failed"}
 	tooLong       = outcome{&chat.TooLargeError{Limit: 7}, 413, "too_large"}
-	noRoom        = outcome{&workspace.QuotaError{WorkspaceID: workspaceID, UsedBytes: 1, QuotaBytes: 1}, 507, "workspace_quota_exceeded"}
+	noRoom        = outcome{&quota.FullError{WorkspaceID: workspaceID, UsedBytes: 1, QuotaBytes: 1}, 507, "workspace_quota_exceeded"}
 	noDisk        = outcome{&chat.FileError{Name: "x", Class: errdefs.ErrResourceExhausted, Message: "finds no space"}, 507, "no_space"}
 )
 

@@ -8,15 +8,15 @@ import (
 	"github.com/julienschmidt/httprouter"
 
 	"github.com/bermhq/berm/lifecycle/chat"
-	"github.com/bermhq/berm/lifecycle/workspace"
+	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/proxy"
 )
 
-// workspaces is what the API needs of *workspace.Service.
+// workspaces is what the API needs of *quota.Service.
 type workspaces interface {
-	Ensure(ctx context.Context, tenant, userID string) (w workspace.Workspace, made bool, err error)
-	Get(ctx context.Context, tenant, id string) (workspace.Workspace, error)
-	Usage(ctx context.Context, tenant, id string) (workspace.Usage, error)
+	EnsureWorkspace(ctx context.Context, tenant, userID string) (w quota.Workspace, made bool, err error)
+	Workspace(ctx context.Context, tenant, id string) (quota.Workspace, error)
+	Usage(ctx context.Context, tenant, id string) (quota.Usage, error)
 }
 
 // chats is what the API needs of *chat.Service.

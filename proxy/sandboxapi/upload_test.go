@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/bermhq/berm/lifecycle/workspace"
+	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/proxy/apitype"
 )
 
@@ -163,7 +163,7 @@ func TestSignedFaults(t *testing.T) {
 	t.Parallel()
 	d, s := newLibrary(t)
 	put := d.signFile(`{"name":"x","method":"PUT"}`)
-	for _, full := range []*workspace.QuotaError{
+	for _, full := range []*quota.FullError{
 		{WorkspaceID: workspaceID, UsedBytes: 31337, QuotaBytes: 40000},
 		{WorkspaceID: workspaceID, QuotaBytes: 40000, Chat: "chat-8"},
 	} {

@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"net/http"
 
-	"github.com/bermhq/berm/lifecycle/workspace"
+	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/apitype"
 )
@@ -14,7 +14,7 @@ func (a *api) ensureWorkspace(w http.ResponseWriter, r *http.Request) error {
 	if err := skipBody(w, r); err != nil {
 		return err
 	}
-	ws, made, err := a.Workspaces.Ensure(r.Context(), proxy.ExchangeOf(r.Context()).Caller.Tenant, param(r, "user_id"))
+	ws, made, err := a.Workspaces.EnsureWorkspace(r.Context(), proxy.ExchangeOf(r.Context()).Caller.Tenant, param(r, "user_id"))
 	return reply(w, okOrCreated(made), workspaceOf(ws), err)
 }
 
@@ -26,7 +26,7 @@ func okOrCreated(made bool) int {
 }
 
 func (a *api) getWorkspace(w http.ResponseWriter, r *http.Request) error {
-	ws, err := a.Workspaces.Get(r.Context(), proxy.ExchangeOf(r.Context()).Caller.Tenant, param(r, "workspace_id"))
+	ws, err := a.Workspaces.Workspace(r.Context(), proxy.ExchangeOf(r.Context()).Caller.Tenant, param(r, "workspace_id"))
 	return reply(w, http.StatusOK, workspaceOf(ws), err)
 }
 
@@ -60,6 +60,6 @@ func (a *api) listChats(w http.ResponseWriter, r *http.Request) error {
 	return reply(w, http.StatusOK, out, nil)
 }
 
-func workspaceOf(w workspace.Workspace) apitype.Workspace {
+func workspaceOf(w quota.Workspace) apitype.Workspace {
 	return apitype.Workspace{WorkspaceID: w.ID, UserID: w.UserID, CreatedAt: w.CreatedAt.UTC()}
 }

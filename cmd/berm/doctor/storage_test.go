@@ -30,9 +30,9 @@ import (
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/cmd/berm/serve"
 	"github.com/bermhq/berm/lifecycle/chat"
+	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/lifecycle/restart"
 	"github.com/bermhq/berm/lifecycle/store"
-	"github.com/bermhq/berm/lifecycle/workspace"
 )
 
 func TestDoctorJudgesStorage(t *testing.T) {
@@ -164,7 +164,7 @@ func TestDoctorLostChats(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, _, err = db.EnsureWorkspace(t.Context(), workspace.Workspace{Tenant: "a", ID: "w", UserID: "u"})
+	_, _, err = db.EnsureWorkspace(t.Context(), quota.Workspace{Tenant: "a", ID: "w", UserID: "u"})
 	if err == nil {
 		_, _, err = db.EnsureChat(t.Context(), chat.Chat{Tenant: "a", ID: "c", WorkspaceID: "w"})
 	}

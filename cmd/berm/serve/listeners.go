@@ -85,7 +85,7 @@ func (s *server) listenAPI(ctx context.Context) (string, error) {
 		},
 	}
 	if s.chats != nil {
-		api.Workspaces, api.Chats = s.workspaces, s.chats
+		api.Workspaces, api.Chats = s.quotas, s.chats
 	}
 	handler, err := sandboxapi.New(api)
 	if err != nil {

@@ -26,7 +26,6 @@ import (
 	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
 	"github.com/bermhq/berm/lifecycle/store"
-	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi"
@@ -111,12 +110,8 @@ func registerAll(t *testing.T, got prometheus.Registerer) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	workspaces, err := workspace.New(db, quotas)
-	if err != nil {
-		t.Fatal(err)
-	}
 	if _, err := chat.New(t.Context(), chat.Options{
-		Root: cfg.Sandbox.ChatsRoot, Store: db, Workspaces: workspaces, Quotas: quotas, Sandboxes: manager, Registry: got,
+		Root: cfg.Sandbox.ChatsRoot, Store: db, Quotas: quotas, Sandboxes: manager, Registry: got,
 	}); err != nil {
 		t.Fatal(err)
 	}

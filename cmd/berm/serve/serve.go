@@ -21,8 +21,8 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/lifecycle/mountpin"
+	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/lifecycle/store"
-	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi"
@@ -106,21 +106,21 @@ type server struct {
 
 	settingsReloads *prometheus.CounterVec
 
-	view       View
-	self       Self
-	unheld     *mountpin.Trusted
-	holder     lifecycle.Holder
-	policies   *policyKeeper
-	db         *store.Store
-	engine     Engine             // without the agent
-	workspaces *workspace.Service // nil without a root for chats
-	chats      *chat.Service      // likewise
-	sealer     *lifecycle.Sealer
-	manager    *lifecycle.Service
-	mounted    map[engineapi.Caller]string // paths of the sockets that containers may have mounted
-	proxy      *engineapi.Proxy            // nil for an engine that doesn't speak its API
-	bodies     *proxy.Bodies
-	listeners  []listener
+	view      View
+	self      Self
+	unheld    *mountpin.Trusted
+	holder    lifecycle.Holder
+	policies  *policyKeeper
+	db        *store.Store
+	engine    Engine // without the agent
+	quotas    *quota.Service
+	chats     *chat.Service // nil without a root for chats
+	sealer    *lifecycle.Sealer
+	manager   *lifecycle.Service
+	mounted   map[engineapi.Caller]string // paths of the sockets that containers may have mounted
+	proxy     *engineapi.Proxy            // nil for an engine that doesn't speak its API
+	bodies    *proxy.Bodies
+	listeners []listener
 }
 
 // runServer puts everything together and runs it until ctx ends. Read reads the settings
@@ -235,8 +235,7 @@ func (s *server) manage(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	quotas, err := openQuotas(ctx, s.cfg, s.db, s.log)
-	if err != nil {
+	if s.quotas, err = openQuotas(ctx, s.cfg, s.db, s.log); err != nil {
 		return err
 	}
 	sealKey, err := s.state.sealKey()
@@ -248,7 +247,7 @@ func (s *server) manage(ctx context.Context) (err error) {
 	}
 	collector, _ := s.engine.(runtime.Collector) // the agent's part hides it
 	s.manager, err = lifecycle.New(lifecycle.Options{
-		Runtime: rt, Sealer: s.sealer, Quotas: quotas, Collector: collector, Policy: s.policies.Policy, Store: s.db,
+		Runtime: rt, Sealer: s.sealer, Quotas: s.quotas, Collector: collector, Policy: s.policies.Policy, Store: s.db,
 		Engine: EngineName(s.cfg.Engine), Holder: s.holder, Claim: s.unheld.Claims.Start, Owner: s.owner, Settings: sandboxes, Labels: s.self.Labels(),
 		Logger: s.log, Registry: s.tel.registry, Tracer: s.tel.tracer, SweepEvery: s.cfg.Sandbox.CleanupInterval,
 	})
@@ -256,7 +255,7 @@ func (s *server) manage(ctx context.Context) (err error) {
 		return err
 	}
 	if s.cfg.Sandbox.ChatsRoot != "" {
-		return s.openChats(ctx, quotas)
+		return s.openChats(ctx)
 	}
 	return nil
 }

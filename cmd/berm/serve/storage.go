@@ -11,7 +11,6 @@ import (
 	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/lifecycle/store"
-	"github.com/bermhq/berm/lifecycle/workspace"
 )
 
 // openQuotas makes what holds sandboxes and workspaces to their quotas.
@@ -26,13 +25,10 @@ func openQuotas(ctx context.Context, cfg *config.Config, db *store.Store, log *s
 // closeTimeout bounds the end of a removal, which is after the file that it is at.
 const closeTimeout = 10 * time.Second
 
-// openChats makes the services of workspaces and of chats.
-func (s *server) openChats(ctx context.Context, quotas *quota.Service) (err error) {
-	if s.workspaces, err = workspace.New(s.db, quotas); err != nil {
-		return err
-	}
+// openChats makes the service of chats.
+func (s *server) openChats(ctx context.Context) (err error) {
 	s.chats, err = chat.New(ctx, chat.Options{
-		Root: s.cfg.Sandbox.ChatsRoot, Store: s.db, Workspaces: s.workspaces, Quotas: quotas, Sandboxes: s.manager, Logger: s.log, Registry: s.tel.registry,
+		Root: s.cfg.Sandbox.ChatsRoot, Store: s.db, Quotas: s.quotas, Sandboxes: s.manager, Logger: s.log, Registry: s.tel.registry,
 	})
 	if err != nil {
 		return fmt.Errorf("sandbox.chats_root: %w", err)

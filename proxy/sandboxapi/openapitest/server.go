@@ -11,7 +11,6 @@ import (
 	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
 	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/lifecycle/store"
-	"github.com/bermhq/berm/lifecycle/workspace"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/sandboxapi"
@@ -38,17 +37,15 @@ func Serve(rt runtime.AgentRuntime, dir, pol, tokens string) (url string, stop f
 	must(os.Mkdir(root, 0o755))
 	quotas, err := quota.New(ctx, quota.Options{Store: db, Root: root, QuotaBytes: QuotaBytes, Off: true})
 	must(err)
-	workspaces, err := workspace.New(db, quotas)
-	must(err)
 	manager, err := lifecycle.New(lifecycle.Options{
 		Runtime: rt, Policy: inForce, Store: db, Quotas: quotas, Holder: mountpintest.Holder{}, Owner: "owner",
 		Settings: lifecycle.Settings{Command: []string{"sleep", "infinity"}, ChatsRoot: root, ChatMountPath: "/chat"},
 	})
 	must(err)
-	chats, err := chat.New(ctx, chat.Options{Root: root, Store: db, Workspaces: workspaces, Quotas: quotas, Sandboxes: manager})
+	chats, err := chat.New(ctx, chat.Options{Root: root, Store: db, Quotas: quotas, Sandboxes: manager})
 	must(err)
 	handler, err := sandboxapi.New(sandboxapi.Options{
-		Manager: manager, Workspaces: workspaces, Chats: chats, Policy: inForce, Gate: proxy.GateOptions{Tokens: known}, Version: "1.2.3",
+		Manager: manager, Workspaces: quotas, Chats: chats, Policy: inForce, Gate: proxy.GateOptions{Tokens: known}, Version: "1.2.3",
 	})
 	must(err)
 	done := make(chan struct{})
