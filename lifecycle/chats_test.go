@@ -133,6 +133,7 @@ func filling(t *testing.T, q *quotas) *world {
 			switch e.Command[0] {
 			case "fill":
 				_, _ = io.ReadAll(e.Stdin)
+				_, _ = io.WriteString(e.Stdout, "filled")
 				q.hold("k", 101)
 			case "empty":
 				q.hold("k", 100)
@@ -251,7 +252,7 @@ func TestFollowedChatQuota(t *testing.T) {
 			if attached {
 				s := w.attachExec("x", 0)
 				must(t, s.CloseWrite())
-				if readAll(t, s, 0); !s.Ended().QuotaExceeded || s.Ended().QuotaEnforcement != "hard" {
+				if out, _ := readAll(t, s, 0); out != "filled" || !s.Ended().QuotaExceeded || s.Ended().QuotaEnforcement != "hard" {
 					t.Errorf("%+v", s.Ended())
 				}
 				_ = s.Close()
@@ -259,8 +260,12 @@ func TestFollowedChatQuota(t *testing.T) {
 				t.Fatal(err)
 			}
 			w.eventually("the sandbox is stopped", func() bool { return w.status("k") == lifecycle.StatusStopped })
-			if e := w.execution("x"); e.Status != lifecycle.ExecCompleted || !e.QuotaExceeded || e.QuotaEnforcement != "hard" {
+			if e := w.execution("x"); e.Status != lifecycle.ExecCompleted || !e.QuotaExceeded || e.QuotaEnforcement != "hard" || e.ExitCode == nil {
 				t.Errorf("asked afterwards: %+v", e)
+			}
+			req.ID = "y"
+			if _, err := w.start(context.Background(), req); !refusedFor(err) {
+				t.Errorf("the next: %v", err)
 			}
 		})
 	}
@@ -269,25 +274,6 @@ func TestFollowedChatQuota(t *testing.T) {
 type eof struct{}
 
 func (eof) Read([]byte) (int, error) { return 0, io.EOF }
-
-// What goes on running doesn't escape the quota of its chat's workspace.
-func TestChatQuotaOfWhatRuns(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		q := chatQuotas("k")
-		w := filling(t, q)
-		w.begin(process("p", "cat"))
-		q.hold("k", 100)
-		time.Sleep(5 * time.Minute)
-		if st := w.status("k"); st != lifecycle.StatusRunning {
-			t.Fatalf("within its quota, it is %s", st)
-		}
-		q.hold("k", 101)
-		time.Sleep(2 * time.Minute)
-		if st := w.status("k"); st != lifecycle.StatusStopped {
-			t.Errorf("over its quota, it is %s", st)
-		}
-	})
-}
 
 // zeros is a file of so many bytes; each is noted as written.
 type zeros struct {
@@ -442,9 +428,7 @@ func TestWithoutSandboxThatExpired(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fake, breakOp := breaking("remove")
 		w := newWorld(t, setup{fake: fake})
-		req := request("k")
-		req.Request.TTL = ptr(time.Minute)
-		w.create(req)
+		w.createFor("k", time.Minute)
 		time.Sleep(2 * time.Minute)
 		ran := 0
 		f := func(context.Context) error {

@@ -304,9 +304,7 @@ func TestRestartKnowsItsSandboxes(t *testing.T) {
 		vanishing := request("gone")
 		vanishing.Request.Env = map[string]string{"KEPT": "1"}
 		w.create(vanishing)
-		short := request("ended")
-		short.Request.TTL = ptr(10 * time.Second)
-		w.create(short)
+		w.createFor("ended", 10*time.Second)
 		time.Sleep(30 * time.Second)
 		renewed, err := w.Renew(context.Background(), "a", "k", 0)
 		must(t, err)

@@ -25,9 +25,7 @@ func TestLostStoreIsWrittenAnew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
 		w := newWorld(t, setup{})
-		req := request("k")
-		req.Request.TTL = ptr(time.Minute)
-		w.create(req)
+		w.createFor("k", time.Minute)
 		time.Sleep(50 * time.Second)
 		must(t, second(w.Renew(ctx, "a", "k", 0)))
 		w.stop()
@@ -236,9 +234,7 @@ func TestSweepDoesNotWaitForAPull(t *testing.T) {
 		req := request("k")
 		req.Request.TTL = ptr(time.Second)
 		w.create(req)
-		other := request("other")
-		other.Request.TTL = ptr(time.Second)
-		w.create(other)
+		w.createFor("other", time.Second)
 		time.Sleep(time.Second)
 		req.Request.Image = ptr(remoteImage)
 		if _, err := w.Create(context.Background(), req); !errorIs[*lifecycle.PullingError](err) {

@@ -656,46 +656,6 @@ func TestFollowedUnderASandboxThatEnds(t *testing.T) {
 	}
 }
 
-func TestFollowedQuota(t *testing.T) {
-	for name, attached := range map[string]bool{"attached": true, "alone": false} {
-		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			write := runtimetest.FakeOptions{Exec: func(_ context.Context, _ runtime.Container, e runtime.Exec) (runtime.ExecResult, error) {
-				if e.Command[0] != "write" {
-					return runtime.ExecResult{}, errors.ErrUnsupported
-				}
-				_, _ = io.ReadAll(e.Stdin)
-				_, _ = io.WriteString(e.Stdout, "written\n")
-				return runtime.ExecResult{}, os.WriteFile(filepath.Join(dir, "f"), make([]byte, 3<<20), 0o600)
-			}}
-			w := newWorld(t, setup{fake: write, policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n"})
-			req := follow("x", "")
-			req.Create.Request.HostPath, req.Create.Request.WorkspaceQuotaMB = &dir, ptr(int64(2))
-			req.Command, req.OpenStdin = []string{"write"}, true
-			w.begin(req)
-			if attached {
-				s := w.attachExec("x", 0)
-				must(t, s.CloseWrite())
-				if out, _ := readAll(t, s, 0); out != "written\n" || !s.Ended().QuotaExceeded || s.Ended().QuotaEnforcement != "soft" || s.Ended().Status != lifecycle.ExecCompleted {
-					t.Errorf("%q, %+v", out, s.Ended())
-				}
-				_ = s.Close()
-			} else if err := w.Write(context.Background(), execRef("a", "k", "x"), strings.NewReader(""), true); err != nil {
-				t.Fatal(err)
-			}
-			w.eventually("the sandbox is stopped", func() bool { return w.status("k") == lifecycle.StatusStopped })
-			if e := w.execution("x"); e.Status != lifecycle.ExecCompleted || !e.QuotaExceeded || e.QuotaEnforcement != "soft" || e.ExitCode == nil {
-				t.Errorf("asked afterwards: %+v", e)
-			}
-			var quota *lifecycle.QuotaError
-			req.ID = "y"
-			if _, err := w.start(context.Background(), req); !errors.As(err, &quota) {
-				t.Errorf("the next: %v", err)
-			}
-		})
-	}
-}
-
 // What goes on running doesn't escape the quota.
 func TestQuotaOfWhatRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -41,9 +41,7 @@ func TestEngineSweepHasItsPlace(t *testing.T) {
 			ops = nil
 		}
 		check("at the start", "sweep", "ensure_network", "list")
-		req := request("k")
-		req.Request.TTL = ptr(time.Minute)
-		w.create(req)
+		w.createFor("k", time.Minute)
 		time.Sleep(time.Minute)
 		w.sweep()
 		check("in a sweep", "create", "remove", "sweep", "networks")
@@ -66,9 +64,7 @@ func TestEngineSweepFails(t *testing.T) {
 		var log bytes.Buffer
 		fake, _ := breaking("sweep")
 		w := newWorld(t, setup{logger: slog.New(slog.NewTextHandler(&log, nil)), fake: fake})
-		req := request("k")
-		req.Request.TTL = ptr(time.Minute)
-		w.create(req)
+		w.createFor("k", time.Minute)
 		time.Sleep(time.Minute)
 		if swept := w.sweep(); swept.Cleaned != 1 || swept.Errors != 0 {
 			t.Errorf("swept %+v", swept)
