@@ -341,11 +341,6 @@ func TestReservations(t *testing.T) {
 	three.Done(true)
 	three.Release()
 	used(t, s, ws, 30)
-	for _, bad := range [][2]int64{{-1, 0}, {0, -1}} {
-		if _, err := s.Reserve(ctx, ws, "l", bad[0], bad[1]); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("reserve %d: %v", bad, err)
-		}
-	}
 	if n := s.accounts[ws.ID]; n.reserved != 0 || n.users != 0 {
 		t.Errorf("left: %d bytes, %d users", n.reserved, n.users)
 	}

@@ -4,8 +4,6 @@ import (
 	"context"
 	"os"
 	"time"
-
-	"github.com/bermhq/berm/lifecycle"
 )
 
 // growFor is how long a growing reservation goes by what was known when it was last
@@ -41,13 +39,10 @@ type Reservation struct {
 // Reserve keeps room for an addition of n bytes to a chat, of which replaced, counted as
 // package usage does, make way for it. Without room it is a *FullError. What adds nothing
 // has room in a full workspace, too; but of what is replaced nothing counts for two
-// reservations at once. The reservation must be released. Errors besides:
-// *lifecycle.InvalidError for less than 0 bytes, *lifecycle.UnavailableError.
+// reservations at once. Neither is negative. The reservation must be released. Errors besides:
+// *lifecycle.UnavailableError.
 func (s *Service) Reserve(ctx context.Context, w Workspace, chatID string, n, replaced int64) (*Reservation, error) {
 	r := &Reservation{s: s, w: w, chatID: chatID, n: n, replaced: replaced}
-	if err := negative(n, replaced); err != nil {
-		return nil, err
-	}
 	if s.enforcement() == "" {
 		return r, nil
 	}
@@ -57,13 +52,6 @@ func (s *Service) Reserve(ctx context.Context, w Workspace, chatID string, n, re
 		return nil, err
 	}
 	return r, nil
-}
-
-func negative(n, replaced int64) error {
-	if n < 0 || replaced < 0 {
-		return &lifecycle.InvalidError{Field: "size", Message: "can't be less than 0"}
-	}
-	return nil
 }
 
 // Grow has it keep room for n bytes in all; for less than before it does nothing.
@@ -137,9 +125,6 @@ func (r *Reservation) measure(ctx context.Context) error {
 // afterwards, whether or not that went well; until then the chat isn't measured. It is called
 // once.
 func (r *Reservation) Commit(ctx context.Context, n, replaced int64) error {
-	if err := negative(n, replaced); err != nil {
-		return err
-	}
 	if r.account == nil {
 		return nil
 	}
