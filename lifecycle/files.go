@@ -75,10 +75,6 @@ func (a *Access) makeRoom(ctx context.Context, k *kept, fio *runtime.FileIO) (do
 // sandbox's, or the engine's, and aren't passed on.
 func (a *Access) fileFailed(ctx context.Context, name string, err error) error {
 	switch {
-	case errdefs.IsNotImplemented(err):
-		return &UnsupportedError{Key: a.sb.Key, Err: err}
-	case errdefs.IsUnavailable(err):
-		return &UnavailableError{Err: fmt.Errorf("files of sandbox %s: %w", a.sb.Key, err)}
 	case errdefs.IsInvalidArgument(err):
 		return &InvalidError{Field: "path", Message: fmt.Sprintf("%q isn't of the kind that this call needs, or what came with it can't be used", name)}
 	case errdefs.IsOutOfRange(err):
@@ -89,13 +85,10 @@ func (a *Access) fileFailed(ctx context.Context, name string, err error) error {
 		return &FileError{Path: name, Class: errdefs.ErrPermissionDenied, Message: "the sandbox's user may not do this"}
 	case errdefs.IsResourceExhausted(err):
 		return &FileError{Path: name, Class: errdefs.ErrResourceExhausted, Message: "the sandbox has no room for it"}
-	case !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) && !errdefs.IsInternal(err):
-		return fmt.Errorf("files of sandbox %s: %w", a.sb.Key, err)
 	}
-	// The file, or the container?
-	switch dead := a.registry.checkAlive(ctx, a.rec, a.sb, "it died before this was done; try again"); {
-	case dead != nil:
-		return dead
+	switch other := a.registry.explain(ctx, a.rec, a.sb, "files", "it died before this was done; try again", err); {
+	case other != nil:
+		return other
 	case errors.Is(err, runtime.ErrInterrupted):
 		return &UnavailableError{Err: fmt.Errorf("files of sandbox %s: %w", a.sb.Key, err)}
 	case errdefs.IsNotFound(err):

@@ -183,32 +183,26 @@ func (h *handle) explain(ctx context.Context, err error) error {
 		return nil
 	}
 	sb := h.sb
-	what := fmt.Errorf("processes of sandbox %s: %w", sb.Key, err)
 	var gone *GoneError
 	switch {
 	case errors.As(err, &gone), errors.Is(err, errClosing):
 		return err
 	case ctx.Err() != nil:
 		return fmt.Errorf("processes of sandbox %s: %w", sb.Key, context.Cause(ctx))
-	case errdefs.IsNotImplemented(err):
-		return &UnsupportedError{Key: sb.Key, Err: err}
-	case errdefs.IsUnavailable(err):
-		return &UnavailableError{Err: what}
+	case errdefs.IsInternal(err):
+		return fmt.Errorf("processes of sandbox %s: %w", sb.Key, err)
 	case errdefs.IsOutOfRange(err):
 		return goneError(-1, "output from there on isn't kept any more")
 	case errdefs.IsAborted(err):
 		return processError(h.id, errdefs.ErrAborted, "another has taken it over")
 	case errdefs.IsResourceExhausted(err):
 		return noRoom(sb)
-	case !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err):
-		return what
 	}
-	// The process, or the container?
-	switch dead := h.registry.checkAlive(ctx, h.rec, h.sb, goneWithIt); {
-	case errors.Is(dead, errDied): // without that class: what ran must not run again
+	switch other := h.registry.explain(ctx, h.rec, sb, "processes", goneWithIt, err); {
+	case errors.Is(other, errDied): // without that class: what ran must not run again
 		return &StateError{Key: sb.Key, Status: StatusStopped, Want: goneWithIt}
-	case dead != nil:
-		return dead
+	case other != nil:
+		return other
 	case errdefs.IsNotFound(err):
 		return noProcess(h.id)
 	}

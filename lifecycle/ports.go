@@ -41,18 +41,11 @@ func (a *Access) Dial(ctx context.Context, port int) (runtime.Conn, error) {
 }
 
 func (a *Access) portFailed(ctx context.Context, port int, err error) error {
-	switch {
-	case errdefs.IsNotImplemented(err):
-		return &UnsupportedError{Key: a.sb.Key, Err: err}
-	case errors.Is(err, context.DeadlineExceeded), errdefs.IsDeadlineExceeded(err):
+	if errors.Is(err, context.DeadlineExceeded) || errdefs.IsDeadlineExceeded(err) {
 		return &PortError{Port: port, Message: "nobody took the connection in time"}
-	case errdefs.IsUnavailable(err):
-		return &UnavailableError{Err: fmt.Errorf("dial port %d in sandbox %s: %w", port, a.sb.Key, err)}
-	case !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) && !errdefs.IsInternal(err):
-		return fmt.Errorf("dial port %d in sandbox %s: %w", port, a.sb.Key, err)
 	}
-	if dead := a.registry.checkAlive(ctx, a.rec, a.sb, "its ports need it running"); dead != nil {
-		return dead
+	if other := a.registry.explain(ctx, a.rec, a.sb, fmt.Sprintf("port %d", port), "its ports need it running", err); other != nil {
+		return other
 	}
 	return &PortError{Port: port, Message: "nobody listens at it"}
 }

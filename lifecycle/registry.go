@@ -208,6 +208,22 @@ func (r *Registry) clear(ctx context.Context, id keyID, old *record) error {
 	return nil
 }
 
+// explain returns the meaning of an error of an operation inside a sandbox, on what is named. It
+// returns nil if the container lives, so that the error is of what the operation was on. Dead
+// says what its end is to the caller.
+func (r *Registry) explain(ctx context.Context, rec *record, sb Sandbox, what, dead string, err error) error {
+	named := fmt.Errorf("%s of sandbox %s: %w", what, sb.Key, err)
+	switch {
+	case errdefs.IsNotImplemented(err):
+		return &UnsupportedError{Key: sb.Key, Err: err}
+	case errdefs.IsUnavailable(err):
+		return &UnavailableError{Err: named}
+	case !errdefs.IsNotFound(err) && !errdefs.IsFailedPrecondition(err) && !errdefs.IsInternal(err):
+		return named
+	}
+	return r.checkAlive(ctx, rec, sb, dead)
+}
+
 // checkAlive asks the engine whether the container of a sandbox runs. If it has ended, the error
 // is a *StateError that is errDied, and want says what that is to the caller.
 func (r *Registry) checkAlive(ctx context.Context, rec *record, sb Sandbox, want string) error {
