@@ -57,7 +57,7 @@ func (a *Access) File(ctx context.Context, op runtime.FileOp, fio runtime.FileIO
 // room there is. The caller calls done when the operation has ended.
 func (a *Access) makeRoom(ctx context.Context, k *kept, fio *runtime.FileIO) (done func(), err error) {
 	quotas, own := a.registry.quotas, subject(a.sb)
-	chat := Subject{Tenant: own.Tenant, Key: own.Key} // without the sandbox's own quota
+	chat := Subject{Tenant: own.Tenant, Key: own.Key, SessionID: own.SessionID} // without the sandbox's own quota
 	used, err := quotas.Used(ctx, own)
 	if err == nil {
 		err = quotas.Left(ctx, chat, false)

@@ -1,6 +1,7 @@
 package quota
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -107,14 +108,10 @@ func (a *account) sandboxed(chatID string, changed bool) {
 // touch has a chat measured before it next counts, as its sandbox comes or goes. What isn't
 // known yet of a chat is measured anyway.
 func (s *Service) touch(tenant, chatID string) {
-	w, known, _ := s.owners.get(ownedKey{tenant, chatID})
-	if known && w.ID == "" {
-		w.ID = keysOf(tenant)
-	}
 	var accounts []*account
 	s.mu.Lock()
-	for id, a := range s.accounts {
-		if a.tenant == tenant && (!known || id == w.ID) {
+	for _, a := range s.accounts {
+		if a.tenant == tenant {
 			accounts = append(accounts, a)
 		}
 	}
@@ -255,25 +252,22 @@ func keysOf(tenant string) string { return "keys of " + tenant }
 // that may have changed, but for other sandboxes' that live, which have theirs measured.
 func (s *Service) keysTotal(ctx context.Context, a *account, w Workspace, key string) (total, error) {
 	began := time.Now()
-	all, err := s.keys(w.Tenant, key)
-	if err != nil {
+	keys, err := s.keys(w.Tenant, key)
+	chats, cerr := s.opts.Store.ChatIDs(ctx, w.Tenant, "")
+	if err = cmp.Or(err, cerr); err != nil {
 		return total{}, Unavailable(ctx, err)
 	}
-	var keys []string
-	for _, id := range all {
-		_, chat, err := s.owner(ctx, w.Tenant, id)
-		if err == nil && !chat {
-			keys = append(keys, id)
-			live := id != key && s.live(w.Tenant, id)
-			a.mu.Lock()
-			holds := live && a.figureLocked(id).known
-			a.mu.Unlock()
-			if !holds {
-				err = s.refresh(ctx, a, w.Tenant, id)
+	slices.Sort(chats)
+	keys = slices.DeleteFunc(keys, func(id string) bool { _, chat := slices.BinarySearch(chats, id); return chat })
+	for _, id := range keys {
+		live := id != key && s.live(w.Tenant, id)
+		a.mu.Lock()
+		holds := live && a.figureLocked(id).known
+		a.mu.Unlock()
+		if !holds {
+			if err := s.refresh(ctx, a, w.Tenant, id); err != nil {
+				return total{}, err
 			}
-		}
-		if err != nil {
-			return total{}, err
 		}
 	}
 	a.mu.Lock()

@@ -88,7 +88,7 @@ func (w *world) ChatIDs(_ context.Context, _, id string) (ids []string, _ error)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for chat, of := range w.chats {
-		if of == id {
+		if of == id || id == "" {
 			ids = append(ids, chat)
 		}
 	}
@@ -131,7 +131,9 @@ type setup struct {
 }
 
 // of is the sandbox of a key.
-func of(tenant, key string) lifecycle.Subject { return lifecycle.Subject{Tenant: tenant, Key: key} }
+func of(tenant, key string) lifecycle.Subject {
+	return lifecycle.Subject{Tenant: tenant, Key: key, SessionID: tenant + "/" + key}
+}
 
 func inode(t *testing.T, dir *os.Root) (id string) {
 	t.Helper()

@@ -29,11 +29,15 @@ import (
 
 // subject is an attached sandbox.
 type subject struct {
-	of   ownedKey
+	of   chatKey
 	dirs []string // that it may write to
 	root *os.Root // of its own quota; nil without one, or if it couldn't be opened
 	held bool     // the kernel holds that; of Service.mu
+
+	owner *Workspace // of its chat, without an ID if its key is of none; nil: not known; of Service.mu
 }
+
+type chatKey struct{ tenant, chatID string }
 
 // row is a project, as far as this process has come with it.
 type row struct {
@@ -99,7 +103,7 @@ func (s *Service) setSubject(sessionID string, sub *subject) {
 func (s *Service) attached(tenant, key string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.sharing[ownedKey{tenant, key}] > 0
+	return s.sharing[chatKey{tenant, key}] > 0
 }
 
 // errExchanged says that a path doesn't lead to the directory that a sandbox mounts.
@@ -138,7 +142,7 @@ func (s *Service) Attach(ctx context.Context, sub lifecycle.Subject) (inode stri
 	}
 	// An own quota that isn't the kernel's to hold is measured.
 	hold := root != nil && slices.Contains(sub.Dirs, sub.Dir) && !sub.Exempt && (!s.opts.Off || sub.Resumed)
-	now := &subject{of: ownedKey{sub.Tenant, sub.Key}, dirs: sub.Dirs, root: root}
+	now := &subject{of: chatKey{sub.Tenant, sub.Key}, dirs: sub.Dirs, root: root}
 	if len(sub.Dirs) == 0 {
 		s.setSubject(sub.SessionID, now)
 		return inode, nil

@@ -7,6 +7,8 @@ import (
 	"os"
 	"time"
 
+	"github.com/containerd/errdefs"
+
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/hostdir"
 )
@@ -50,7 +52,7 @@ func (s *Service) Left(ctx context.Context, sub lifecycle.Subject, changed bool)
 	if !s.Shared() {
 		return nil
 	}
-	w, there, err := s.owner(ctx, sub.Tenant, sub.Key)
+	w, there, err := s.owner(ctx, sub)
 	if err != nil {
 		return err
 	}
@@ -64,11 +66,45 @@ func (s *Service) Left(ctx context.Context, sub lifecycle.Subject, changed bool)
 	t, err := sum(ctx, a, w, sub.Key)
 	if quota := s.opts.QuotaBytes; err == nil && (t.chat != "" || t.used > quota) {
 		if !changed { // what was in the way may have been removed
-			return s.Left(ctx, lifecycle.Subject{Tenant: sub.Tenant, Key: sub.Key}, true)
+			return s.Left(ctx, lifecycle.Subject{Tenant: sub.Tenant, Key: sub.Key, SessionID: sub.SessionID}, true)
 		}
 		return &lifecycle.QuotaError{UsedBytes: t.used, QuotaBytes: quota}
 	}
 	return err
+}
+
+// owner returns the workspace of a sandbox's chat; false if its key is of no chat. Of an attached
+// sandbox, it asks the store once.
+func (s *Service) owner(ctx context.Context, sub lifecycle.Subject) (w Workspace, chat bool, err error) {
+	s.mu.Lock()
+	known, changes := s.subjects[sub.SessionID], s.changes
+	if known != nil && known.owner != nil {
+		defer s.mu.Unlock()
+		return *known.owner, known.owner.ID != "", nil
+	}
+	s.mu.Unlock()
+	w, err = s.opts.Store.WorkspaceOf(ctx, sub.Tenant, sub.Key)
+	if err != nil && !errdefs.IsNotFound(err) {
+		return Workspace{}, false, Unavailable(ctx, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if known != nil && changes == s.changes {
+		known.owner = &w
+	}
+	return w, w.ID != "", nil
+}
+
+// Changed must be called whenever a chat may have been put into the store, or removed from it.
+func (s *Service) Changed(tenant, chatID string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.changes++
+	for _, sub := range s.subjects {
+		if sub.of == (chatKey{tenant, chatID}) {
+			sub.owner = nil
+		}
+	}
 }
 
 // storeTimeout is for a call of the store that nobody else bounds.
@@ -89,7 +125,7 @@ func (s *Service) Enforcement(sub lifecycle.Subject) string {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 	defer cancel()
-	_, there, err := s.owner(ctx, sub.Tenant, sub.Key)
+	_, there, err := s.owner(ctx, sub)
 	switch {
 	case err != nil:
 		return ""

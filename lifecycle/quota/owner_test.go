@@ -2,7 +2,6 @@ package quota
 
 import (
 	"context"
-	"strconv"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -24,15 +23,18 @@ func (a *asked) WorkspaceOf(ctx context.Context, tenant, chatID string) (Workspa
 	return w, err
 }
 
-// Whose chat a key is, is asked once, and again when that may have changed.
+// Whose chat an attached sandbox' key is, is asked once, and again when that may have changed.
 func TestOwner(t *testing.T) {
 	w := newWorld()
 	store := &asked{world: w}
 	s, ws := w.service(t, setup{QuotaBytes: 10})
 	s.opts.Store = store
+	for _, chat := range []string{"c", "d", "e"} {
+		must(t, second(s.Attach(t.Context(), of("t", chat))))
+	}
 	owner := func(chat string, want bool, times int) {
 		t.Helper()
-		got, there, err := s.owner(t.Context(), "t", chat)
+		got, there, err := s.owner(t.Context(), of("t", chat))
 		if err != nil || there != want || there && got != ws || store.times != times {
 			t.Errorf("%s: %+v, %t, %v, the store was asked %d times", chat, got, there, err, store.times)
 		}
@@ -59,26 +61,9 @@ func TestOwner(t *testing.T) {
 
 	// Neither is an error.
 	w.set(func() { w.failing = context.DeadlineExceeded })
-	if _, _, err := s.owner(t.Context(), "t", "e"); !errdefs.IsUnavailable(err) {
+	if _, _, err := s.owner(t.Context(), of("t", "e")); !errdefs.IsUnavailable(err) {
 		t.Errorf("a store that fails: %v", err)
 	}
 	w.set(func() { w.failing = nil })
 	owner("e", false, 7)
-}
-
-// TestOwnersEvict checks that more keys than are remembered don't have all of them asked about.
-func TestOwnersEvict(t *testing.T) {
-	var o owners
-	for n := range 2 * maxOwners {
-		o.put(ownedKey{"t", strconv.Itoa(n % (maxOwners + 100))}, Workspace{}, 0)
-	}
-	known := 0
-	for n := range maxOwners + 100 {
-		if _, ok, _ := o.get(ownedKey{"t", strconv.Itoa(n)}); ok {
-			known++
-		}
-	}
-	if known != maxOwners {
-		t.Errorf("%d are remembered", known)
-	}
 }

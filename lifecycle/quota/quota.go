@@ -63,7 +63,7 @@ type Store interface {
 	// WorkspaceOf returns a chat's workspace; of errdefs' NotFound class if the key is of no
 	// chat.
 	WorkspaceOf(ctx context.Context, tenant, chatID string) (Workspace, error)
-	// ChatIDs lists a workspace's chats.
+	// ChatIDs lists a workspace's chats; without an ID, all of the tenant's.
 	ChatIDs(ctx context.Context, tenant, workspaceID string) ([]string, error)
 
 	// Projects returns all sandboxes' projects.
@@ -151,7 +151,6 @@ type Service struct {
 	live    func(tenant, key string) bool
 	follow  func(dir, like *os.File) error
 
-	owners   owners
 	counting keylock.Map[string] // by workspace: held while the kernel is asked; before an account's mu
 
 	turn    chan struct{}       // held while the next two are used; never while a tree is walked
@@ -160,7 +159,8 @@ type Service struct {
 
 	mu       sync.Mutex          // never held for long; not together with an account's
 	subjects map[string]*subject // by session
-	sharing  map[ownedKey]int    // how many of them a key has
+	sharing  map[chatKey]int     // how many of them a key has
+	changes  int                 // of chats
 	accounts map[string]*account
 	swept    time.Time // when idle accounts were looked for last
 }
@@ -176,7 +176,7 @@ func New(ctx context.Context, opts Options) (*Service, error) {
 	s := &Service{
 		opts: opts, log: cmp.Or(opts.Logger, slog.New(slog.DiscardHandler)), find: opts.Find, measure: hostdir.Allocated,
 		turn: make(chan struct{}, 1), systems: map[uint64]Projects{}, rows: map[string]*row{},
-		subjects: map[string]*subject{}, sharing: map[ownedKey]int{}, accounts: map[string]*account{},
+		subjects: map[string]*subject{}, sharing: map[chatKey]int{}, accounts: map[string]*account{},
 	}
 	s.open, s.keys, s.live, s.follow = s.openDir, s.listKeys, s.attached, project.Follow
 	if s.find == nil {

@@ -112,6 +112,8 @@ func TestWorkspaces(t *testing.T) {
 		}
 	}
 	same(t, "chats", []string{"k"}, get(s.ChatIDs(ctx, "a", "9")))
+	chatIn(t, s, "a", "8", "j")
+	same(t, "all chats", []string{"j", "k"}, get(s.ChatIDs(ctx, "a", "")))
 	if ids := get(s.ChatIDs(ctx, "b", "9")); ids != nil {
 		t.Errorf("another tenant sees %q", ids)
 	}

@@ -48,6 +48,9 @@ func (s *Store) WorkspaceOf(ctx context.Context, tenant, chatID string) (quota.W
 
 // ChatIDs is quota.Store's. A workspace that isn't there has none.
 func (s *Store) ChatIDs(ctx context.Context, tenant, workspaceID string) ([]string, error) {
+	if workspaceID == "" {
+		return list(ctx, s.db, value[string], "SELECT chat_id FROM chats WHERE tenant = ? ORDER BY chat_id", tenant)
+	}
 	return list(ctx, s.db, value[string],
 		"SELECT chat_id FROM chats WHERE tenant = ? AND workspace_id = ? ORDER BY chat_id", tenant, workspaceID)
 }
