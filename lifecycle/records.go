@@ -416,34 +416,28 @@ func (s *slot) snapshotLocked(now time.Time) (Sandbox, bool) {
 // must call unlock if it gets neither a create nor an error.
 func (t *records) lockOrJoin(ctx context.Context, id keyID) (unlock func(), p *pendingCreate, err error) {
 	for {
-		wait, wake := context.WithCancel(ctx)
-		unlock, p, err = t.tryLockOrJoin(wait, wake, id)
+		t.mu.Lock()
+		s := t.slotLocked(id)
+		if s.pending != nil {
+			defer t.mu.Unlock()
+			return nil, s.pending, nil
+		}
+		wait, wake := context.WithCancel(ctx) // launch wakes those that wait
+		if s.joining == nil {
+			s.joining = map[context.Context]func(){}
+		}
+		s.joining[wait] = wake
+		t.mu.Unlock()
+		unlock, err = t.keys.Lock(wait, id)
 		wake()
+		t.mu.Lock()
+		delete(s.joining, wait)
+		t.freeLocked(id, s)
+		t.mu.Unlock()
 		if err == nil || ctx.Err() != nil { // else a create began, and may have ended since
-			return unlock, p, err
+			return unlock, nil, err
 		}
 	}
-}
-
-// tryLockOrJoin is one attempt of lockOrJoin. Launch calls wake, which must end ctx.
-func (t *records) tryLockOrJoin(ctx context.Context, wake func(), id keyID) (unlock func(), p *pendingCreate, err error) {
-	t.mu.Lock()
-	s := t.slotLocked(id)
-	if s.pending != nil {
-		defer t.mu.Unlock()
-		return nil, s.pending, nil
-	}
-	if s.joining == nil {
-		s.joining = map[context.Context]func(){}
-	}
-	s.joining[ctx] = wake
-	t.mu.Unlock()
-	unlock, err = t.keys.Lock(ctx, id)
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(s.joining, ctx)
-	t.freeLocked(id, s)
-	return unlock, nil, err
 }
 
 // enforced updates how the quota is enforced that the sandbox has turned out to be over: its
