@@ -53,7 +53,6 @@ func Untar(ctx context.Context, r io.Reader, into *os.Root, o UntarOptions) erro
 	return With(into, func(top *os.File) error {
 		in := &metered{r: r}
 		u := &unpacker{UntarOptions: o, in: in, tr: tar.NewReader(in), top: top, buf: make([]byte, copyBuffer)}
-		defer u.keep(nil, "")
 		if err := u.all(); err != nil {
 			return err
 		}
@@ -69,17 +68,6 @@ type unpacker struct {
 	buf     []byte
 	total   int64
 	entries int
-
-	last     *os.File // the directory that was used last, unless it is top
-	lastPath string
-}
-
-// keep takes over the handle of the directory that the next file may be in as well.
-func (u *unpacker) keep(dir *os.File, path string) {
-	if u.last != nil {
-		_ = u.last.Close()
-	}
-	u.last, u.lastPath = dir, path
 }
 
 func refuse(format string, args ...any) error {
@@ -146,8 +134,7 @@ func (u *unpacker) entry(h *tar.Header) error {
 		}
 	}
 	if h.Typeflag == tar.TypeDir {
-		_, err := u.directory(elements)
-		return err
+		return u.into(elements, func(*os.File) error { return nil })
 	}
 	last := len(elements) - 1
 	if last < 0 || strings.HasSuffix(h.Name, "/") || strings.HasSuffix(h.Name, "/.") {
@@ -167,11 +154,7 @@ func (u *unpacker) entry(h *tar.Header) error {
 	default:
 		return refuse("%q is of type %q in the archive: only regular files, directories and symbolic links can be unpacked", short(h.Name), h.Typeflag)
 	}
-	dir, err := u.directory(elements[:last])
-	if err != nil {
-		return err
-	}
-	return OfSpace(short(h.Name), put(dir, elements[last], h))
+	return u.into(elements[:last], func(dir *os.File) error { return OfSpace(short(h.Name), put(dir, elements[last], h)) })
 }
 
 // split checks a path in an archive and returns its elements; none for the top.
@@ -201,16 +184,8 @@ func split(path string) ([]string, error) {
 	return elements, nil
 }
 
-// directory opens a directory, and makes it, and those above it, if they are missing. The
-// handle is valid until the next call.
-func (u *unpacker) directory(elements []string) (*os.File, error) {
-	if len(elements) == 0 {
-		return u.top, nil
-	}
-	path := strings.Join(elements, "/")
-	if u.last != nil && path == u.lastPath { // directories are never replaced
-		return u.last, nil
-	}
+// into calls f with a directory. It makes it, and those above it, if they are missing.
+func (u *unpacker) into(elements []string, f func(dir *os.File) error) error {
 	dir := u.top
 	for _, element := range elements {
 		next, err := u.child(dir, element)
@@ -218,15 +193,17 @@ func (u *unpacker) directory(elements []string) (*os.File, error) {
 			_ = dir.Close()
 		}
 		if notDir(err) {
-			return nil, refuse("%q in the archive is a directory and something else", short(path))
+			return refuse("%q in the archive is a directory and something else", short(strings.Join(elements, "/")))
 		}
 		if err != nil {
-			return nil, OfSpace(path, err)
+			return OfSpace(strings.Join(elements, "/"), err)
 		}
 		dir = next
 	}
-	u.keep(dir, path)
-	return dir, nil
+	if dir != u.top {
+		defer dir.Close()
+	}
+	return f(dir)
 }
 
 func (u *unpacker) child(parent *os.File, name string) (*os.File, error) {
