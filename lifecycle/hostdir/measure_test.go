@@ -435,13 +435,3 @@ func TestRemovedRoot(t *testing.T) {
 		t.Errorf("%d, %v", got, err)
 	}
 }
-
-func BenchmarkEmpty(b *testing.B) {
-	dir := b.TempDir()
-	for b.Loop() {
-		root, err := os.OpenRoot(dir)
-		must(b, err)
-		_, err = Sizes(context.Background(), root)
-		must(b, err, root.Close())
-	}
-}

@@ -159,20 +159,6 @@ func TestOddPath(t *testing.T) {
 	}
 }
 
-func BenchmarkPut(b *testing.B) {
-	s, err := Open(context.Background(), Options{Path: filepath.Join(b.TempDir(), "berm.db")})
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer s.Close()
-	r := record("1")
-	for b.Loop() {
-		if err := s.Put(context.Background(), r); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
 // No project is ever given out twice.
 func TestProjects(t *testing.T) {
 	t.Parallel()
