@@ -158,7 +158,7 @@ func (h *handle) awaitEnd(ctx context.Context) (runtime.ProcessInfo, error) {
 		}
 		var done <-chan struct{}
 		h.registry.mu.Lock()
-		if t := h.tracked[h.proc]; t != nil {
+		if t := h.procs[h.proc]; t != nil && !t.ended {
 			done = t.done
 		}
 		h.registry.mu.Unlock()

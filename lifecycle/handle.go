@@ -153,8 +153,9 @@ func (h *handle) forget(ctx context.Context) error {
 	err := h.do(ctx, "process_forget", h.insider.Forget)
 	if err == nil {
 		h.registry.mu.Lock()
-		delete(h.ended, h.proc)
-		delete(h.isReady, h.proc)
+		if t := h.procs[h.proc]; t != nil && t.ended {
+			delete(h.procs, h.proc)
+		}
 		h.registry.mu.Unlock()
 	}
 	return err

@@ -69,8 +69,8 @@ func newProcesses(r *Registry) *processes {
 	p := &processes{registry: r, engine: r.engine, quotas: r.quotas, opts: r.opts, insider: r.opts.Runtime}
 	r.watch = func(rec *record) watcher {
 		return &monitor{
-			processes: p, rec: rec, tracked: map[string]*tracked{}, ended: map[string]endedProcess{},
-			streams: map[string]map[*stream]struct{}{}, isReady: map[string]bool{}, last: map[string]lastOf{},
+			processes: p, rec: rec, procs: map[string]*proc{},
+			streams: map[string]map[*stream]struct{}{}, last: map[string]lastOf{},
 		}
 	}
 	return p
@@ -82,10 +82,9 @@ type monitor struct {
 	*processes
 	rec *record
 
-	tracked map[string]*tracked             // by runtime ID: those not known to have ended
-	ended   map[string]endedProcess         // by runtime ID: those that have, and aren't forgotten
+	procs   map[string]*proc                // by runtime ID: those that aren't forgotten
+	running int                             // of them, not known to have ended
 	streams map[string]map[*stream]struct{} // by runtime ID: those that callers follow
-	isReady map[string]bool                 // by runtime ID: of processes whose caller asked for it
 	last    map[string]lastOf               // by the caller's ID: commands that ended with their container
 
 	kick       chan struct{} // holds one; nil unless the loop runs
@@ -96,32 +95,25 @@ type monitor struct {
 	unkillable bool          // something can't be killed: remove the sandbox
 }
 
-// endedProcess is a process that has ended.
-type endedProcess struct {
-	started   time.Time
-	kept      int64 // bytes of its output
-	status    ExecStatus
-	notKilled bool // some of its descendants outlived it
-	counted   bool // its end was that of a tracked one
-}
-
 // lastOf is a command whose container is gone.
 type lastOf struct {
 	process Process
 	hash    string
 }
 
-// tracked is a running command or process.
-type tracked struct {
+// proc is a command or process of a sandbox.
+type proc struct {
 	kind     Kind
-	info     runtime.ProcessInfo // as last seen
+	info     runtime.ProcessInfo // as last seen; without the command once it has ended
+	ended    bool
+	ready    *bool // nil unless its caller asked for it
 	label    label
 	deadline time.Time     // by which a timeout should have ended it; zero is never
 	overdue  time.Time     // when it was first seen past its deadline
 	kill     time.Time     // when it is killed then, or once more
 	missed   bool          // it wasn't in the last list
 	unlock   func()        // of its sandbox' turn; nil if it has none
-	done     chan struct{} // closed when it has ended
+	done     chan struct{} // closed when it has ended; nil if it was never known to run
 }
 
 func monitorOf(rec *record) *monitor { return rec.watcher.(*monitor) }
@@ -141,11 +133,11 @@ func (m *monitor) snapshot() Sandbox { return m.registry.snapshot(m.rec) }
 // unlock, if not nil, ends the turn that the process has from now on.
 func (m *monitor) trackLocked(info runtime.ProcessInfo, counted bool, unlock func()) {
 	k, _ := kindOf(info.ID)
-	t := m.tracked[info.ID]
+	t := m.procs[info.ID]
 	switch {
-	case t == nil:
+	case t == nil || t.ended:
 		l := parseLabel(info.Label)
-		t = &tracked{kind: k, info: info, label: l, done: make(chan struct{})}
+		t = &proc{kind: k, info: info, label: l, done: make(chan struct{})}
 		if l.TimeoutMS > 0 {
 			start := info.StartedAt
 			if now := time.Now(); counted || start.After(now) {
@@ -153,8 +145,8 @@ func (m *monitor) trackLocked(info runtime.ProcessInfo, counted bool, unlock fun
 			}
 			t.deadline = start.Add(l.timeout())
 		}
-		m.tracked[info.ID] = t
-		delete(m.isReady, info.ID) // an earlier one's
+		m.procs[info.ID] = t
+		m.running++
 		if !counted {
 			m.rec.uses[k.use()]++
 		}
@@ -170,13 +162,10 @@ func (m *monitor) trackLocked(info runtime.ProcessInfo, counted bool, unlock fun
 	m.startLocked()
 }
 
-// endLocked records that a process has ended. It returns false if that was known.
-func (m *monitor) endLocked(proc string, status ExecStatus) bool {
-	t := m.tracked[proc]
-	if t == nil {
-		return false
-	}
-	delete(m.tracked, proc)
+// endLocked records that a process which ran has ended.
+func (m *monitor) endLocked(t *proc, status ExecStatus) {
+	t.ended = true
+	m.running--
 	m.rec.leaveLocked(t.kind.use())
 	if t.unlock != nil {
 		t.unlock()
@@ -185,7 +174,6 @@ func (m *monitor) endLocked(proc string, status ExecStatus) bool {
 		m.registry.metrics.command(status)
 	}
 	close(t.done)
-	return true
 }
 
 // seen records what a sandbox reports of one of its processes.
@@ -199,46 +187,43 @@ func (m *monitor) seen(info runtime.ProcessInfo) {
 // report may be late: of a process known to have ended, or whose ID another has by now.
 func (m *monitor) seenLocked(info runtime.ProcessInfo) (ended bool) {
 	k, _ := kindOf(info.ID)
-	t := m.tracked[info.ID]
-	before, known := m.ended[info.ID]
+	t := m.procs[info.ID]
 	switch {
 	case k == "" || !m.aliveLocked():
-	case t == nil && !known && len(m.tracked)+len(m.ended) >= maxListed:
+	case t == nil && len(m.procs) >= maxListed:
 	case t != nil && info.StartedAt.Before(t.info.StartedAt):
-	case t == nil && info.Running && known && !info.StartedAt.After(before.started):
-	case info.Running && t != nil:
-		t.info = info
-	case info.Running:
+	case t != nil && t.ended && info.Running && info.StartedAt.Equal(t.info.StartedAt):
+	case info.Running && (t == nil || t.ended):
 		m.trackLocked(info, false, nil)
+	case info.Running:
+		t.info = info
 	default:
-		e := endedProcess{info.StartedAt, max(info.NextSeq-info.FirstSeq, 0), statusOfEnd(info), info.NotKilled, before.counted}
-		first := m.endLocked(info.ID, e.status)
-		e.counted = first || known && before.counted && before.started.Equal(e.started)
-		if !known || !e.started.Before(before.started) {
-			m.ended[info.ID] = e
+		ended = t != nil && !t.ended
+		if !ended && (t == nil || info.StartedAt.After(t.info.StartedAt)) {
+			t = &proc{kind: k, ended: true}
+			m.procs[info.ID] = t
 		}
-		if first {
-			m.leftLocked(e)
+		t.info = info
+		t.info.Command = nil // which may be long
+		if ended {
+			m.endLocked(t, statusOfEnd(info))
+			m.leftLocked(info)
 		}
-		return first
 	}
-	return false
+	return ended
 }
 
 // leftLocked has the loop act on the end of a process.
-func (m *monitor) leftLocked(e endedProcess) {
-	m.unkillable = m.unkillable || e.notKilled
+func (m *monitor) leftLocked(info runtime.ProcessInfo) {
+	m.unkillable = m.unkillable || info.NotKilled
 	m.measure = m.measure || m.registry.mayHaveQuota(m.rec.sb)
 	m.startLocked()
 }
 
 // isLocked reports whether the process of an ID is still the one that info describes.
 func (m *monitor) isLocked(info runtime.ProcessInfo) bool {
-	if t := m.tracked[info.ID]; t != nil {
-		return t.info.StartedAt.Equal(info.StartedAt)
-	}
-	e, known := m.ended[info.ID]
-	return known && e.started.Equal(info.StartedAt)
+	t := m.procs[info.ID]
+	return t != nil && t.info.StartedAt.Equal(info.StartedAt)
 }
 
 // foundLocked implements watcher.
@@ -250,20 +235,22 @@ func (m *monitor) foundLocked() {
 // lostLocked implements watcher.
 func (m *monitor) lostLocked() {
 	now := time.Now().UTC()
-	for proc, t := range m.tracked {
+	for _, t := range m.procs {
+		if t.ended {
+			continue
+		}
 		if t.kind != KindExec {
-			m.endLocked(proc, "")
+			m.endLocked(t, "")
 			continue
 		}
 		info := t.info
 		info.Running, info.Killed, info.EndedAt = false, true, now
 		info.TimedOut = !t.deadline.IsZero() && now.After(t.deadline)
 		m.keepLastLocked(info, t.label.Hash, m.over)
-		m.endLocked(proc, statusOfEnd(info))
+		m.endLocked(t, statusOfEnd(info))
 	}
 	m.measure, m.over = false, false
-	clear(m.isReady)
-	clear(m.ended)
+	clear(m.procs)
 }
 
 // keepLastLocked keeps the end of a command beyond its container.
@@ -288,7 +275,7 @@ func (m *monitor) keepEnded(ctx context.Context, sb Sandbox) {
 	}
 }
 
-// listed records a whole list of processes. A tracked one that isn't in it is lost.
+// listed records a whole list of processes. One that ran and isn't in it is lost.
 func (m *monitor) listed(infos []runtime.ProcessInfo) {
 	m.registry.mu.Lock()
 	defer m.registry.mu.Unlock()
@@ -296,20 +283,17 @@ func (m *monitor) listed(infos []runtime.ProcessInfo) {
 	for _, info := range infos {
 		there[info.ID] = true
 	}
-	for proc, t := range m.tracked {
-		if !there[proc] && t.missed {
-			m.endLocked(proc, ExecKilled)
-		}
-		t.missed = !there[proc] // it may have been started after the list was made
-	}
-	for proc := range m.ended {
-		if !there[proc] {
-			delete(m.ended, proc)
-		}
-	}
-	for proc := range m.isReady {
-		if !there[proc] && m.tracked[proc] == nil {
-			delete(m.isReady, proc)
+	for id, t := range m.procs {
+		switch {
+		case there[id]:
+			t.missed = false
+		case t.ended:
+			delete(m.procs, id)
+		case t.missed:
+			m.endLocked(t, ExecKilled)
+			delete(m.procs, id)
+		default:
+			t.missed = true // it may have been started after the list was made
 		}
 	}
 	for _, info := range infos {
@@ -322,9 +306,9 @@ func (m *monitor) listed(infos []runtime.ProcessInfo) {
 func (m *monitor) lateLocked() map[string]time.Duration {
 	now := time.Now()
 	late := map[string]time.Duration{}
-	for proc, t := range m.tracked {
+	for proc, t := range m.procs {
 		switch {
-		case t.deadline.IsZero() || now.Before(t.deadline) || m.rec.sb.Status == StatusPaused:
+		case t.ended || t.deadline.IsZero() || now.Before(t.deadline) || m.rec.sb.Status == StatusPaused:
 			t.overdue = time.Time{}
 		case t.overdue.IsZero():
 			t.overdue, t.kill = now, now.Add(overdueKill)
@@ -344,12 +328,12 @@ func (m *monitor) started(info runtime.ProcessInfo, unlock func()) bool {
 	if !m.aliveLocked() {
 		return false
 	}
-	if e, known := m.ended[info.ID]; known && info.Running && !info.StartedAt.After(e.started) { // its end was quicker
-		if !e.counted {
-			if k, _ := kindOf(info.ID); k == KindExec {
-				m.registry.metrics.command(e.status)
+	if t := m.procs[info.ID]; t != nil && t.ended && info.Running && !info.StartedAt.After(t.info.StartedAt) { // its end was quicker
+		if t.done == nil {
+			if t.kind == KindExec {
+				m.registry.metrics.command(statusOfEnd(t.info))
 			}
-			m.leftLocked(e)
+			m.leftLocked(t.info)
 		}
 		return false
 	}
@@ -376,7 +360,7 @@ func (m *monitor) endSeen(ctx context.Context, info runtime.ProcessInfo) bool {
 // readLocked reports whether a process that has ended is still read.
 func (m *monitor) readLocked() bool {
 	for proc := range m.streams {
-		if m.tracked[proc] == nil {
+		if t := m.procs[proc]; t == nil || t.ended {
 			return true
 		}
 	}
@@ -408,8 +392,8 @@ func (m *monitor) processLocked(info runtime.ProcessInfo) Process {
 		StartedAt: info.StartedAt, Timeout: parseLabel(info.Label).timeout(),
 		FirstSeq: info.FirstSeq, NextSeq: info.NextSeq, QuotaEnforcement: sb.Enforcement.WorkspaceQuota,
 	}
-	if ready, ok := m.isReady[info.ID]; ok {
-		p.Ready = &ready
+	if t := m.procs[info.ID]; t != nil {
+		p.Ready = t.ready
 	}
 	for s := range m.streams[info.ID] {
 		p.Attached = p.Attached || s.attached && info.Running && s.info.StartedAt.Equal(info.StartedAt)

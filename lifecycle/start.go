@@ -350,7 +350,7 @@ func (s *start) ready(ctx context.Context) (Process, error) {
 	}
 	h.registry.mu.Lock()
 	if h.isLocked(s.info) { // else it was replaced
-		h.isReady[h.proc] = ready
+		h.procs[h.proc].ready = &ready
 	}
 	h.registry.mu.Unlock()
 	now, err := h.ask(ctx)

@@ -46,7 +46,7 @@ func (m *monitor) loop(kick <-chan struct{}) {
 		m.prune(ctx)
 		m.registry.mu.Lock()
 		alive := m.aliveLocked()
-		if len(m.tracked) == 0 && !m.rec.unsure && len(kick) == 0 && !(alive && (m.unkillable || m.measure || m.over && !m.readLocked())) {
+		if m.running == 0 && !m.rec.unsure && len(kick) == 0 && !(alive && (m.unkillable || m.measure || m.over && !m.readLocked())) {
 			m.kick = nil
 			m.registry.mu.Unlock()
 			return
@@ -65,7 +65,7 @@ func (m *monitor) loop(kick <-chan struct{}) {
 		if now := time.Now(); !now.Before(measure) {
 			measure = now.Add(measureGap)
 			m.registry.mu.Lock()
-			if now.Sub(m.measuredAt) >= measureGap && len(m.tracked) > 0 && m.rec.sb.Status == StatusRunning && m.registry.mayHaveQuota(m.rec.sb) {
+			if now.Sub(m.measuredAt) >= measureGap && m.running > 0 && m.rec.sb.Status == StatusRunning && m.registry.mayHaveQuota(m.rec.sb) {
 				m.measure = true
 			}
 			m.registry.mu.Unlock()
@@ -84,9 +84,9 @@ func (m *monitor) dueLocked() time.Time {
 	if m.unkillable || m.over {
 		due = earlier(due, soon)
 	}
-	for _, t := range m.tracked {
+	for _, t := range m.procs {
 		switch {
-		case t.deadline.IsZero():
+		case t.ended || t.deadline.IsZero():
 		case !t.overdue.IsZero():
 			due = earlier(due, t.kill)
 		case now.Before(t.deadline):
@@ -191,25 +191,23 @@ func (m *monitor) killLate(ctx context.Context) {
 
 // prune makes the sandbox forget the oldest of the processes that have ended.
 func (m *monitor) prune(ctx context.Context) {
-	type old struct {
-		proc string
-		endedProcess
-	}
 	m.registry.mu.Lock()
 	sb := m.rec.sb
-	var all []old
-	for proc, e := range m.ended {
-		all = append(all, old{proc, e})
+	var all []runtime.ProcessInfo
+	for _, t := range m.procs {
+		if t.ended {
+			all = append(all, t.info)
+		}
 	}
-	slices.SortFunc(all, func(a, b old) int { // the newest first
-		return cmp.Or(b.started.Compare(a.started), cmp.Compare(b.proc, a.proc))
+	slices.SortFunc(all, func(a, b runtime.ProcessInfo) int { // the newest first
+		return cmp.Or(b.StartedAt.Compare(a.StartedAt), cmp.Compare(b.ID, a.ID))
 	})
 	size := int64(0)
 	var drop []string
-	for i, e := range all {
-		size += e.kept
-		if i > 0 && (i >= maxEnded || size > maxEndedBytes) && m.streams[e.proc] == nil {
-			drop = append(drop, e.proc)
+	for i, info := range all {
+		size += max(info.NextSeq-info.FirstSeq, 0)
+		if i > 0 && (i >= maxEnded || size > maxEndedBytes) && m.streams[info.ID] == nil {
+			drop = append(drop, info.ID)
 		}
 	}
 	m.registry.mu.Unlock()
