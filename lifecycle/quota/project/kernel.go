@@ -4,9 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"unsafe"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -72,35 +72,27 @@ func newSystem(dir *os.File) (*system, error) {
 	if _, err := s.state(); !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EPERM) {
 		return s, nil
 	}
-	table, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return nil, err
-	}
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
 		return nil, fmt.Errorf("look at %s: %w", dir.Name(), err)
 	}
-	if device := deviceOf(string(table), st.Dev); device != "" {
+	device, err := deviceOf(st.Dev)
+	if device != "" {
 		s.device, err = unix.BytePtrFromString(device)
 	}
 	return s, err
 }
 
-// deviceOf returns the path of the block device with a mounted file system, as
-// proc_pid_mountinfo(5) has it; empty if it isn't there.
-func deviceOf(mountinfo string, dev uint64) string {
-	number := fmt.Sprintf("%d:%d", unix.Major(dev), unix.Minor(dev))
-	for line := range strings.Lines(mountinfo) {
-		mount, source, _ := strings.Cut(line, " - ")
-		if f := strings.Fields(mount); len(f) < 3 || f[2] != number {
-			continue
-		}
+// deviceOf returns the path of the block device with a mounted file system; empty if there is none.
+func deviceOf(dev uint64) (string, error) {
+	mounts, err := mountinfo.GetMounts(nil)
+	for _, m := range mounts {
 		var st unix.Stat_t
-		if f := strings.Fields(source); len(f) > 1 && unix.Stat(f[1], &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev == dev {
-			return f[1]
+		if unix.Mkdev(uint32(m.Major), uint32(m.Minor)) == dev && unix.Stat(m.Source, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev == dev {
+			return m.Source, nil
 		}
 	}
-	return ""
+	return "", err
 }
 
 func (s *system) attr(fd int) (fsxattr, error) {

@@ -363,10 +363,9 @@ func TestKernelNumbers(t *testing.T) {
 
 func TestDeviceOf(t *testing.T) {
 	t.Parallel()
-	const table = "21 1 8:1 / / rw - ext4 /dev/null rw\n22 1 8:1 / /m rw shared:1 - ext4 /dev/none rw\nodd\n23 1 8:2 / /n rw - tmpfs\n"
-	for _, dev := range []uint64{unix.Mkdev(8, 1), unix.Mkdev(8, 2), unix.Mkdev(9, 9)} {
-		if got := deviceOf(table, dev); got != "" {
-			t.Errorf("%#x: %s is no block device of that number", dev, got)
-		}
+	var st unix.Stat_t
+	must(t, unix.Stat("/proc", &st))
+	if got, err := deviceOf(st.Dev); got != "" || err != nil {
+		t.Errorf("/proc is on %s, %v", got, err)
 	}
 }
