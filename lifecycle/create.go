@@ -11,18 +11,12 @@ import (
 
 // Create returns the tenant's sandbox for a key, and makes it if there is none.
 //
-// Errors: *InvalidError, *policy.DeniedError, *ConflictError, *CapacityError,
-// *PullingError, *StartError (errors.As finds the engine's cause), *UnavailableError.
+// Errors: *InvalidError, *policy.DeniedError, *ConflictError, *CapacityError, *PullingError
+// (unless Patient), *StartError (errors.As finds the engine's cause), *UnavailableError.
 func (r *Registry) Create(ctx context.Context, req CreateRequest) (CreateResult, error) {
-	return r.observeCreate(ctx, req, false)
-}
-
-// observeCreate is Create with its span, metrics and logs. With patient, it waits while an
-// image is pulled.
-func (r *Registry) observeCreate(ctx context.Context, req CreateRequest, patient bool) (CreateResult, error) {
 	ctx, span := r.tracer.Start(ctx, "sandbox.create", trace.WithAttributes(attribute.String("berm.key", req.Key)))
 	defer span.End()
-	res, err := r.create(ctx, req, patient)
+	res, err := r.create(ctx, req)
 	var conflict *ConflictError
 	var pulling *PullingError
 	switch {
@@ -50,7 +44,7 @@ func (r *Registry) observeCreate(ctx context.Context, req CreateRequest, patient
 	return res, err
 }
 
-func (r *Registry) create(ctx context.Context, req CreateRequest, patient bool) (CreateResult, error) {
+func (r *Registry) create(ctx context.Context, req CreateRequest) (CreateResult, error) {
 	want, err := r.creator.judge(req)
 	if err != nil {
 		return CreateResult{}, err
@@ -80,7 +74,7 @@ func (r *Registry) create(ctx context.Context, req CreateRequest, patient bool) 
 			return CreateResult{Sandbox: *reused, Result: ResultReused}, nil
 		}
 	}
-	res, err := r.await(ctx, p, joined, patient)
+	res, err := r.await(ctx, p, joined, req.Patient)
 	if pulling, ok := errors.AsType[*PullingError](err); ok {
 		pulling.Sandbox.Overridden = want.Overridden
 	}

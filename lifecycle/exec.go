@@ -128,8 +128,8 @@ func (p *processes) sandboxFor(ctx context.Context, req ExecRequest) (*record, E
 	}
 	if req.Create != nil {
 		create := *req.Create
-		create.Tenant, create.Key = id.tenant, id.key
-		made, err := p.registry.observeCreate(ctx, create, true)
+		create.Tenant, create.Key, create.Patient = id.tenant, id.key, true
+		made, err := p.registry.Create(ctx, create)
 		if err != nil {
 			return nil, res, err
 		}

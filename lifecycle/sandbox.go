@@ -96,6 +96,8 @@ type CreateRequest struct {
 	VolumePath string // the old service's volume_host_path; empty is none
 	// MaxSandboxes of this tenant's caller; 0 is no limit of its own.
 	MaxSandboxes int
+	// Patient makes Create wait while an image is pulled, rather than return a *PullingError.
+	Patient bool
 }
 
 // Result is the outcome of a create or a delete. Metrics count it.
@@ -140,7 +142,7 @@ type ExecRequest struct {
 	Tenant string // mandatory
 	Key    string // mandatory
 	// Create, if not nil, makes the sandbox if there is none, and conflicts with one of
-	// another spec. Its Tenant and Key are ignored.
+	// another spec. Its Tenant, Key and Patient are ignored.
 	Create      *CreateRequest
 	Command     []string          // mandatory
 	Env         map[string]string // judged by the env policy
