@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -25,14 +24,12 @@ type quotas struct {
 	mu               sync.Mutex
 	held, known      map[string]int64 // by tenant and key
 	enforcement      string
-	asked            []bool            // with changed, of chats
-	keys             map[string]string // by session
-	touched          []string
+	asked            []bool // with changed, of chats
 	err              error
 }
 
 func chatQuotas(keys ...string) *quotas {
-	q := &quotas{Quotas: softQuotas(), keys: map[string]string{}, held: map[string]int64{}, known: map[string]int64{}, enforcement: "hard"}
+	q := &quotas{Quotas: softQuotas(), held: map[string]int64{}, known: map[string]int64{}, enforcement: "hard"}
 	for _, key := range keys {
 		q.hold(key, 0)
 	}
@@ -98,30 +95,6 @@ func (q *quotas) Enforcement(s lifecycle.Subject) string {
 		return q.enforcement
 	}
 	return ""
-}
-
-func (q *quotas) Attach(ctx context.Context, s lifecycle.Subject) (string, error) {
-	q.mu.Lock()
-	q.keys[s.SessionID] = s.Tenant + "/" + s.Key
-	q.touched = append(q.touched, q.keys[s.SessionID])
-	q.mu.Unlock()
-	return q.Quotas.Attach(ctx, s)
-}
-
-func (q *quotas) Detach(sessionID string) {
-	q.mu.Lock()
-	q.touched = append(q.touched, q.keys[sessionID])
-	q.mu.Unlock()
-	q.Quotas.Detach(sessionID)
-}
-
-// touches answers which chats were touched since the last time.
-func (q *quotas) touches() []string {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	touched := q.touched
-	q.touched = nil
-	return touched
 }
 
 // filling is a world with the chat k, whose directory is filled by the command fill, and
@@ -524,31 +497,4 @@ func TestWithoutSandboxRaces(t *testing.T) {
 		t.Errorf("%d containers", n)
 	}
 	t.Logf("%d times first, %d times second", won, lost)
-}
-
-// Whatever a sandbox's life begins or ends with, what its chat holds may be another then.
-func TestSandboxTouchesItsChat(t *testing.T) {
-	q := chatQuotas("k")
-	fake, breakOp := breaking("create")
-	w := newWorld(t, setup{quotas: q, fake: fake})
-	touched := func(when string) {
-		t.Helper()
-		if !slices.Contains(q.touches(), "a/k") {
-			t.Errorf("%s: it wasn't touched", when)
-		}
-	}
-	if _, err := w.Create(context.Background(), request("k")); err == nil {
-		t.Fatal("it was made")
-	}
-	touched("not made")
-	breakOp("")
-	w.create(request("k"))
-	touched("made")
-	w.stop()
-	q.touches()
-	w = newWorld(t, setup{quotas: q, engine: w.fake, store: w.store})
-	touched("found")
-	w.die("k")
-	must(t, second(w.Delete(context.Background(), "a", "k")))
-	touched("removed")
 }

@@ -2,9 +2,6 @@ package lifecycle_test
 
 import (
 	"context"
-	"errors"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -86,32 +83,5 @@ func TestMadeContainerLacksSomething(t *testing.T) {
 			}
 			w.eventually("nothing is left", func() bool { w.sweep(); return len(w.fake.Containers()) == 0 })
 		})
-	}
-}
-
-// The quota counts a file with several links once, symbolic links by their own size,
-// and never what they lead to; as much as the quota isn't over it.
-func TestQuotaCounts(t *testing.T) {
-	dir, outside := t.TempDir(), filepath.Join(t.TempDir(), "big")
-	w := newWorld(t, setup{policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n"})
-	must(t,
-		os.WriteFile(outside, make([]byte, 4<<20), 0o600),
-		os.Symlink(outside, filepath.Join(dir, "link")),
-		os.Symlink(filepath.Dir(outside), filepath.Join(dir, "linked")),
-		os.Mkdir(filepath.Join(dir, "sub"), 0o700),
-		os.WriteFile(filepath.Join(dir, "sub", "file"), make([]byte, 2<<20-len(outside)-len(filepath.Dir(outside))), 0o600),
-		os.Link(filepath.Join(dir, "sub", "file"), filepath.Join(dir, "again")),
-	)
-	req := request("k")
-	req.Request.HostPath, req.Request.WorkspaceQuotaMB = ptr(dir), ptr(int64(2))
-	w.create(req)
-	if res := w.exec("k", "true"); res.QuotaExceeded {
-		t.Errorf("just full: %+v", res)
-	}
-	must(t, os.WriteFile(filepath.Join(dir, "more"), []byte("x"), 0o600))
-	var quota *lifecycle.QuotaError
-	_, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}})
-	if !errors.As(err, &quota) || quota.UsedBytes != 2<<20+1 || quota.QuotaBytes != 2<<20 {
-		t.Errorf("a byte more: %v", err)
 	}
 }

@@ -13,16 +13,6 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
-// measured is a world with a sandbox k on dir, with a quota of one MiB.
-func measured(t *testing.T, dir string) *world {
-	t.Helper()
-	w := newWorld(t, setup{policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n"})
-	req := request("k")
-	req.Request.HostPath, req.Request.WorkspaceQuotaMB = ptr(dir), ptr(int64(1))
-	w.create(req)
-	return w
-}
-
 // used is what a command without effect is told to be in use, if it is too much.
 func (w *world) used() int64 {
 	w.t.Helper()
