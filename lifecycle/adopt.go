@@ -190,7 +190,7 @@ func (c *reconciler) takeContainers(keep []found, stored []Sandbox) (unknown []S
 		if sb.Metadata == nil {
 			sb.Metadata = map[string]string{}
 		}
-		rec := &record{sb: sb, adopted: f.adopted, stale: true}
+		rec := &record{sb: sb, adopted: f.adopted}
 		c.registry.publishLocked(rec)
 		if sb.Status == StatusRunning || sb.Status == StatusPaused {
 			rec.watcher.foundLocked()

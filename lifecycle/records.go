@@ -53,9 +53,9 @@ type slot struct {
 type record struct {
 	sb      Sandbox
 	uses    [useKinds]int
-	unsure  bool // processes of an earlier Berm may run in it, so it isn't idle
-	stale   bool // LastUsedAt is newer than the store's
-	adopted bool // from the old service: only its own parameters can be compared
+	unsure  bool      // processes of an earlier Berm may run in it, so it isn't idle
+	stored  time.Time // the LastUsedAt that the store has; zero if that isn't known
+	adopted bool      // from the old service: only its own parameters can be compared
 	watcher watcher
 	quotas  Quotas
 }
@@ -322,40 +322,40 @@ func (t *records) MountsInUse() []policy.Mount {
 	return mounts
 }
 
-// writeUses writes the last uses that changed to the store.
+// writeUses writes the last uses that the store doesn't have. The next call repeats what fails.
 func (t *records) writeUses(ctx context.Context, store Store) error {
 	used := map[string]time.Time{}
 	now := time.Now().UTC()
 	t.mu.Lock()
 	for _, s := range t.slots {
-		if r := s.record; r != nil && (r.stale || r.busyLocked()) {
+		if r := s.record; r != nil {
 			if r.busyLocked() {
 				r.sb.LastUsedAt = now
 			}
-			used[r.sb.SessionID] = r.sb.LastUsedAt
-			r.stale = false
+			if r.sb.LastUsedAt.After(r.stored) {
+				used[r.sb.SessionID] = r.sb.LastUsedAt
+			}
 		}
 	}
 	t.mu.Unlock()
 	if len(used) == 0 {
 		return nil
 	}
-	err := store.Touch(ctx, used)
-	if err == nil {
-		return nil
+	if err := store.Touch(ctx, used); err != nil {
+		return err
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, s := range t.slots {
-		if s.record != nil && !used[s.record.sb.SessionID].IsZero() {
-			s.record.stale = true // the next call tries again
+		if r := s.record; r != nil && !used[r.sb.SessionID].IsZero() {
+			r.stored = used[r.sb.SessionID]
 		}
 	}
-	return err
+	return nil
 }
 
 // usedLocked restarts the idle time.
-func (r *record) usedLocked() { r.sb.LastUsedAt, r.stale = time.Now().UTC(), true }
+func (r *record) usedLocked() { r.sb.LastUsedAt = time.Now().UTC() }
 
 // busyLocked reports whether the sandbox is in use, and so isn't idle.
 func (r *record) busyLocked() bool {
