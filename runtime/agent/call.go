@@ -21,26 +21,19 @@ const (
 	maxRetries = 4       // sessions that one operation finds dead
 )
 
-// conn is the stream of an operation.
-type conn struct {
-	s  *session
-	nc *stream
-	r  *wire.Reader
-	w  *wire.Writer
-}
-
-// call is an operation under way. Its context's end makes what waits for the
-// connection fail.
+// call is an operation under way, on a stream of its own. Its context's end makes what waits
+// for the connection fail.
 type call struct {
-	*conn
+	s       *session
 	b       *container
 	id      string // the container's
+	nc      *stream
+	r       *wire.Reader
+	w       *wire.Writer
 	ctx     context.Context
 	closing sync.Once
 	stop    func() bool
 	stopped chan struct{} // closed when the end of the context has come through
-	free    bool          // of its context
-	ended   bool          // the context came first
 	idle    bool          // it keeps no session
 }
 
@@ -56,39 +49,40 @@ var (
 var past = time.Unix(1, 0)
 
 // begin makes a request on a session, and returns when the program has been told to go. It
-// takes over the caller's use of the session. The error is errDead, errSilent, a *wire.Failure,
-// or classed.
+// takes over the caller's use of the session. The error is errDead, errSilent, or classed.
 func (b *container) begin(ctx context.Context, id string, s *session, req *wire.Request) (*call, error) {
 	payload, err := json.Marshal(req)
 	if err == nil && len(payload) > wire.MaxRequest {
 		err = runtime.Invalid("the request has %d bytes, and may have %d", len(payload), wire.MaxRequest)
 	}
-	var c *conn
+	var nc *stream
 	if err == nil {
-		c, err = s.open(req.Op)
+		nc, err = s.open(req.Op)
 	}
 	if err != nil {
 		s.release()
 		return nil, err
 	}
-	x := newCall(ctx, b, id, c)
+	x := &call{s: s, b: b, id: id, nc: nc, r: wire.NewReader(nc), w: wire.NewWriter(nc)}
+	x.bind(ctx)
 	if err = x.request(payload); err == nil {
 		return x, nil
 	}
 	x.drop()
-	if _, refused := errors.AsType[*wire.Failure](err); !refused && ctx.Err() != nil {
+	if !refused(err) && ctx.Err() != nil {
 		err = runtime.Ended(ctx)
 	}
 	return nil, err
 }
 
-func newCall(ctx context.Context, b *container, id string, c *conn) *call {
-	x := &call{conn: c, b: b, id: id, ctx: ctx, stopped: make(chan struct{})}
+// bind puts the call under a context.
+func (x *call) bind(ctx context.Context) {
+	stopped := make(chan struct{})
+	x.ctx, x.stopped = ctx, stopped
 	x.stop = context.AfterFunc(ctx, func() {
-		_ = c.nc.SetDeadline(past)
-		close(x.stopped)
+		_ = x.nc.SetDeadline(past)
+		close(stopped)
 	})
-	return x
 }
 
 // within sets deadlines; the zero time is none. The context's end has the last word.
@@ -111,9 +105,8 @@ func (x *call) request(request []byte) error {
 		x.within(asked.Add(x.b.r.pace.ready))
 		kind, _, err = x.frame()
 	}
-	_, refused := errors.AsType[*wire.Failure](err)
 	switch {
-	case refused:
+	case refused(err):
 		return err
 	case err != nil:
 		return absent(err)
@@ -153,19 +146,9 @@ func (b *container) inspect(ctx context.Context) (runtime.Container, error) {
 	return b.r.Inspect(ctx, id)
 }
 
-// done ends a call.
-func (x *call) done() {
-	x.release()
-	x.close()
-}
-
 // drop ends a call, and cancels the operation if that goes on.
 func (x *call) drop() {
 	x.stop()
-	x.close()
-}
-
-func (x *call) close() {
 	x.closing.Do(func() {
 		_ = x.nc.Close()
 		x.unuse()
@@ -178,31 +161,31 @@ func (x *call) unuse() {
 	}
 }
 
-// release takes the call out of its context's hands. False means that it has ended.
+// release takes the call out of its context's hands, once. False means that the context has
+// ended.
 func (x *call) release() bool {
-	if !x.free {
-		x.free = true
-		if x.ended = !x.stop(); x.ended {
-			<-x.stopped
-		}
+	if x.stop() {
+		return true
 	}
-	return !x.ended
+	<-x.stopped
+	return false
 }
 
 // outlive puts a call that has begun under another context than the one it began with. The
 // error says that this one has ended, and the call with it.
-func (x *call) outlive(ctx context.Context) (*call, error) {
+func (x *call) outlive(ctx context.Context) error {
 	if !x.release() {
 		x.drop()
-		return nil, runtime.Ended(x.ctx)
+		return runtime.Ended(x.ctx)
 	}
-	return newCall(ctx, x.b, x.id, x.conn), nil
+	x.bind(ctx)
+	return nil
 }
 
 // frame reads a frame. A Failure is a *wire.Failure; other errors are wire.ErrProtocol, or the
 // connection's.
-func (c *conn) frame() (wire.Kind, []byte, error) {
-	kind, payload, err := c.r.Next()
+func (x *call) frame() (wire.Kind, []byte, error) {
+	kind, payload, err := x.r.Next()
 	if err != nil || kind != wire.KindFailure {
 		return kind, payload, err
 	}
@@ -214,27 +197,10 @@ func (c *conn) frame() (wire.Kind, []byte, error) {
 	return 0, nil, f
 }
 
-// classes are those of errors that Failures become.
-var classes = map[wire.Class]error{
-	wire.ClassNotFound:     errdefs.ErrNotFound,
-	wire.ClassExists:       errdefs.ErrAlreadyExists,
-	wire.ClassInvalid:      errdefs.ErrInvalidArgument,
-	wire.ClassPrecondition: errdefs.ErrFailedPrecondition,
-	wire.ClassPermission:   errdefs.ErrPermissionDenied,
-	wire.ClassExhausted:    errdefs.ErrResourceExhausted,
-	wire.ClassOutOfRange:   errdefs.ErrOutOfRange,
-	wire.ClassNotKilled:    errors.Join(errdefs.ErrInternal, runtime.ErrNotKilled),
-	wire.ClassAborted:      errdefs.ErrAborted,
-	wire.ClassUnsupported:  errdefs.ErrNotImplemented,
-}
-
-// failed makes an error of a Failure.
-func failed(f *wire.Failure) error {
-	class := classes[f.Class]
-	if class == nil {
-		class = errdefs.ErrInternal
-	}
-	return runtime.WithClass(class, f)
+// refused reports whether an error is the program's.
+func refused(err error) bool {
+	_, is := errors.AsType[*wire.Failure](err)
+	return is
 }
 
 // open begins an operation in a container.
@@ -261,7 +227,7 @@ func (b *container) open(ctx context.Context, id, user string, req *wire.Request
 		case errors.Is(err, errUnfit):
 		case !errors.Is(err, errLost):
 			b.missed.Store(false)
-			return x, classed(err)
+			return x, err
 		default:
 			if !b.missed.Swap(true) {
 				b.r.log.WarnContext(ctx, "agent_absent", "container_id", id)
@@ -271,16 +237,7 @@ func (b *container) open(ctx context.Context, id, user string, req *wire.Request
 			}
 		}
 	}
-	x, err := b.start(ctx, id, req, func(ctx context.Context) (*session, error) { return b.serve(ctx, id, user) })
-	return x, classed(err)
-}
-
-// classed gives a Failure its class.
-func classed(err error) error {
-	if failure, ok := errors.AsType[*wire.Failure](err); ok {
-		return failed(failure)
-	}
-	return err
+	return b.start(ctx, id, req, func(ctx context.Context) (*session, error) { return b.serve(ctx, id, user) })
 }
 
 // errUnfit says that the program has another user than is asked for.
@@ -290,8 +247,8 @@ var errUnfit = errors.New("the program has another user")
 var errLost = runtime.Unavailable(errors.New("the container's agent doesn't answer"))
 
 // start makes a request on one session after the other, until one isn't dead. If none
-// answers, the error says why that is no wonder, or is errLost. Others are errUnfit, a
-// *wire.Failure, or classed.
+// answers, the error says why that is no wonder, or is errLost. Others are errUnfit, or
+// classed.
 func (b *container) start(ctx context.Context, id string, req *wire.Request, session func(context.Context) (*session, error)) (*call, error) {
 	for dead := 0; dead < maxRetries && (dead == 0 || b.connected() || b.runs(ctx)); dead++ {
 		s, err := session(ctx)
@@ -354,9 +311,7 @@ func (x *call) next() (wire.Kind, []byte, error) {
 	if err == nil {
 		return kind, payload, nil
 	}
-	if failure, ok := errors.AsType[*wire.Failure](err); ok {
-		err = failed(failure)
-	} else {
+	if !refused(err) {
 		err = x.broken(err)
 	}
 	x.drop() // it may wait for the rest of an input
@@ -383,22 +338,9 @@ func (x *call) expect(kind wire.Kind) ([]byte, error) {
 func (x *call) result() error {
 	_, err := x.expect(wire.KindResult)
 	if err == nil {
-		x.done()
+		x.drop()
 	}
 	return err
-}
-
-// input sends bytes as Data.
-func (c *conn) input(p []byte) (int, error) {
-	sent := 0
-	for sent < len(p) {
-		part := p[sent:min(sent+wire.MaxData, len(p))]
-		if err := c.w.Send(wire.KindData, part); err != nil {
-			return sent, err
-		}
-		sent += len(part)
-	}
-	return sent, nil
 }
 
 // buffers are of a frame's most data.

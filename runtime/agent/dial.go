@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -33,7 +34,7 @@ func (r *Runtime) dial(ctx context.Context, id string, port int) (*portConn, err
 	if err != nil {
 		return nil, err
 	}
-	if x, err = x.outlive(context.WithoutCancel(ctx)); err != nil {
+	if err := x.outlive(context.WithoutCancel(ctx)); err != nil {
 		return nil, err
 	}
 	return &portConn{x: x, port: portAddr{id, port}}, nil
@@ -92,7 +93,14 @@ func (p *portConn) Write(b []byte) (int, error) {
 	if p.ended {
 		return 0, net.ErrClosed
 	}
-	return p.x.input(b)
+	sent := 0
+	for part := range slices.Chunk(b, wire.MaxData) {
+		if err := p.x.w.Send(wire.KindData, part); err != nil {
+			return sent, err
+		}
+		sent += len(part)
+	}
+	return sent, nil
 }
 
 // CloseWrite ends what is written; reading goes on.

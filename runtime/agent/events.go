@@ -35,9 +35,9 @@ func (r *Runtime) openEvents(ctx context.Context, id string) (*events, error) {
 	if !b.socketless() {
 		x, err := b.start(ctx, id, eventsRequest, b.take)
 		if err != nil {
-			return nil, classed(err)
+			return nil, err
 		}
-		if x, err = x.outlive(e.ctx); err != nil {
+		if err := x.outlive(e.ctx); err != nil {
 			return nil, err
 		}
 		e.add(x)
@@ -96,7 +96,7 @@ func (e *events) watch(s *session) {
 	e.b.mu.Unlock()
 	x, err := e.b.begin(e.ctx, e.id, s, eventsRequest)
 	if err != nil {
-		e.lose(s, classed(err))
+		e.lose(s, err)
 		return
 	}
 	e.add(x)
@@ -123,7 +123,7 @@ func (e *events) add(x *call) {
 		if errors.Is(err, wire.ErrProtocol) {
 			err = x.broken(err)
 		}
-		e.lose(s, classed(err))
+		e.lose(s, err)
 	})
 	if !started {
 		x.drop()
@@ -186,7 +186,7 @@ func (e *events) lose(s *session, err error) {
 			return
 		}
 	}
-	if !runtime.HasClass(err) {
+	if !refused(err) && !runtime.HasClass(err) {
 		err = runtime.Unavailable(err)
 	}
 	e.end(fmt.Errorf("follow the processes of container %s: %w", e.id, err))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -87,10 +88,9 @@ func (r *Runtime) exec(ctx context.Context, id string, e runtime.Exec) (runtime.
 // wait follows the command to its end.
 func (x *run) wait(ctx context.Context) error {
 	err := x.follow()
-	var failure *wire.Failure
 	switch {
 	case err == nil:
-		x.done()
+		x.drop()
 		return nil
 	case ctx.Err() != nil:
 		return x.kill(ctx, runtime.Ended(ctx))
@@ -101,25 +101,25 @@ func (x *run) wait(ctx context.Context) error {
 	}
 	x.drop()
 	switch {
-	case !errors.As(err, &failure) || x.begun:
+	case !refused(err) || x.begun:
 		return x.abandon(ctx)
-	case failure.Class == wire.ClassExhausted:
-		return fmt.Errorf("%w: %w", runtime.ErrNoRoom, failure)
+	case errdefs.IsResourceExhausted(err):
+		return fmt.Errorf("%w: %w", runtime.ErrNoRoom, err)
 	}
-	return failed(failure)
+	return err
 }
 
 // follow delivers output until the command has ended, or it can't be delivered.
 func (x *run) follow() error {
 	if x.e.Stdin != nil && !x.begun {
-		if err := x.begin(x.conn); err != nil {
+		if err := x.begin(x.call); err != nil {
 			return err
 		}
 		x.begun = true
 		go func() { _ = x.b.r.guard(x.feed) }()
 	}
 	for {
-		chunk, err := x.read(x.conn)
+		chunk, err := x.read(x.call)
 		switch {
 		case errors.Is(err, errEnd):
 			return nil
@@ -159,17 +159,9 @@ func (x *run) feed() error {
 	defer context.AfterFunc(x.feeding, closeInput)()
 	buf := buffers.Get().(*[wire.MaxData]byte)
 	defer buffers.Put(buf)
-	for {
-		n, err := x.e.Stdin.Read(buf[:])
-		if n > 0 {
-			if _, err := in.Write(buf[:n]); err != nil {
-				return err
-			}
-		}
-		if err != nil {
-			return in.CloseWrite()
-		}
-	}
+	// Without WriterTo, which would bypass the buffer. CloseWrite returns the error of a Write.
+	_, _ = io.CopyBuffer(struct{ io.Writer }{in}, struct{ io.Reader }{x.e.Stdin}, buf[:])
+	return in.CloseWrite()
 }
 
 // owner returns the command's session with a use of it, if that is a served one.

@@ -76,7 +76,7 @@ func (x *call) file(op runtime.FileOp, fio runtime.FileIO) error {
 			return err
 		}
 		if op.Verb == runtime.FileTarWrite {
-			x.done()
+			x.drop()
 			return nil
 		}
 		return x.lastFile(payload, fio.Info)
@@ -105,7 +105,7 @@ func (x *call) lastFile(payload []byte, deliver func(runtime.FileInfo) error) er
 	if err != nil {
 		return x.unexpected(err.Error())
 	}
-	x.done()
+	x.drop()
 	if deliver == nil {
 		return nil
 	}
@@ -143,7 +143,7 @@ func items[T any](x *call, most int, parse func([]byte) (T, error), deliver func
 		case err != nil:
 			return err
 		case kind == wire.KindResult:
-			x.done()
+			x.drop()
 			return nil
 		case kind != wire.KindItem:
 			return x.unexpected("something else than an item")
@@ -210,7 +210,7 @@ func (x *call) output(w io.Writer, most int64) error {
 		case err != nil:
 			return err
 		case kind == wire.KindResult:
-			x.done()
+			x.drop()
 			return nil
 		case kind == wire.KindEnd:
 			continue
@@ -248,7 +248,7 @@ func (x *call) upload(from io.Reader) ([]byte, error) {
 	for len(answers) == 0 {
 		n, err := from.Read(buf[:])
 		if n > 0 {
-			if _, err := x.input(buf[:n]); err != nil {
+			if err := x.w.Send(wire.KindData, buf[:n]); err != nil {
 				break
 			}
 		}

@@ -27,9 +27,9 @@ type output struct {
 
 // read returns the next output. Its error is errEnd, a *wire.Failure, wire.ErrProtocol,
 // or the connection's.
-func (o *output) read(c *conn) (runtime.Chunk, error) {
+func (o *output) read(x *call) (runtime.Chunk, error) {
 	for {
-		kind, payload, err := c.frame()
+		kind, payload, err := x.frame()
 		if err != nil {
 			return runtime.Chunk{}, err
 		}
@@ -46,7 +46,7 @@ func (o *output) read(c *conn) (runtime.Chunk, error) {
 				return runtime.Chunk{Seq: out.Seq, Stderr: out.Stderr, Data: out.Data}, nil
 			}
 		case wire.KindResult:
-			info, err := c.s.process(payload, o.proc)
+			info, err := x.s.process(payload, o.proc)
 			if err == nil && info.Running {
 				err = fmt.Errorf("%w: the end of a process that runs", wire.ErrProtocol)
 			}
@@ -62,13 +62,13 @@ func (o *output) read(c *conn) (runtime.Chunk, error) {
 }
 
 // begin waits until the program follows. Its error is as read's.
-func (o *output) begin(c *conn) error {
-	kind, payload, err := c.frame()
+func (o *output) begin(x *call) error {
+	kind, payload, err := x.frame()
 	if err == nil && kind != wire.KindItem {
 		err = fmt.Errorf("%w: a frame of kind %d", wire.ErrProtocol, kind)
 	}
 	if err == nil {
-		_, err = c.s.process(payload, o.proc)
+		_, err = x.s.process(payload, o.proc)
 	}
 	return err
 }
@@ -105,7 +105,7 @@ func (r *Runtime) newFollower(ctx context.Context, x *call, id, process string, 
 	}
 	f := &follower{r: r, id: id, how: how, output: output{proc: process, seq: info.FirstSeq}}
 	f.ctx, f.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
-	if x, err = x.outlive(f.ctx); err != nil {
+	if err := x.outlive(f.ctx); err != nil {
 		return nil, info, err
 	}
 	f.x.Store(x)
@@ -132,16 +132,14 @@ var errLeft = runtime.Precondition("it was closed")
 func (f *follower) Next() (runtime.Chunk, error) {
 	for f.err == nil {
 		x := f.x.Load()
-		chunk, err := f.read(x.conn)
-		if err == nil {
-			return chunk, nil
-		}
-		var failure *wire.Failure
+		chunk, err := f.read(x)
 		switch {
+		case err == nil:
+			return chunk, nil
 		case errors.Is(err, errEnd):
 			f.err = io.EOF
-		case errors.As(err, &failure):
-			f.err = about("follow", f.id, f.proc, failed(failure))
+		case refused(err):
+			f.err = about("follow", f.id, f.proc, err)
 		}
 		x.drop()
 		if f.err == nil {
@@ -221,10 +219,9 @@ func newInput(ctx context.Context, x *call, process string) (*input, error) {
 		return nil, err
 	}
 	x.within(time.Time{})
-	in := &input{process: process}
+	in := &input{x: x, process: process}
 	in.ctx, in.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
-	in.x, err = x.outlive(in.ctx)
-	return in, err
+	return in, x.outlive(in.ctx)
 }
 
 // input is the open input of a process.
@@ -246,7 +243,7 @@ func (in *input) Write(p []byte) (int, error) {
 	sent := 0
 	for sent < len(p) && in.err == nil {
 		part := p[sent:min(sent+wire.MaxData, len(p))]
-		if _, err := in.x.input(part); err != nil {
+		if err := in.x.w.Send(wire.KindData, part); err != nil {
 			in.fail(in.x.broken(err))
 		} else if _, err := in.x.expect(wire.KindReady); err != nil {
 			in.fail(err)
@@ -329,18 +326,17 @@ func (b *container) rejoin(ctx context.Context, id string, out output, how runti
 			x, err := b.start(soon, id, request, b.take)
 			if err == nil {
 				x.within(time.Now().Add(b.r.pace.answer))
-				if err = out.begin(x.conn); err == nil {
+				if err = out.begin(x); err == nil {
 					x.within(time.Time{})
-					if x, err := x.outlive(ctx); err == nil {
+					if err = x.outlive(ctx); err == nil {
 						return x, nil
 					}
 				}
 				x.drop()
 			}
 			// The exclusive follower that there is may be this one.
-			var refusal *wire.Failure
-			if errors.As(err, &refusal) && refusal.Class != wire.ClassExists {
-				return nil, failed(refusal)
+			if refused(err) && !errdefs.IsAlreadyExists(err) {
+				return nil, err
 			}
 		}
 	}

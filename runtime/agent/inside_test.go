@@ -178,7 +178,7 @@ func TestClasses(t *testing.T) {
 		wire.ClassPrecondition: errdefs.IsFailedPrecondition, wire.ClassPermission: errdefs.IsPermissionDenied,
 		wire.ClassExhausted: errdefs.IsResourceExhausted, wire.ClassOutOfRange: errdefs.IsOutOfRange, wire.ClassAborted: errdefs.IsAborted,
 		wire.ClassUnsupported: errdefs.IsNotImplemented, wire.ClassInternal: errdefs.IsInternal, "made up": errdefs.IsInternal,
-		wire.ClassNotKilled: func(err error) bool { return errors.Is(err, runtime.ErrNotKilled) },
+		wire.ClassNotKilled: errdefs.IsInternal, // but for a kill
 	} {
 		before, id := answers(t, nil)
 		_ = before.Close()

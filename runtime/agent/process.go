@@ -121,15 +121,14 @@ func (b *container) reach(ctx context.Context, id string, s *session, req *wire.
 	if s != nil {
 		x, err := b.begin(ctx, id, s, req)
 		if errors.Is(err, errDead) || errors.Is(err, errSilent) {
-			return nil, b.lost(ctx, s, err)
+			err = b.lost(ctx, s, err)
 		}
-		return x, classed(err)
+		return x, err
 	}
 	if b.socketless() {
 		return nil, errNoProcess
 	}
-	x, err := b.start(ctx, id, req, b.take)
-	return x, classed(err)
+	return b.start(ctx, id, req, b.take)
 }
 
 // lost waits until nothing of a session runs that has ended, or whose program is silent. The
@@ -246,7 +245,7 @@ func (x *call) process(kind wire.Kind, id string) (runtime.ProcessInfo, error) {
 func (x *call) only(id string) (runtime.ProcessInfo, error) {
 	info, err := x.process(wire.KindResult, id)
 	if err == nil {
-		x.done()
+		x.drop()
 	}
 	return info, err
 }
@@ -338,8 +337,12 @@ func (b *container) kill(ctx context.Context, id string, s *session, process str
 			err = b.lost(ctx, x.s, err)
 		}
 	}
-	if errors.Is(err, errVanished) {
+	failure, refused := errors.AsType[*wire.Failure](err)
+	switch {
+	case errors.Is(err, errVanished):
 		return nil
+	case refused && failure.Class == wire.ClassNotKilled:
+		return runtime.WithClass(errors.Join(errdefs.ErrInternal, runtime.ErrNotKilled), failure)
 	}
 	return err
 }

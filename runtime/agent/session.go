@@ -122,7 +122,7 @@ const spareStreams = 16
 
 // open opens a stream for an operation. The error is errDead, errSilent, or errBusy if the
 // container has too many.
-func (s *session) open(op wire.Op) (*conn, error) {
+func (s *session) open(op wire.Op) (*stream, error) {
 	most := wire.MaxStreams
 	if op == wire.OpKill {
 		most += spareStreams
@@ -146,8 +146,7 @@ func (s *session) open(op wire.Op) (*conn, error) {
 		return nil, errDead
 	}
 	s.stuck.Store(false)
-	nc := &stream{Stream: st}
-	return &conn{s: s, nc: nc, r: wire.NewReader(nc), w: wire.NewWriter(nc)}, nil
+	return &stream{Stream: st}, nil
 }
 
 // inbound passes on yamux frames, each once all of it has come: yamux holds a lock of the

@@ -18,7 +18,7 @@ import (
 
 // hostile opens a stream of a session, and gives it with the connection that the program
 // has. What comes there is dropped.
-func hostile(t *testing.T) (*conn, net.Conn) {
+func hostile(t *testing.T) (*call, net.Conn) {
 	near, far := net.Pipe()
 	t.Cleanup(func() { _, _ = near.Close(), far.Close() })
 	s := &session{b: (&Runtime{pace: hurry}).newContainer(""), carrier: near}
@@ -27,9 +27,9 @@ func hostile(t *testing.T) (*conn, net.Conn) {
 		_, _ = io.Copy(io.Discard, far)
 	}()
 	must(t, s.greet(time.Minute))
-	c, err := s.open(wire.OpProcess)
+	nc, err := s.open(wire.OpProcess)
 	must(t, err)
-	return c, far
+	return &call{s: s, nc: nc, r: wire.NewReader(nc)}, far
 }
 
 // muxFrame gives the head of a frame of the first stream.
@@ -90,9 +90,9 @@ func TestLargeWindow(t *testing.T) {
 			got, most = got+n, max(most, n)
 		}
 	}()
-	c, err := s.open(wire.OpProcess)
+	nc, err := s.open(wire.OpProcess)
 	must(t, err)
-	if _, err := c.nc.Write(make([]byte, size)); err != nil {
+	if _, err := nc.Write(make([]byte, size)); err != nil {
 		t.Fatal(err)
 	}
 	if n := <-longest; n > maxPiece {

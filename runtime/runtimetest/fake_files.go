@@ -16,8 +16,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/containerd/errdefs"
-
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/agent/files"
 	"github.com/bermhq/berm/runtime/agent/wire"
@@ -102,22 +100,11 @@ func (f *Fake) doFile(ctx context.Context, c *fakeContainer, op runtime.FileOp, 
 	case p.err != nil:
 		return p.err
 	case err != nil:
-		failure := files.Failure(err)
-		class := fileClasses[failure.Class]
-		if class == nil {
-			class = errdefs.ErrInternal
-		}
-		return runtime.WithClass(class, failure)
+		return files.Failure(err)
 	case result != nil:
 		return p.Item(result)
 	}
 	return nil
-}
-
-var fileClasses = map[wire.Class]error{
-	wire.ClassNotFound: errdefs.ErrNotFound, wire.ClassExists: errdefs.ErrAlreadyExists, wire.ClassInvalid: errdefs.ErrInvalidArgument,
-	wire.ClassPrecondition: errdefs.ErrFailedPrecondition, wire.ClassPermission: errdefs.ErrPermissionDenied,
-	wire.ClassExhausted: errdefs.ErrResourceExhausted, wire.ClassOutOfRange: errdefs.ErrOutOfRange,
 }
 
 // filePeer is the caller to an operation. An operation doesn't wait for others.

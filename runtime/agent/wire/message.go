@@ -1,5 +1,11 @@
 package wire
 
+import (
+	"cmp"
+
+	"github.com/containerd/errdefs"
+)
+
 // Hello is the program's first word.
 type Hello struct {
 	Version int `json:"version"`
@@ -196,4 +202,20 @@ const (
 	ClassInternal     Class = "internal"
 )
 
+// classes are those of errdefs.
+var classes = map[Class]error{
+	ClassNotFound:     errdefs.ErrNotFound,
+	ClassExists:       errdefs.ErrAlreadyExists,
+	ClassInvalid:      errdefs.ErrInvalidArgument,
+	ClassPrecondition: errdefs.ErrFailedPrecondition,
+	ClassPermission:   errdefs.ErrPermissionDenied,
+	ClassExhausted:    errdefs.ErrResourceExhausted,
+	ClassOutOfRange:   errdefs.ErrOutOfRange,
+	ClassAborted:      errdefs.ErrAborted,
+	ClassUnsupported:  errdefs.ErrNotImplemented,
+}
+
 func (f *Failure) Error() string { return f.Message }
+
+// Unwrap returns the class of errdefs that the Failure belongs to.
+func (f *Failure) Unwrap() error { return cmp.Or[error](classes[f.Class], errdefs.ErrInternal) }
