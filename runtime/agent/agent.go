@@ -26,13 +26,10 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/containerd/errdefs"
-	"github.com/google/uuid"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
@@ -79,8 +76,6 @@ type Runtime struct {
 	pace    pace
 	serving keylock.Map[servedKey] // sessions that are started
 	naming  keylock.Map[servedKey] // processes that are started, by the container's id and theirs
-	runs    string                 // begins the ID of each command that Exec runs
-	last    atomic.Uint64
 	peer    func(*net.UnixConn) (int, error)
 
 	unseen atomic.Bool // a program dialled that this process can't see
@@ -152,7 +147,7 @@ func newRuntime(opts Options, p pace) (*Runtime, error) {
 		return nil, fmt.Errorf("agent: %w", err)
 	}
 	r := &Runtime{
-		Engine: opts.Engine, opts: opts, log: opts.Logger, root: root, pace: p, runs: runPrefix + uuid.NewString()[:13] + ":", peer: peer,
+		Engine: opts.Engine, opts: opts, log: opts.Logger, root: root, pace: p, peer: peer,
 		containers: map[string]*container{}, byID: map[string]*container{},
 	}
 	if err := r.scan(); err != nil {
@@ -397,7 +392,7 @@ func (r *Runtime) Sweep(ctx context.Context) error {
 }
 
 // meet asks the engine who is the first process in containers of an earlier Runtime, as
-// anybody in them is let in before. What can't be done now can wait.
+// nobody in them is let in before. What can't be done now can wait.
 func (r *Runtime) meet(ctx context.Context, ids []string) {
 	ctx, cancel := context.WithTimeout(ctx, r.pace.answer)
 	defer cancel()
@@ -474,27 +469,7 @@ func (r *Runtime) sweepStrays(names map[string]bool) error {
 	return left
 }
 
-// Pause freezes a container's processes, the program's too.
-func (r *Runtime) Pause(ctx context.Context, id string) error {
-	err := r.Engine.Pause(ctx, id)
-	if b := r.known(id); b != nil && !errdefs.IsFailedPrecondition(err) {
-		b.paused.Store(true) // or maybe: who needs to know asks the engine
-	}
-	return err
-}
-
-// Resume lets them go on.
-func (r *Runtime) Resume(ctx context.Context, id string) error {
-	err := r.Engine.Resume(ctx, id)
-	if b := r.known(id); b != nil && err == nil {
-		b.paused.Store(false)
-	}
-	return err
-}
-
 // runPrefix begins the IDs of commands, which aren't listed as processes.
 const runPrefix = "berm:run:"
-
-func (r *Runtime) nextRun() string { return r.runs + strconv.FormatUint(r.last.Add(1), 36) }
 
 var errClosed = runtime.Unavailable(errors.New("this client of the engine is closed"))

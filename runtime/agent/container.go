@@ -21,10 +21,8 @@ import (
 
 // Bounds of what a container can have of Berm.
 const (
-	maxSessions = 16 // that it dialled
-	// Connections that are taken in at once while nobody knows who the first process is.
-	maxStrangers = 4
-	youth        = 10 * time.Second // since a container was made, in which its program is expected
+	maxSessions = 16               // that it dialled
+	youth       = 10 * time.Second // since a container was met, in which its program is expected
 )
 
 // container is what there is of a container here: its directory and socket, and the sessions
@@ -40,7 +38,6 @@ type container struct {
 	uses    uint64 // how many there ever were
 	fresh   bool   // the directory was made by this Runtime
 
-	paused  atomic.Bool  // the container may be
 	missed  atomic.Bool  // that the program didn't answer has been told
 	opening atomic.Int32 // streams that are opened
 
@@ -48,12 +45,11 @@ type container struct {
 	ln       *net.UnixListener
 	done     chan struct{}       // closed with the container
 	pid      int                 // of the container's first process; 0 while that isn't known
+	accepts  bool                // connections, since the pid was first known
 	until    time.Time           // until then its program is expected
-	met      bool                // it has said Hello, and not been missing since
 	refused  bool                // a connection was, since the engine was last asked
 	outdated bool                // the last one that dialled was of another version
 	unseen   bool                // the last one that dialled can't be seen from here
-	strange  int                 // connections taken in since the pid was known
 	dialled  []*session          // the oldest first; those too that haven't said Hello
 	arrived  chan struct{}       // closed when one has said Hello, of any version
 	served   map[string]*session // by user
@@ -106,8 +102,6 @@ func (b *container) listen() error {
 		return err
 	}
 	b.ln = ln
-	b.until = time.Now().Add(youth)
-	b.r.tasks.Go(func() { b.accept(ln) })
 	return nil
 }
 
@@ -158,18 +152,21 @@ func (b *container) hangUp() {
 func (b *container) part() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.pid, b.met = 0, false
+	b.pid = 0
 	b.hangUp()
 }
 
-// meet takes note of what the engine says of the container.
+// meet takes note of what the engine says of the container. Connections wait until the first
+// process is known.
 func (b *container) meet(c runtime.Container) {
-	b.paused.Store(c.State == runtime.StatePaused)
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if c.Pid != 0 && c.Pid != b.pid {
+		b.until = time.Now().Add(youth)
+	}
 	b.pid, b.refused = c.Pid, false
-	if b.pid != 0 {
-		b.strange = 0
+	if b.pid != 0 && b.ln != nil && !b.accepts {
+		b.accepts = b.taskLocked(b.accept)
 	}
 	for _, s := range b.dialled {
 		if s.pid != b.pid {
@@ -187,14 +184,13 @@ func (b *container) socketless() bool {
 }
 
 // accept takes connections in until the listener is closed.
-func (b *container) accept(ln *net.UnixListener) {
+func (b *container) accept() {
 	for {
-		nc, err := ln.AcceptUnix()
-		admitted := err == nil && b.admit(nc)
-		if admitted && !b.crowded() {
+		nc, err := b.ln.AcceptUnix()
+		if err == nil && b.admit(nc) {
 			continue
 		}
-		if err == nil && !admitted {
+		if err == nil {
 			_ = nc.Close()
 		}
 		// Who knocks without end, or takes all files there are, waits.
@@ -219,25 +215,15 @@ func (b *container) admit(nc *net.UnixConn) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.unseen = pid == 0
-	if b.unseen || b.pid != 0 && s.pid != b.pid {
+	if b.unseen || s.pid != b.pid {
 		b.refused = true
 		return false
 	}
 	if len(b.dialled) >= maxSessions || !b.taskLocked(func() { b.hold(s) }) {
 		return false
 	}
-	if b.pid == 0 {
-		b.strange++
-	}
 	b.dialled = append(b.dialled, s)
 	return true
-}
-
-// crowded tells whether many came that may be anybody.
-func (b *container) crowded() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.strange >= maxStrangers
 }
 
 // peer returns the pid of the process that dialled. It is 0 for a process of a PID
@@ -252,7 +238,7 @@ func (b *container) hold(s *session) {
 	err := b.r.guard(func() error { return s.greet(b.r.pace.hello) })
 	b.mu.Lock()
 	if err == nil {
-		s.greeted, b.met, b.outdated = true, true, false
+		s.greeted, b.until, b.outdated = true, time.Now().Add(farAway), false
 		b.wakeLocked()
 		b.mu.Unlock()
 		<-s.mux.CloseChan()
@@ -280,13 +266,13 @@ func (b *container) take(ctx context.Context) (*session, error) {
 	var late <-chan time.Time
 	for asked := false; ; {
 		b.mu.Lock()
-		s, unsure := b.pickLocked()
+		s := b.pickLocked()
 		arrived := b.arrived
 		patience := b.r.pace.brief
-		if b.met || time.Now().Before(b.until) {
+		if time.Now().Before(b.until) {
 			patience = b.r.pace.dial
 		}
-		heard, outdated := b.ln != nil, b.outdated
+		heard, unsure, outdated := b.ln != nil, b.refused || b.pid == 0, b.outdated
 		b.mu.Unlock()
 		switch {
 		case s != nil:
@@ -310,7 +296,7 @@ func (b *container) take(ctx context.Context) (*session, error) {
 		case <-late:
 			b.mu.Lock()
 			if len(b.dialled) == 0 {
-				b.met, b.until = false, time.Time{}
+				b.until = time.Time{}
 			}
 			b.mu.Unlock()
 			return nil, errLost
@@ -322,19 +308,14 @@ func (b *container) take(ctx context.Context) (*session, error) {
 	}
 }
 
-// pickLocked gives a session of the first process. Unsure: that may have changed.
-func (b *container) pickLocked() (s *session, unsure bool) {
-	unsure = b.refused
+// pickLocked gives the latest session of the first process.
+func (b *container) pickLocked() *session {
 	for _, s := range slices.Backward(b.dialled) {
-		switch {
-		case !s.greeted || s.mux.IsClosed():
-		case s.pid == b.pid:
-			return s, false
-		default:
-			unsure = true
+		if s.greeted && s.pid == b.pid && !s.mux.IsClosed() {
+			return s
 		}
 	}
-	return nil, unsure
+	return nil
 }
 
 // ask asks the engine who the first process is.
@@ -350,8 +331,7 @@ func (b *container) ask(ctx context.Context) {
 func (b *container) connected() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	s, _ := b.pickLocked()
-	return s != nil
+	return b.pickLocked() != nil
 }
 
 // streams counts the streams of all sessions of a container.

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -49,7 +50,7 @@ type run struct {
 var errBroken = errors.New("the connection to the container's agent broke")
 
 func (r *Runtime) exec(ctx context.Context, id string, e runtime.Exec) (runtime.ExecResult, error) {
-	x := &run{e: e, output: output{proc: r.nextRun()}}
+	x := &run{e: e, output: output{proc: runPrefix + rand.Text()}}
 	start := &wire.Start{
 		ID: x.proc, Command: e.Command, Env: e.Env, Dir: e.WorkingDir, Stdin: e.Stdin != nil,
 		Exec: true, Follow: &wire.Follow{Lossless: true},
@@ -63,12 +64,6 @@ func (r *Runtime) exec(ctx context.Context, id string, e runtime.Exec) (runtime.
 	b, err := r.container(ctx, id)
 	if err != nil {
 		return runtime.ExecResult{}, err
-	}
-	if b.paused.Load() { // or was, when Berm last heard of it
-		b.ask(ctx)
-		if b.paused.Load() {
-			return runtime.ExecResult{}, runtime.Precondition("the container is paused")
-		}
 	}
 	var stop context.CancelFunc
 	x.feeding, stop = context.WithCancel(context.WithoutCancel(ctx))

@@ -501,7 +501,7 @@ func testPeerUnseen(t *testing.T, pid int) {
 	b.engine.setPid(pid)
 	b.peer = func(*net.UnixConn) (int, error) { return 0, nil }
 	id := b.create(t, "x")
-	if p := b.greeted(t, "x"); !p.hungUp() {
+	if p := b.greeted(t, "x"); pid != 0 && !p.hungUp() || b.known(id).connections() > 0 {
 		t.Error("an unseen process was taken in")
 	}
 	b.engine.serves = func(p *program, _ *wire.Request) {
@@ -633,14 +633,21 @@ func TestRestart(t *testing.T) {
 func TestPaused(t *testing.T) {
 	b := newBed(t)
 	id := b.create(t, "x")
-	b.serve(t, "x", prints("", 0))
+	var frozen atomic.Bool
+	frozen.Store(true)
+	b.serve(t, "x", func(p *program, req *wire.Request) {
+		if frozen.Load() {
+			p.hungUp()
+			return
+		}
+		prints("", 0)(p, req)
+	})
 	must(t, b.Pause(t.Context(), id))
 	if _, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}}); !errdefs.IsFailedPrecondition(err) {
 		t.Error(err)
 	}
-	if err := b.engine.Resume(t.Context(), id); err != nil { // somebody else
-		t.Fatal(err)
-	}
+	must(t, b.engine.Resume(t.Context(), id)) // somebody else
+	frozen.Store(false)
 	if res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}}); err != nil {
 		t.Errorf("%+v, %v", res, err)
 	}

@@ -5,40 +5,28 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/agent/wire"
 	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
-// While nobody knows who the first process is, the others in its container are let in
-// slowly, and drive nobody out.
+// TestStrangers checks that nobody is let in while nobody knows who the first process is, and
+// that one who waits then is.
 func TestStrangers(t *testing.T) {
-	slow := hurry
-	slow.hello, slow.reject = time.Minute, time.Hour
-	b := newBedOf(t, slow)
-	box := b.known(b.create(t, "x"))
-	box.meet(runtime.Container{})
-	for range 3 * maxStrangers {
-		b.dial(t, "x")
+	b := newBed(t)
+	id := b.create(t, "x")
+	must(t, b.Close())
+	b.open(t)
+	b.serve(t, "x", prints("", 5))
+	b.mu.Lock()
+	box := b.containers[dirName("x")]
+	b.mu.Unlock()
+	if n := box.connections(); n > 0 || box.accepts {
+		t.Errorf("%d were let in", n)
 	}
-	await(t, "the first to be let in", func() bool { return box.connections() == maxStrangers })
-	time.Sleep(50 * time.Millisecond) // for those that shouldn't be
-	if n := box.connections(); n != maxStrangers {
-		t.Errorf("%d were let in at once, want %d", n, maxStrangers)
-	}
-
-	b = newBed(t)
-	b.engine.setPid(1)
-	box = b.known(b.create(t, "x"))
-	box.meet(runtime.Container{})
-	for range maxSessions {
-		b.greeted(t, "x")
-	}
-	await(t, "them to be let in", func() bool { return box.connections() == maxSessions })
-	if late := b.greeted(t, "x"); !late.hungUp() || box.connections() != maxSessions {
-		t.Error("one more was let in, or drove another out")
+	if res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}}); err != nil || res.ExitCode != 5 {
+		t.Errorf("%+v, %v", res, err)
 	}
 }
 
