@@ -28,9 +28,11 @@ const (
 // container is what there is of a container here: its directory and socket, and the sessions
 // with its program. One without a directory has no name.
 type container struct {
-	r    *Runtime
-	name string
-	dir  string
+	r      *Runtime
+	name   string
+	dir    string
+	ctx    context.Context // ends with it
+	cancel context.CancelFunc
 
 	// With the Runtime's lock.
 	id      string // the container's; empty while that isn't known
@@ -43,7 +45,6 @@ type container struct {
 
 	mu       sync.Mutex
 	ln       *net.UnixListener
-	done     chan struct{}       // closed with the container
 	pid      int                 // of the container's first process; 0 while that isn't known
 	accepts  bool                // connections, since the pid was first known
 	until    time.Time           // until then its program is expected
@@ -58,7 +59,8 @@ type container struct {
 }
 
 func (r *Runtime) newContainer(name string) *container {
-	b := &container{r: r, name: name, done: make(chan struct{}), arrived: make(chan struct{}), served: map[string]*session{}, owners: map[string]*session{}, events: map[*events]bool{}}
+	b := &container{r: r, name: name, arrived: make(chan struct{}), served: map[string]*session{}, owners: map[string]*session{}, events: map[*events]bool{}}
+	b.ctx, b.cancel = context.WithCancel(context.Background())
 	if name != "" {
 		b.dir = filepath.Join(r.opts.Root, name)
 	}
@@ -109,12 +111,7 @@ func (b *container) listen() error {
 func (b *container) close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	select {
-	case <-b.done:
-		return
-	default:
-	}
-	close(b.done)
+	b.cancel()
 	if b.ln != nil {
 		_ = b.ln.Close()
 	}
@@ -123,10 +120,8 @@ func (b *container) close() {
 
 // taskLocked runs f in a goroutine that ends with the container, unless that has ended.
 func (b *container) taskLocked(f func()) bool {
-	select {
-	case <-b.done:
+	if b.ctx.Err() != nil {
 		return false
-	default:
 	}
 	b.r.tasks.Go(f)
 	return true
@@ -195,7 +190,7 @@ func (b *container) accept() {
 		}
 		// Who knocks without end, or takes all files there are, waits.
 		select {
-		case <-b.done:
+		case <-b.ctx.Done():
 			return
 		case <-time.After(b.r.pace.reject):
 		}
@@ -300,7 +295,7 @@ func (b *container) take(ctx context.Context) (*session, error) {
 			}
 			b.mu.Unlock()
 			return nil, errLost
-		case <-b.done:
+		case <-b.ctx.Done():
 			return nil, errLost
 		case <-ctx.Done():
 			return nil, runtime.Ended(ctx)

@@ -29,7 +29,7 @@ func (r *Runtime) openEvents(ctx context.Context, id string) (*events, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &events{b: b, id: id, watched: map[*session]*call{}, pending: map[*session]bool{}, changed: map[string]runtime.ProcessInfo{}}
+	e := &events{b: b, id: id, sessions: map[*session]bool{}, changed: map[string]runtime.ProcessInfo{}}
 	e.change.L = &e.mu
 	e.ctx, e.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	if !b.socketless() {
@@ -44,18 +44,9 @@ func (r *Runtime) openEvents(ctx context.Context, id string) (*events, error) {
 	}
 	b.mu.Lock()
 	b.events[e] = true // own does the rest
-	there := b.taskLocked(func() {
-		select {
-		case <-b.done:
-			e.end(b.left())
-		case <-e.ctx.Done():
-		}
-	})
 	b.mu.Unlock()
-	if !there {
-		e.end(errLeft)
-		return nil, b.left()
-	}
+	leave := context.AfterFunc(b.ctx, func() { e.end(b.left()) })
+	context.AfterFunc(e.ctx, func() { leave() })
 	for _, s := range b.serving() {
 		e.watch(s)
 	}
@@ -71,29 +62,26 @@ type events struct {
 	ctx    context.Context // ends with Close
 	cancel context.CancelCauseFunc
 
-	mu      sync.Mutex
-	change  sync.Cond          // of what is below
-	watched map[*session]*call // nil: about to be
-	pending map[*session]bool  // of which all processes are still to come
-	changed map[string]runtime.ProcessInfo
-	begun   bool // Next has returned all
-	err     error
+	mu       sync.Mutex
+	change   sync.Cond         // of what is below
+	sessions map[*session]bool // that are followed; true: all processes are still to come
+	changed  map[string]runtime.ProcessInfo
+	begun    bool // Next has returned all
+	err      error
 }
 
 // watch follows the processes of a served session.
 func (e *events) watch(s *session) {
 	e.mu.Lock()
-	_, is := e.watched[s]
-	if !is && e.err == nil {
-		e.watched[s], e.pending[s] = nil, true
+	_, is := e.sessions[s]
+	if !is {
+		e.sessions[s] = true
 	}
 	e.mu.Unlock()
 	if is {
 		return
 	}
-	e.b.mu.Lock()
-	e.b.useLocked(s)
-	e.b.mu.Unlock()
+	s.use()
 	x, err := e.b.begin(e.ctx, e.id, s, eventsRequest)
 	if err != nil {
 		e.lose(s, err)
@@ -110,13 +98,8 @@ func (e *events) add(x *call) {
 		s.release()
 	}
 	e.mu.Lock()
-	e.watched[s], e.pending[s] = x, true
-	closed := e.err != nil
+	e.sessions[s] = true
 	e.mu.Unlock()
-	if closed {
-		x.drop()
-		return
-	}
 	started := e.b.task(func() {
 		defer x.drop()
 		err := e.b.r.guard(func() error { return e.read(x) })
@@ -161,13 +144,13 @@ func (e *events) read(x *call) error {
 func (e *events) put(s *session, batch []runtime.ProcessInfo) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for len(e.changed) >= maxListed && (e.begun || !e.pending[s]) && e.err == nil {
+	for len(e.changed) >= maxListed && (e.begun || !e.sessions[s]) && e.err == nil {
 		e.change.Wait()
 	}
 	for _, info := range batch {
 		e.changed[info.ID] = info
 	}
-	delete(e.pending, s)
+	e.sessions[s] = false
 	e.change.Broadcast()
 }
 
@@ -180,8 +163,7 @@ func (e *events) lose(s *session, err error) {
 		if !needed {
 			e.mu.Lock()
 			defer e.mu.Unlock()
-			delete(e.watched, s)
-			delete(e.pending, s)
+			delete(e.sessions, s)
 			e.change.Broadcast()
 			return
 		}
@@ -192,30 +174,25 @@ func (e *events) lose(s *session, err error) {
 	e.end(fmt.Errorf("follow the processes of container %s: %w", e.id, err))
 }
 
-// end has Next fail with err.
+// end has Next fail with err. All calls end with the context.
 func (e *events) end(err error) {
 	e.mu.Lock()
 	if e.err == nil {
 		e.err = err
 	}
-	calls := slices.Collect(maps.Values(e.watched))
 	e.change.Broadcast()
 	e.mu.Unlock()
 	e.b.mu.Lock()
 	delete(e.b.events, e)
 	e.b.mu.Unlock()
 	e.cancel(err)
-	for _, x := range calls {
-		if x != nil {
-			x.drop()
-		}
-	}
 }
 
 func (e *events) Next() ([]runtime.ProcessInfo, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for e.err == nil && (!e.begun && len(e.pending) > 0 || e.begun && len(e.changed) == 0) {
+	pending := func() bool { return slices.Contains(slices.Collect(maps.Values(e.sessions)), true) }
+	for e.err == nil && (!e.begun && pending() || e.begun && len(e.changed) == 0) {
 		e.change.Wait()
 	}
 	if e.err != nil {

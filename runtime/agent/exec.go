@@ -138,7 +138,7 @@ func (x *run) follow() error {
 // feed copies the input, and lives as long as its Read takes.
 func (x *run) feed() error {
 	var in *input
-	call, err := x.b.reach(x.feeding, x.id, x.owner(), &wire.Request{Op: wire.OpInput, Process: &wire.Process{ID: x.proc}})
+	call, err := x.b.reach(x.feeding, x.id, x.s, &wire.Request{Op: wire.OpInput, Process: &wire.Process{ID: x.proc}})
 	if err == nil {
 		in, err = newInput(x.feeding, call, x.proc)
 	}
@@ -157,17 +157,6 @@ func (x *run) feed() error {
 	// Without WriterTo, which would bypass the buffer. CloseWrite returns the error of a Write.
 	_, _ = io.CopyBuffer(struct{ io.Writer }{in}, struct{ io.Reader }{x.e.Stdin}, buf[:])
 	return in.CloseWrite()
-}
-
-// owner returns the command's session with a use of it, if that is a served one.
-func (x *run) owner() *session {
-	if x.s.served == nil {
-		return nil
-	}
-	x.b.mu.Lock()
-	defer x.b.mu.Unlock()
-	x.b.useLocked(x.s)
-	return x.s
 }
 
 // notKilled adds to an error that processes may still run, without changing its class.
@@ -211,7 +200,7 @@ func (x *run) killTree(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), x.b.r.pace.kill)
 	defer cancel()
 	for {
-		err := x.b.kill(ctx, x.id, x.owner(), x.proc)
+		err := x.b.kill(ctx, x.id, x.s, x.proc)
 		switch {
 		case err == nil, errdefs.IsNotFound(err) && !errors.Is(err, errNoProcess): // the command, or its container
 			return nil
@@ -231,7 +220,7 @@ func (x *run) killTree(ctx context.Context) error {
 				return err
 			}
 			return errSilent
-		case <-x.b.done:
+		case <-x.b.ctx.Done():
 			return errClosed
 		case <-time.After(20 * time.Millisecond):
 		}

@@ -307,7 +307,7 @@ func (b *container) rejoin(ctx context.Context, id string, out output, how runti
 				return nil, runtime.Unavailable(errBroken)
 			}
 			return nil, errLost
-		case <-b.done:
+		case <-b.ctx.Done():
 			return nil, b.left()
 		case <-time.After(delay):
 		}

@@ -95,15 +95,11 @@ func about(what, id, process string, err error) error {
 // errNoProcess is for a process that nobody knows.
 var errNoProcess = runtime.WithClass(errdefs.ErrNotFound, errors.New("there is no such process"))
 
-// owner gives the served session of a process, with a use of it; nil if it isn't of any.
+// owner gives the served session of a process; nil if it isn't of any.
 func (b *container) owner(process string) *session {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	s := b.owners[process]
-	if s != nil {
-		b.useLocked(s)
-	}
-	return s
+	return b.owners[process]
 }
 
 // reach begins an operation on a process, which only the program that started it knows.
@@ -115,10 +111,10 @@ func (r *Runtime) reach(ctx context.Context, id string, req *wire.Request) (*cal
 	return b.reach(ctx, id, b.owner(req.Process.ID), req)
 }
 
-// reach begins an operation on a process of a served session, whose use it takes over, or
-// for nil of one that was dialled.
+// reach begins an operation on a process of a session; nil is one that was dialled.
 func (b *container) reach(ctx context.Context, id string, s *session, req *wire.Request) (*call, error) {
-	if s != nil {
+	if s != nil && s.served != nil {
+		s.use()
 		x, err := b.begin(ctx, id, s, req)
 		if errors.Is(err, errDead) || errors.Is(err, errSilent) {
 			err = b.lost(ctx, s, err)

@@ -94,12 +94,21 @@ func (b *container) join(user string) *session {
 	defer b.mu.Unlock()
 	s := b.served[user]
 	if s != nil {
-		b.useLocked(s)
+		s.useLocked()
 	}
 	return s
 }
 
-func (b *container) useLocked(s *session) {
+// use begins a use of a session, which release ends.
+func (s *session) use() {
+	if s.served != nil {
+		s.b.mu.Lock()
+		defer s.b.mu.Unlock()
+		s.useLocked()
+	}
+}
+
+func (s *session) useLocked() {
 	s.served.uses++
 	if s.served.linger != nil {
 		s.served.linger.Stop()

@@ -186,7 +186,7 @@ func (e *pausedEngine) Inspect(context.Context, string) (runtime.Container, erro
 // keeps that waiting.
 func TestEventsBeforeNext(t *testing.T) {
 	told, silent := new(session), new(session)
-	e := &events{pending: map[*session]bool{told: true, silent: true}, changed: map[string]runtime.ProcessInfo{}}
+	e := &events{sessions: map[*session]bool{told: true, silent: true}, changed: map[string]runtime.ProcessInfo{}}
 	e.change.L = &e.mu
 	ended := make(chan struct{})
 	go func() {
