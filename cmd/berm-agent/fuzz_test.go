@@ -63,7 +63,7 @@ func FuzzServe(f *testing.F) {
 	f.Add([]byte("\x02\x00\x00\x00\x02{}"))
 	f.Add([]byte("\x02\xff\xff\xff\xff"))
 	f.Fuzz(func(t *testing.T, said []byte) {
-		srv := &server{tidy: time.NewTimer(time.Hour), other: func(wire.Op) handler { return nil }}
+		srv := &server{processes: newTable(), tidy: time.NewTimer(time.Hour), other: func(wire.Op) handler { return nil }}
 		srv.launch = func(p *process, s *wire.Start) error {
 			if p.id == "full" {
 				return noRoom(unix.EAGAIN)

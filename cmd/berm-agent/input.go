@@ -8,11 +8,8 @@ import (
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-// feeder is the connection that writes a process' input.
-type feeder struct{ gone bool }
-
-// openInput makes f the writer.
-func (p *process) openInput(f *feeder) error {
+// openInput makes c the writer.
+func (p *process) openInput(c *conn) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
@@ -21,16 +18,15 @@ func (p *process) openInput(f *feeder) error {
 	case p.writer != nil:
 		return &wire.Failure{Class: wire.ClassExists, Message: "process " + p.id + " has a writer"}
 	}
-	p.writer = f
+	p.writer = c
 	return nil
 }
 
 // leaveInput makes room for another writer. A write that waits ends.
-func (p *process) leaveInput(f *feeder) {
+func (p *process) leaveInput(c *conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	f.gone = true
-	if p.writer == f {
+	if p.writer == c {
 		p.writer = nil
 		if p.input != nil {
 			_ = p.input.SetWriteDeadline(time.Now())
@@ -40,16 +36,15 @@ func (p *process) leaveInput(f *feeder) {
 
 // feed is OpInput.
 func (c *conn) feed(p *process, _ *wire.Process) (any, error) {
-	f := &feeder{}
-	if err := p.openInput(f); err != nil {
+	if err := p.openInput(c); err != nil {
 		return nil, err
 	}
-	defer p.leaveInput(f)
+	defer p.leaveInput(c)
 	data, done := make(chan []byte), make(chan struct{})
 	defer close(done)
 	go func() { // it reads on, so that it sees Berm hang up while the process takes nothing
 		defer close(data)
-		defer p.leaveInput(f)
+		defer p.leaveInput(c)
 		for {
 			kind, payload, err := c.r.Next()
 			if err != nil || kind != wire.KindData && kind != wire.KindEnd {
@@ -72,9 +67,9 @@ func (c *conn) feed(p *process, _ *wire.Process) (any, error) {
 		case !ok:
 			return nil, errGone
 		case b == nil:
-			return nil, p.endInput(f)
+			return nil, p.endInput(c)
 		}
-		if err := p.write(f, b); err != nil {
+		if err := p.write(c, b); err != nil {
 			return nil, err
 		}
 	}
@@ -82,14 +77,14 @@ func (c *conn) feed(p *process, _ *wire.Process) (any, error) {
 }
 
 // write gives input to the process, and waits until it has taken it.
-func (p *process) write(f *feeder, data []byte) error {
+func (p *process) write(c *conn, data []byte) error {
 	p.inputMu.Lock()
 	defer p.inputMu.Unlock()
 	for len(data) > 0 {
 		p.mu.Lock()
 		input := p.input
 		switch {
-		case f.gone:
+		case p.writer != c:
 			p.mu.Unlock()
 			return errGone
 		case input == nil:
@@ -108,10 +103,10 @@ func (p *process) write(f *feeder, data []byte) error {
 }
 
 // endInput ends it, for good; that of a terminal as a user would.
-func (p *process) endInput(f *feeder) error {
+func (p *process) endInput(c *conn) error {
 	var end []byte
 	if p.tty && p.control(func(fd int) error { end = endOfFile(fd); return nil }) == nil {
-		return p.write(f, end)
+		return p.write(c, end)
 	}
 	p.inputMu.Lock()
 	defer p.inputMu.Unlock()

@@ -261,7 +261,7 @@ func (p *process) await(f *follower) (*wire.OutputFrame, wire.Output, error) {
 				return nil, wire.Output{}, p.outOfRange(f.seq)
 			}
 			return buf, o, nil
-		case p.ended:
+		case !p.info.Running:
 			return nil, wire.Output{}, nil
 		}
 		p.change.Wait()

@@ -33,11 +33,14 @@ type process struct {
 	exec  bool // it has no name: it is killed with its follower's connection, and not listed
 	order int  // among all
 
+	// With the table's lock.
+	known bool // it was started
+	over  bool // it has ended, with all of its output
+
 	// These are set before anybody else knows the process.
 	supervisor *supervisor // nil if there was nothing to start
-	pid        int
-	begun      uint64 // no later than it, in ticks
-	kills      int    // for want of memory, before it
+	begun      uint64      // no later than it, in ticks
+	kills      int         // for want of memory, before it
 	timer      *time.Timer
 	outputs    []*os.File
 
@@ -50,13 +53,12 @@ type process struct {
 	change    sync.Cond // of what is below
 	ring      *wire.Ring
 	followers map[*follower]bool
-	writer    *feeder
+	writer    *conn
 	input     *os.File // nil when it is ended
 	terminal  *os.File // nil if there is none, or it is gone
 	info      wire.ProcessInfo
 	lost      bool // the supervisor was killed
 	killed    bool // by SIGKILL of ours
-	ended     bool // with all of its output
 	endedAt   time.Time
 	drainBy   time.Time // when the output is to end at the latest; zero until exited
 }
@@ -226,7 +228,7 @@ func (p *process) awaitPid() (early report, err error) {
 			shut(p.supervisor.reports)
 			return early, syscall.Errno(-r.value)
 		default:
-			p.pid = int(r.value)
+			p.info.PID = int(r.value)
 			return early, nil
 		}
 	}
@@ -335,7 +337,6 @@ func (p *process) end() {
 		p.terminal = nil
 	}
 	p.ring.Flush()
-	p.ended = true
 	p.info.Running = false
 	p.change.Broadcast()
 	p.mu.Unlock()
@@ -349,9 +350,8 @@ func (p *process) tell() *wire.ProcessInfo {
 	defer p.mu.Unlock()
 	info := p.info
 	if info.Running { // the end is told when it is complete
-		info = wire.ProcessInfo{ID: p.id, Label: info.Label, Command: info.Command, Running: true, TTY: p.tty, StartedAt: info.StartedAt}
+		info = wire.ProcessInfo{ID: p.id, Label: info.Label, Command: info.Command, PID: info.PID, Running: true, TTY: p.tty, StartedAt: info.StartedAt}
 	}
-	info.PID = p.pid
 	info.FirstSeq, info.NextSeq = p.ring.Bounds()
 	return &info
 }
@@ -387,7 +387,7 @@ func (p *process) send(sig syscall.Signal) error {
 	if err := p.mustRun(); err != nil {
 		return err
 	}
-	group := p.pid
+	group := p.info.PID
 	if p.tty {
 		_ = p.control(func(fd int) error {
 			if n, err := unix.IoctlGetInt(fd, unix.TIOCGPGRP); err == nil && n > 1 {
@@ -406,7 +406,7 @@ func (p *process) send(sig syscall.Signal) error {
 	}
 	err := kill(-group, sig)
 	if errors.Is(err, unix.ESRCH) { // it is about to make it
-		err = kill(p.pid, sig)
+		err = kill(p.info.PID, sig)
 	}
 	if errors.Is(err, unix.ESRCH) {
 		return precondition("process %s has ended", p.id)

@@ -19,7 +19,7 @@ type server struct {
 	files     syscall.Rlimit // of open files, for commands
 	oom       *oomCounter
 	kids      childReaper
-	processes table
+	processes *table
 	tidy      *time.Timer // calls freeMemory
 	begun     uint64      // when this process was, in ticks
 	// launch starts a process; tests of the protocol start none.
@@ -34,7 +34,7 @@ func newServer(main int) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	srv := &server{env: os.Environ(), files: files, oom: openOOM(), launch: (*process).launch, other: fileHandler, tidy: time.AfterFunc(quiet, freeMemory), begun: ticksNow()}
+	srv := &server{env: os.Environ(), files: files, oom: openOOM(), processes: newTable(), launch: (*process).launch, other: fileHandler, tidy: time.AfterFunc(quiet, freeMemory), begun: ticksNow()}
 	srv.kids.main = main
 	return srv, nil
 }

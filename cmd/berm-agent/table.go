@@ -18,21 +18,23 @@ const (
 	keepEnded    = time.Hour // and for how long
 )
 
-// table is the processes that are known.
+// table is the processes that are known, and those that are about to be started.
 type table struct {
 	mu       sync.Mutex
-	byID     map[string]*process // nil: about to be started
-	change   sync.Cond           // of what is nil there, and of watchers
-	ended    []*process          // the first to have ended first
-	last     int                 // order of the newest
+	byID     map[string]*process
+	change   sync.Cond // of what is about to be started, and of watchers
+	last     int       // order of the newest
 	closed   bool
 	watchers map[*watcher]bool
 }
 
 // watcher is a connection that gets the starts and ends of processes.
-type watcher struct {
-	changed map[*process]bool
-	gone    bool
+type watcher struct{ changed map[*process]bool }
+
+func newTable() *table {
+	t := &table{byID: map[string]*process{}, watchers: map[*watcher]bool{}}
+	t.change.L = &t.mu
+	return t
 }
 
 // watch adds a watcher, which begins with all processes.
@@ -41,19 +43,18 @@ func (t *table) watch() *watcher {
 	defer t.mu.Unlock()
 	t.trimLocked(time.Now())
 	w := &watcher{changed: map[*process]bool{}}
-	for _, p := range t.byID {
-		w.note(p)
-	}
-	if t.watchers == nil {
-		t.watchers = map[*watcher]bool{}
-	}
 	t.watchers[w] = true
+	for _, p := range t.byID {
+		if p.known {
+			w.note(p)
+		}
+	}
 	return w
 }
 
 // note notes that a process has started or ended.
 func (w *watcher) note(p *process) {
-	if p != nil && !p.exec {
+	if !p.exec {
 		w.changed[p] = true
 	}
 }
@@ -61,7 +62,6 @@ func (w *watcher) note(p *process) {
 func (t *table) unwatch(w *watcher) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	w.gone = true
 	delete(t.watchers, w)
 	t.change.Broadcast()
 }
@@ -79,13 +79,12 @@ func (t *table) noteLocked(p *process) {
 func (t *table) changes(w *watcher, wait bool) ([]*process, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.change.L = &t.mu
-	for wait && len(w.changed) == 0 && !w.gone {
+	for wait && len(w.changed) == 0 && t.watchers[w] {
 		t.change.Wait()
 	}
 	out := slices.SortedFunc(maps.Keys(w.changed), byOrder)
 	clear(w.changed)
-	return out, !w.gone
+	return out, t.watchers[w]
 }
 
 func byOrder(a, b *process) int { return a.order - b.order }
@@ -95,52 +94,44 @@ func (t *table) find(id string) (*process, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.trimLocked(time.Now())
-	p, ok := t.byID[id]
-	for t.change.L = &t.mu; ok && p == nil; p, ok = t.byID[id] {
+	for p := t.byID[id]; p != nil; p = t.byID[id] {
+		if p.known {
+			return p, nil
+		}
 		t.change.Wait()
-	}
-	if ok {
-		return p, nil
 	}
 	return nil, &wire.Failure{Class: wire.ClassNotFound, Message: "there is no process " + id}
 }
 
-// reserve takes an ID for a process that is about to be started.
-func (t *table) reserve(id string) (order int, err error) {
+// reserve takes the ID of a process that is about to be started.
+func (t *table) reserve(p *process) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.trimLocked(time.Now())
-	if _, ok := t.byID[id]; ok {
-		return 0, &wire.Failure{Class: wire.ClassExists, Message: "process " + id + " is there already"}
+	if t.byID[p.id] != nil {
+		return &wire.Failure{Class: wire.ClassExists, Message: "process " + p.id + " is there already"}
 	}
 	if t.closed {
-		return 0, precondition("nothing is started any more")
+		return precondition("nothing is started any more")
 	}
 	if len(t.byID) >= maxProcesses {
-		oldest := t.oldestEnded()
-		if oldest < 0 {
-			return 0, &wire.Failure{Class: wire.ClassExhausted, Message: "1,024 processes are running, and no more can be kept"}
+		_, oldest := t.endedLocked()
+		if oldest == nil {
+			return &wire.Failure{Class: wire.ClassExhausted, Message: "1,024 processes are running, and no more can be kept"}
 		}
-		t.dropEnded(oldest)
+		t.dropLocked(oldest)
 	}
-	if t.byID == nil {
-		t.byID = map[string]*process{}
-	}
-	t.byID[id] = nil
+	t.byID[p.id] = p
 	t.last++
-	return t.last, nil
+	p.order = t.last
+	return nil
 }
 
-// put makes a process known that was started; nil gives its ID up.
-func (t *table) put(id string, p *process) {
+// put makes a process known that was started.
+func (t *table) put(p *process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.change.Broadcast()
-	if p == nil {
-		delete(t.byID, id)
-		return
-	}
-	t.byID[id] = p
+	p.known = true
 	t.noteLocked(p)
 }
 
@@ -148,15 +139,8 @@ func (t *table) put(id string, p *process) {
 func (t *table) forget(p *process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.byID[p.id] != p {
-		return
-	}
-	t.dropLocked(p)
-	for i, e := range slices.Backward(t.ended) { // it is mostly the last
-		if e == p {
-			t.ended = slices.Delete(t.ended, i, i+1)
-			return
-		}
+	if t.byID[p.id] == p {
+		t.dropLocked(p)
 	}
 }
 
@@ -165,8 +149,8 @@ func (t *table) forget(p *process) {
 func (t *table) over(p *process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if known, ok := t.byID[p.id]; ok && (known == p || known == nil) { // nil: it is about to be put there
-		t.ended = append(t.ended, p)
+	p.over = true
+	if t.byID[p.id] == p && p.known {
 		t.noteLocked(p)
 	}
 	t.trimLocked(time.Now())
@@ -174,26 +158,26 @@ func (t *table) over(p *process) {
 
 func (t *table) trimLocked(now time.Time) {
 	for {
-		i := t.oldestEnded()
-		if i < 0 || len(t.ended)-i <= maxEnded && now.Sub(t.ended[i].endedAt) <= keepEnded {
+		n, oldest := t.endedLocked()
+		if oldest == nil || n <= maxEnded && now.Sub(oldest.endedAt) <= keepEnded {
 			return
 		}
-		t.dropEnded(i)
+		t.dropLocked(oldest)
 	}
 }
 
-// oldestEnded is the place of the one among the ended that has first, but for those that
-// are in use; -1 if there is none.
-func (t *table) oldestEnded() int {
-	return slices.IndexFunc(t.ended, func(p *process) bool { return !p.inUse() })
-}
-
-// dropEnded forgets the one in this place among the ended.
-func (t *table) dropEnded(i int) {
-	if p := t.ended[i]; t.byID[p.id] == p {
-		t.dropLocked(p)
+// endedLocked counts the processes that have ended and aren't in use, and gives the one that
+// ended first.
+func (t *table) endedLocked() (n int, oldest *process) {
+	for _, p := range t.byID {
+		if !p.known || !p.over || p.inUse() {
+			continue
+		}
+		if n++; oldest == nil || p.endedAt.Before(oldest.endedAt) {
+			oldest = p
+		}
 	}
-	t.ended = slices.Delete(t.ended, i, i+1)
+	return n, oldest
 }
 
 // dropLocked makes a process unknown. A watcher that is slow doesn't keep it.
@@ -202,20 +186,21 @@ func (t *table) dropLocked(p *process) {
 	for w := range t.watchers {
 		delete(w.changed, p)
 	}
+	t.change.Broadcast()
 }
 
 // all returns the processes in the order they were started, also those without a name. It
 // waits for those that are being started.
-func (t *table) all() (out []*process) {
+func (t *table) all() []*process {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.trimLocked(time.Now())
-	for t.change.L = &t.mu; ; t.change.Wait() {
-		out = slices.Collect(maps.Values(t.byID))
-		if !slices.Contains(out, nil) {
-			slices.SortFunc(out, byOrder)
+	for {
+		out := slices.SortedFunc(maps.Values(t.byID), byOrder)
+		if !slices.ContainsFunc(out, func(p *process) bool { return !p.known }) {
 			return out
 		}
+		t.change.Wait()
 	}
 }
 
@@ -236,17 +221,13 @@ func (p *process) inUse() bool {
 // begin starts a process, with its follower if it is to have one, unless Berm has hung up. A
 // kill that comes after that finds no process, or the one that is started.
 func (srv *server) begin(c *conn, s *wire.Start) (p *process, f *follower, err error) {
-	order, err := srv.processes.reserve(s.ID)
-	if err != nil {
+	p = newProcess(srv, s)
+	if err := srv.processes.reserve(p); err != nil {
 		return nil, nil, err
 	}
 	if c.gone() {
-		srv.processes.put(s.ID, nil)
-		return nil, nil, errGone
-	}
-	p = newProcess(srv, s)
-	p.order = order
-	if s.Follow != nil {
+		err = errGone
+	} else if s.Follow != nil {
 		how := *s.Follow
 		how.From = 0
 		f, err = p.join(how)
@@ -255,10 +236,10 @@ func (srv *server) begin(c *conn, s *wire.Start) (p *process, f *follower, err e
 		err = srv.launch(p, s)
 	}
 	if err != nil {
-		srv.processes.put(s.ID, nil)
+		srv.processes.forget(p)
 		return nil, nil, err
 	}
-	srv.processes.put(s.ID, p)
+	srv.processes.put(p)
 	return p, f, nil
 }
 
@@ -320,7 +301,7 @@ func (srv *server) start(c *conn, req *wire.Request) (any, error) {
 func (p *process) awaitEnd() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for !p.ended {
+	for p.info.Running {
 		p.change.Wait()
 	}
 }

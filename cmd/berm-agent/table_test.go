@@ -16,7 +16,7 @@ import (
 
 // bounded is a server whose processes run until they are ended by hand.
 func bounded() *server {
-	return &server{tidy: time.NewTimer(time.Hour), launch: func(*process, *wire.Start) error { return nil }}
+	return &server{processes: newTable(), tidy: time.NewTimer(time.Hour), launch: func(*process, *wire.Start) error { return nil }}
 }
 
 func (srv *server) mustBegin(t *testing.T, id string) *process {
