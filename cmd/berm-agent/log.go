@@ -2,10 +2,11 @@ package main
 
 import (
 	"bytes"
-	"errors"
+	"os"
 	"os/signal"
 	"runtime"
 	"strconv"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -60,13 +61,12 @@ func runLog(args []string) int {
 	_, _ = unix.Write(readyFD, []byte{0})
 	_ = unix.Close(readyFD)
 	part := min(maxPart, int(min(limit/4, maxPart)))
-	collect(j, part, &stream{fd: stdoutFD, name: "stdout"}, &stream{fd: stderrFD, name: "stderr"})
+	collect(j, part)
 	return 0
 }
 
 // stream is one of a container's outputs.
 type stream struct {
-	fd   int // -1 at its end
 	name string
 	rest []byte    // of a line that hasn't ended
 	due  time.Time // when the rest is to be written
@@ -74,55 +74,42 @@ type stream struct {
 
 // collect copies both streams to the journal, up to their ends. It never stops
 // reading for what goes wrong with the journal: the container would wait for it.
-func collect(j *journal, part int, streams ...*stream) {
-	buf := make([]byte, 64<<10)
-	for {
-		var fds []unix.PollFd
-		var open []*stream
-		wait := -1 // milliseconds
-		for _, s := range streams {
-			if s.fd < 0 {
-				continue
-			}
-			open = append(open, s)
-			fds = append(fds, unix.PollFd{Fd: int32(s.fd), Events: unix.POLLIN})
-			if len(s.rest) > 0 {
-				left := max(0, int(time.Until(s.due).Milliseconds())+1)
-				if wait < 0 || left < wait {
-					wait = left
-				}
-			}
-		}
-		if len(open) == 0 {
-			return
-		}
-		if _, err := unix.Poll(fds, wait); err != nil && !errors.Is(err, unix.EINTR) {
-			time.Sleep(partDelay) // ENOMEM: the kernel's trouble, which passes
-			continue
-		}
-		now := time.Now()
-		for i, s := range open {
-			if fds[i].Revents != 0 {
-				s.read(j, buf, part, now)
-			}
-			if len(s.rest) > 0 && !now.Before(s.due) {
-				s.flush(j, now)
-			}
-		}
-		j.flush()
+func collect(j *journal, part int) {
+	var mu sync.Mutex // of the journal, and of what its streams hold
+	var all sync.WaitGroup
+	for fd, name := range map[int]string{stdoutFD: "stdout", stderrFD: "stderr"} {
+		_ = unix.SetNonblock(fd, true) // who waits for it needs no thread then
+		f, s := os.NewFile(uintptr(fd), name), &stream{name: name}
+		all.Go(func() { s.copy(f, j, part, &mu) })
 	}
+	all.Wait()
 }
 
-func (s *stream) read(j *journal, buf []byte, part int, now time.Time) {
-	n, err := unix.Read(s.fd, buf)
-	switch {
-	case n > 0:
-		s.take(j, buf[:n], part, now)
-	case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
-	default: // the end, or nothing that could ever be read
-		s.flush(j, now)
-		_ = unix.Close(s.fd)
-		s.fd = -1
+// copy copies what can be read.
+func (s *stream) copy(f *os.File, j *journal, part int, mu *sync.Mutex) {
+	flush := func() {
+		mu.Lock()
+		defer mu.Unlock()
+		s.flush(j, time.Now())
+		j.flush()
+	}
+	defer func() { _ = f.Close() }()
+	defer flush()
+	late := time.AfterFunc(partDelay, flush)
+	defer late.Stop()
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := f.Read(buf)
+		mu.Lock()
+		s.take(j, buf[:n], part, time.Now())
+		j.flush()
+		if len(s.rest) > 0 {
+			late.Reset(time.Until(s.due))
+		}
+		mu.Unlock()
+		if err != nil { // the end, or nothing that could ever be read
+			return
+		}
 	}
 }
 
