@@ -90,9 +90,7 @@ func (s *session) next(a *reply) bool {
 	switch kind {
 	case wire.KindReady:
 		a.ready = true
-		if err := s.w.Send(wire.KindGo, nil); err != nil {
-			s.t.Fatal(err)
-		}
+		must(s.t, s.w.Send(wire.KindGo, nil))
 	case wire.KindItem:
 		a.items = append(a.items, bytes.Clone(payload))
 	case wire.KindData:
@@ -103,9 +101,7 @@ func (s *session) next(a *reply) bool {
 		return false
 	case wire.KindFailure:
 		a.failure = new(wire.Failure)
-		if err := wire.Decode(payload, a.failure); err != nil {
-			s.t.Fatal(err)
-		}
+		must(s.t, wire.Decode(payload, a.failure))
 		return false
 	default:
 		s.t.Fatalf("a frame of kind %d", kind)

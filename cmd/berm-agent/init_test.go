@@ -190,16 +190,8 @@ func TestInitCantBeTraced(t *testing.T) {
 func TestInitIsSmall(t *testing.T) {
 	cmd := exec.Command(agent, "init", "/", "--", "sh", "-c", "echo ready; exec sleep 1000")
 	startInit(t, cmd)
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
-	must(t, err)
-	field := func(name string) int {
-		_, after, _ := strings.Cut(string(b), "\n"+name+":")
-		n, err := strconv.Atoi(strings.Fields(after)[0])
-		must(t, err)
-		return n
-	}
-	threads, anon, rss := field("Threads"), field("RssAnon"), field("VmRSS")
-	t.Logf("%d threads, %d KiB of its own, %d KiB with what is shared", threads, anon, rss)
+	threads, anon := status(t, cmd.Process.Pid, "Threads"), anonymous(t, cmd.Process.Pid)
+	t.Logf("%d threads, %d KiB of its own", threads, anon)
 	if threads > 8 || anon > 2<<10 {
 		t.Error("that is too much")
 	}

@@ -2,13 +2,9 @@ package main
 
 import (
 	"fmt"
-	"net"
-	"os"
 	"os/exec"
 	"strconv"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
@@ -16,27 +12,6 @@ import (
 // enter is a command in the sandbox, as an engine's exec is.
 func (s *sandbox) enter(args ...string) *exec.Cmd {
 	return exec.Command("nsenter", append([]string{"-t", strconv.Itoa(s.pid), "-p", "-m", agent}, args...)...)
-}
-
-// serveIn runs the agent in a sandbox for one session.
-func (s *sandbox) serveIn() *talk {
-	s.t.Helper()
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	its, mine := os.NewFile(uintptr(fds[0]), "its"), os.NewFile(uintptr(fds[1]), "mine")
-	cmd := s.enter("serve")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = its, its, os.Stderr
-	startCmd(s.t, cmd)
-	c, err := net.FileConn(mine)
-	for _, f := range []*os.File{its, mine} {
-		_ = f.Close() // it is duplicated
-	}
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return newTalk(s.t, c)
 }
 
 // A serve that is stopped is killed with all that is below it, and what one has left that
@@ -47,7 +22,7 @@ func TestKillServe(t *testing.T) {
 			s := newSandbox(t, 0)
 			k := s.accept()
 			k.start(&wire.Start{ID: "before", Command: []string{"sleep", "4713"}})
-			served := s.serveIn()
+			served := serve(t, s.enter("serve"))
 			served.start(&wire.Start{ID: "x", Command: []string{"sh", "-c", "setsid sleep 4714 & (setsid sleep 4715 &); exec sleep 4716"}})
 			await(t, "its tree", func() bool {
 				a := k.beside().run("ps", "ps -eo args | grep -c '^sleep 471[456]'")

@@ -2,8 +2,6 @@ package main
 
 import (
 	"os"
-	"path/filepath"
-	"strconv"
 	"testing"
 	"time"
 
@@ -13,30 +11,14 @@ import (
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
-// starve gives the sandbox a control group with little memory, as its own.
-func (s *sandbox) starve() {
-	s.t.Helper()
-	root, limit := "/sys/fs/cgroup", "memory.max"
-	if _, err := os.Stat(root + "/memory/memory.limit_in_bytes"); err == nil {
-		root, limit = root+"/memory", "memory.limit_in_bytes"
-	}
-	group := filepath.Join(root, "berm-agent-test-"+strconv.Itoa(os.Getpid()))
-	if err := os.Mkdir(group, 0o755); err != nil {
-		s.t.Fatal(err)
-	}
-	s.t.Cleanup(func() {
-		await(s.t, "the control group's end", func() bool { return os.Remove(group) == nil })
-	})
-	if err := os.WriteFile(filepath.Join(group, limit), []byte(strconv.Itoa(48<<20)), 0); err != nil {
-		s.t.Fatal(err)
-	}
-	s.group, s.seen = group, root
-}
-
 func TestOOM(t *testing.T) {
 	engine.Require(t, "containerd") // root, for a control group
 	s := prepareSandbox(t)
-	s.starve()
+	limit := "memory.max"
+	if _, err := os.Stat("/sys/fs/cgroup/memory/memory.limit_in_bytes"); err == nil {
+		limit = "memory.limit_in_bytes"
+	}
+	s.confine("memory", limit, 48<<20)
 	s.boot(0)
 	k := s.accept()
 	hog := "x=1; while :; do x=$x$x; done"

@@ -173,14 +173,18 @@ func TestMuchOutput(t *testing.T) {
 // anonymous is the memory of a process that is no file's, in KiB.
 func anonymous(t *testing.T, pid int) int {
 	t.Helper()
+	return status(t, pid, "RssAnon")
+}
+
+// status is a number in what the kernel says of a process.
+func status(t *testing.T, pid int, field string) (n int) {
+	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	must(t, err)
-	var kib int
-	_, after, _ := strings.Cut(string(b), "\nRssAnon:")
-	if _, err := fmt.Sscan(after, &kib); err != nil {
-		t.Fatal(err)
-	}
-	return kib
+	_, after, _ := strings.Cut(string(b), "\n"+field+":")
+	_, err = fmt.Sscan(after, &n)
+	must(t, err)
+	return n
 }
 
 // A command that nobody reads from waits.
@@ -240,28 +244,6 @@ func TestThousandRuns(t *testing.T) {
 	await(t, "files to be closed", func() bool { return files() <= before })
 	await(t, "all to be forgotten", func() bool { return k.ask(wire.OpProcess, "x999").class() == wire.ClassNotFound })
 	t.Logf("%d KiB of its own", anonymous(t, cmd.Process.Pid))
-}
-
-// A sandbox that has been worked in pays for it no longer than that.
-func TestIdleIsSmall(t *testing.T) {
-	k, cmd := serveStdio(t)
-	for i := range 200 {
-		k.run(fmt.Sprint("x", i), "true")
-	}
-	k.do(command(wire.Start{ID: "x", Command: []string{"head", "-c", fmt.Sprint(64 << 20), "/dev/zero"}}))
-	busy, kib := anonymous(t, cmd.Process.Pid), 0
-	await(t, "the memory to be given back", func() bool {
-		kib = anonymous(t, cmd.Process.Pid)
-		return kib < 3<<10
-	})
-	t.Logf("%d KiB at work, %d KiB idle", busy, kib)
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
-	must(t, err)
-	var threads int
-	_, after, _ := strings.Cut(string(status), "\nThreads:")
-	if _, err := fmt.Sscan(after, &threads); err != nil || threads > spareThreads()+4 { // and Go's own
-		t.Errorf("%d threads, %v", threads, err)
-	}
 }
 
 func TestRefusals(t *testing.T) {

@@ -103,20 +103,14 @@ func (k *talk) begin(req *wire.Request) (*outcome, bool) {
 func (k *talk) request(req *wire.Request) (*outcome, bool) {
 	k.t.Helper()
 	a := &outcome{}
-	if err := k.open(); err != nil {
-		k.t.Fatal(err)
-	}
-	if err := k.w.SendJSON(wire.KindRequest, req); err != nil {
-		k.t.Fatal(err)
-	}
+	must(k.t, k.open())
+	must(k.t, k.w.SendJSON(wire.KindRequest, req))
 	kind, payload, err := k.r.Next()
 	switch {
 	case err != nil:
 		k.t.Fatal(err)
 	case kind == wire.KindFailure:
-		if err := wire.Decode(payload, &a.failure); err != nil {
-			k.t.Fatal(err)
-		}
+		must(k.t, wire.Decode(payload, &a.failure))
 		return a, false
 	case kind != wire.KindReady:
 		k.t.Fatalf("a frame of kind %d in place of Ready", kind)
@@ -126,24 +120,18 @@ func (k *talk) request(req *wire.Request) (*outcome, bool) {
 
 func (k *talk) tellToGo() {
 	k.t.Helper()
-	if err := k.w.Send(wire.KindGo, nil); err != nil {
-		k.t.Fatal(err)
-	}
+	must(k.t, k.w.Send(wire.KindGo, nil))
 }
 
 // next takes a frame; false after the last.
 func (k *talk) next(a *outcome) bool {
 	k.t.Helper()
 	kind, payload, err := k.r.Next()
-	if err != nil {
-		k.t.Fatal(err)
-	}
+	must(k.t, err)
 	switch kind {
 	case wire.KindOutput:
 		o, err := wire.ParseOutput(payload)
-		if err != nil {
-			k.t.Fatal(err)
-		}
+		must(k.t, err)
 		a.seq = o.Seq
 		if o.Stderr {
 			a.stderr.Write(o.Data)
@@ -153,9 +141,7 @@ func (k *talk) next(a *outcome) bool {
 		return true
 	case wire.KindItem:
 		var info wire.ProcessInfo
-		if err := wire.Decode(payload, &info); err != nil {
-			k.t.Fatal(err)
-		}
+		must(k.t, wire.Decode(payload, &info))
 		a.items = append(a.items, info)
 		return true
 	case wire.KindResult:
@@ -165,9 +151,7 @@ func (k *talk) next(a *outcome) bool {
 	default:
 		k.t.Fatalf("a frame of kind %d", kind)
 	}
-	if err != nil {
-		k.t.Fatal(err)
-	}
+	must(k.t, err)
 	return false
 }
 
@@ -193,18 +177,14 @@ func (k *talk) input(id string) *talk {
 // write writes input, and waits until it was taken.
 func (k *talk) write(data string) {
 	k.t.Helper()
-	if err := k.w.Send(wire.KindData, []byte(data)); err != nil {
-		k.t.Fatal(err)
-	}
+	must(k.t, k.w.Send(wire.KindData, []byte(data)))
 	k.ready()
 }
 
 // end ends the input.
 func (k *talk) end() {
 	k.t.Helper()
-	if err := k.w.Send(wire.KindEnd, nil); err != nil {
-		k.t.Fatal(err)
-	}
+	must(k.t, k.w.Send(wire.KindEnd, nil))
 	if a := new(outcome); k.next(a) || a.failure != nil {
 		k.t.Fatalf("%+v", a)
 	}
@@ -296,23 +276,26 @@ func shell(script string) (string, error) {
 	return string(out), err
 }
 
-// serveStdio runs the agent for one session.
-func serveStdio(t *testing.T) (*talk, *exec.Cmd) {
+// serve runs a command that serves a session on its input and output.
+func serve(t *testing.T, cmd *exec.Cmd) *talk {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	must(t, err)
 	its, mine := os.NewFile(uintptr(fds[0]), "its"), os.NewFile(uintptr(fds[1]), "mine")
-	cmd := exec.Command(agent, "serve")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = its, its, os.Stderr
 	startCmd(t, cmd)
 	c, err := net.FileConn(mine)
-	must(t, err)
-	for _, f := range []*os.File{its, mine} {
-		must(t, f.Close())
-	}
-	k := newTalk(t, c)
+	must(t, err, its.Close(), mine.Close())
+	return newTalk(t, c)
+}
+
+// serveStdio runs the agent for one session.
+func serveStdio(t *testing.T) (*talk, *exec.Cmd) {
+	t.Helper()
+	cmd := exec.Command(agent, "serve")
+	k := serve(t, cmd)
 	t.Cleanup(func() { // or what it runs would outlive it, killed as it is then
-		_ = c.Close()
+		_ = k.conn.Close()
 		await(t, "what it ran to end", func() bool { return len(children(cmd.Process.Pid)) == 0 })
 	})
 	return k, cmd
@@ -372,13 +355,9 @@ func (s *sandbox) listen() {
 	s.t.Helper()
 	path := filepath.Join(s.dir, wire.Socket)
 	l, err := net.Listen("unix", path)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	s.t.Cleanup(func() { _ = l.Close() }) // it may be closed
-	if err := os.Chmod(path, 0o777); err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, os.Chmod(path, 0o777))
 	s.l = l
 }
 
@@ -388,13 +367,9 @@ func (s *sandbox) accept() *talk {
 	if s.k != nil && !s.k.mux.IsClosed() {
 		return s.k.beside()
 	}
-	if err := s.l.(*net.UnixListener).SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, s.l.(*net.UnixListener).SetDeadline(time.Now().Add(20*time.Second)))
 	c, err := s.l.Accept()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	s.k = newTalk(s.t, c)
 	return s.k
 }
@@ -402,9 +377,7 @@ func (s *sandbox) accept() *talk {
 // hangUp ends the session.
 func (k *talk) hangUp() {
 	k.t.Helper()
-	if err := k.mux.Close(); err != nil {
-		k.t.Fatal(err)
-	}
+	must(k.t, k.mux.Close())
 }
 
 // inside are the command lines of all processes in the sandbox but the agent and its

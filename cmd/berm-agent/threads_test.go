@@ -18,56 +18,41 @@ import (
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
-// crowd gives the sandbox a control group with room for so many processes and threads.
-func (s *sandbox) crowd(most int) {
+// confine gives the sandbox a control group with a limit of a controller, as its own.
+func (s *sandbox) confine(controller, limit string, most int) {
 	s.t.Helper()
-	root := "/sys/fs/cgroup"
-	if _, err := os.Stat(root + "/pids"); err == nil {
-		root += "/pids"
+	s.seen = "/sys/fs/cgroup"
+	if _, err := os.Stat(s.seen + "/" + controller); err == nil {
+		s.seen += "/" + controller
 	}
-	group := filepath.Join(root, fmt.Sprintf("berm-agent-test-%d", os.Getpid()))
-	if err := os.Mkdir(group, 0o755); err != nil {
-		s.t.Fatal(err)
-	}
+	s.group = filepath.Join(s.seen, fmt.Sprintf("berm-agent-test-%d", os.Getpid()))
+	must(s.t, os.Mkdir(s.group, 0o755))
 	s.t.Cleanup(func() {
-		await(s.t, "the control group's end", func() bool { return os.Remove(group) == nil })
+		await(s.t, "the control group's end", func() bool { return os.Remove(s.group) == nil })
 	})
-	if err := os.WriteFile(filepath.Join(group, "pids.max"), []byte(strconv.Itoa(most)), 0); err != nil {
-		s.t.Fatal(err)
-	}
-	s.group, s.seen = group, root
+	must(s.t, os.WriteFile(filepath.Join(s.group, limit), []byte(strconv.Itoa(most)), 0))
 }
 
 func (s *sandbox) crowded() int {
 	s.t.Helper()
 	b, err := os.ReadFile(filepath.Join(s.group, "pids.current"))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	return n
 }
 
 // threads is how many the agent has. There being room, it makes those that it lacks.
 func (s *sandbox) threads() int {
 	s.t.Helper()
-	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", s.pid))
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return len(entries)
+	return status(s.t, s.pid, "Threads")
 }
 
 // disperse ends the processes in the control group whose command line is such.
 func (s *sandbox) disperse(line string) {
 	s.t.Helper()
 	b, err := os.ReadFile(filepath.Join(s.group, "cgroup.procs"))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	for _, word := range strings.Fields(string(b)) {
 		its, _ := os.ReadFile("/proc/" + word + "/cmdline") // it may be gone
 		if pid, err := strconv.Atoi(word); err == nil && string(bytes.ReplaceAll(its, []byte{0}, []byte{' '})) == line {
@@ -112,9 +97,7 @@ func deafPort(t *testing.T) int {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	must(t, err)
 	t.Cleanup(func() { _ = unix.Close(fd) })
-	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
 	must(t, unix.Listen(fd, 0))
 	name, err := unix.Getsockname(fd)
 	must(t, err)
@@ -137,7 +120,7 @@ func TestFull(t *testing.T) {
 	}{"by commands": {40, true}, "hardly": {30, false}, "at the least": {20, true}} {
 		t.Run(name, func(t *testing.T) {
 			s := prepareSandbox(t)
-			s.crowd(tt.most)
+			s.confine("pids", "pids.max", tt.most)
 			s.boot(0)
 			k := s.accept()
 			k.patience(2 * time.Minute)
