@@ -325,14 +325,12 @@ func (b *container) rejoin(ctx context.Context, id string, out output, how runti
 			away = false
 			x, err := b.start(soon, id, request, b.take)
 			if err == nil {
-				x.within(time.Now().Add(b.r.pace.answer))
-				if err = out.begin(x); err == nil {
-					x.within(time.Time{})
-					if err = x.outlive(ctx); err == nil {
-						return x, nil
-					}
+				if _, err = x.process(wire.KindItem, out.proc); err == nil {
+					err = x.outlive(ctx)
 				}
-				x.drop()
+				if err == nil {
+					return x, nil
+				}
 			}
 			// The exclusive follower that there is may be this one.
 			if refused(err) && !errdefs.IsAlreadyExists(err) {

@@ -53,8 +53,8 @@ func watch(ctx context.Context, files runtime.Insider, id string) error {
 	return files.File(ctx, id, runtime.FileOp{Verb: runtime.FileWatch, Path: "/", Recursive: true}, runtime.FileIO{Event: ignore})
 }
 
-// What can't be believed is refused.
-func TestFilesMisled(t *testing.T) {
+// TestMisled checks that an operation ends where what comes can't be believed.
+func TestMisled(t *testing.T) {
 	file := func(change func(*wire.FileInfo)) func(*program) {
 		return func(p *program) {
 			f := aFile
@@ -85,6 +85,46 @@ func TestFilesMisled(t *testing.T) {
 			runtime.FileIO{Match: func(runtime.FileMatch) error { return nil }})
 	}
 	watch := func(b *bed, id string) error { return watch(context.Background(), b, id) }
+	said := func(change func(*wire.ProcessInfo)) func(*program) {
+		return func(p *program) {
+			info := wire.ProcessInfo{ID: "p", Running: true}
+			change(&info)
+			p.json(wire.KindResult, info)
+		}
+	}
+	look := func(b *bed, id string) error {
+		_, err := b.Process(t.Context(), id, "p")
+		return err
+	}
+	list := func(b *bed, id string) error {
+		_, err := b.ListProcesses(t.Context(), id)
+		return err
+	}
+	signal := func(b *bed, id string) error { return b.Signal(t.Context(), id, "p", 15) }
+	follow := func(b *bed, id string) error {
+		w, err := b.Follow(t.Context(), id, "p", runtime.Follow{})
+		if err == nil {
+			_, err = w.Next()
+		}
+		return err
+	}
+	write := func(b *bed, id string) error {
+		in, err := b.Input(t.Context(), id, "p")
+		if err == nil {
+			_, err = in.Write([]byte("x"))
+		}
+		return err
+	}
+	told := func(b *bed, id string) error {
+		events, err := b.Events(t.Context(), id)
+		for err == nil {
+			_, err = events.Next()
+		}
+		return err
+	}
+	endless := func(p *program) {
+		p.endless(func() error { return p.w.SendJSON(wire.KindItem, wire.ProcessInfo{ID: "p"}) })
+	}
 	for name, tt := range map[string]struct {
 		answer func(*program)
 		call   func(*bed, string) error
@@ -113,11 +153,40 @@ func TestFilesMisled(t *testing.T) {
 		"matches of nothing": {func(p *program) { p.item(wire.FileMatch{Line: 1}) }, search},
 		"odd event":          {func(p *program) { p.item(wire.FileEvent{Type: "odd", Path: []byte("/x")}) }, watch},
 		"event of nothing":   {func(p *program) { p.item(wire.FileEvent{Type: "modify"}) }, watch},
+
+		"another ID":      {said(func(p *wire.ProcessInfo) { p.ID = "q" }), look},
+		"exit code":       {said(func(p *wire.ProcessInfo) { p.ExitCode = -1 }), look},
+		"signal":          {said(func(p *wire.ProcessInfo) { p.Signal = 65 }), look},
+		"places":          {said(func(p *wire.ProcessInfo) { p.FirstSeq, p.NextSeq = 2, 1 }), look},
+		"negative places": {said(func(p *wire.ProcessInfo) { p.FirstSeq = -1 }), look},
+		"many arguments":  {said(func(p *wire.ProcessInfo) { p.Command = make([]string, maxCommand+2) }), look},
+		"long command":    {said(func(p *wire.ProcessInfo) { p.Command = []string{strings.Repeat("x", maxCommand+1)} }), look},
+		"label":           {said(func(p *wire.ProcessInfo) { p.Label = strings.Repeat("x", wire.MaxLabel+1) }), look},
+		"time":            {said(func(p *wire.ProcessInfo) { p.StartedAt = -1 }), look},
+		"memory":          {said(func(p *wire.ProcessInfo) { p.PeakMemoryBytes = -1 }), look},
+		"endless list":    {endless, list},
+		"no answer":       {func(p *program) { p.hungUp() }, signal}, // for longer than is waited
+
+		"another process":      {func(p *program) { p.begun("q") }, follow},
+		"another place":        {func(p *program) { p.json(wire.KindItem, wire.ProcessInfo{ID: "p", FirstSeq: 1, NextSeq: 2}) }, follow},
+		"output at first":      {func(p *program) { p.output(1, "x") }, follow},
+		"end of another":       {func(p *program) { p.begun("p"); p.json(wire.KindResult, wire.ProcessInfo{ID: "q"}) }, follow},
+		"end of one that runs": {func(p *program) { p.begun("p"); p.json(wire.KindResult, wire.ProcessInfo{ID: "p", Running: true}) }, follow},
+		"another item":         {func(p *program) { p.begun("p"); p.begun("p") }, follow},
+		"result at first":      {func(p *program) { p.send(wire.KindResult, "{}") }, write},
+		"result for data":      {func(p *program) { p.send(wire.KindReady, ""); p.send(wire.KindResult, "{}") }, write},
+		"result of events":     {func(p *program) { p.send(wire.KindResult, "{}") }, told},
+		"unreadable events":    {func(p *program) { p.send(wire.KindItem, "[]") }, told},
+		"endless events":       {endless, told},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b, id := answers(t, tt.answer)
-			if err := tt.call(b, id); !errdefs.IsFailedPrecondition(err) || !errors.Is(err, runtime.ErrInterrupted) {
+			err := tt.call(b, id)
+			if !errdefs.IsFailedPrecondition(err) || !errors.Is(err, runtime.ErrInterrupted) {
+				t.Fatal(err)
+			}
+			if ended := name == "hangs up" || name == "no answer"; strings.Contains(err.Error(), wire.ErrProtocol.Error()) == ended {
 				t.Error(err)
 			}
 		})
@@ -128,48 +197,6 @@ func TestFilesMisled(t *testing.T) {
 func (p *program) endless(f func() error) {
 	for f() == nil {
 	}
-}
-
-func TestProcessesMisled(t *testing.T) {
-	good := wire.ProcessInfo{ID: "p", Running: true}
-	for name, change := range map[string]func(*wire.ProcessInfo){
-		"another ID":      func(p *wire.ProcessInfo) { p.ID = "q" },
-		"exit code":       func(p *wire.ProcessInfo) { p.ExitCode = -1 },
-		"signal":          func(p *wire.ProcessInfo) { p.Signal = 65 },
-		"places":          func(p *wire.ProcessInfo) { p.FirstSeq, p.NextSeq = 2, 1 },
-		"negative places": func(p *wire.ProcessInfo) { p.FirstSeq = -1 },
-		"command":         func(p *wire.ProcessInfo) { p.Command = make([]string, maxCommand+2) },
-		"long command":    func(p *wire.ProcessInfo) { p.Command = []string{strings.Repeat("x", maxCommand+1)} },
-		"label":           func(p *wire.ProcessInfo) { p.Label = strings.Repeat("x", wire.MaxLabel+1) },
-		"time":            func(p *wire.ProcessInfo) { p.StartedAt = -1 },
-		"memory":          func(p *wire.ProcessInfo) { p.PeakMemoryBytes = -1 },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b, id := answers(t, func(p *program) {
-				said := good
-				change(&said)
-				p.json(wire.KindResult, said)
-			})
-			if info, err := b.Process(t.Context(), id, "p"); !errdefs.IsFailedPrecondition(err) {
-				t.Errorf("%+v, %v", info, err)
-			}
-		})
-	}
-	t.Run("endless list", func(t *testing.T) {
-		t.Parallel()
-		b, id := answers(t, func(p *program) { p.endless(func() error { return p.w.SendJSON(wire.KindItem, good) }) })
-		if list, err := b.ListProcesses(t.Context(), id); !errdefs.IsFailedPrecondition(err) {
-			t.Errorf("%d, %v", len(list), err)
-		}
-	})
-	t.Run("no answer", func(t *testing.T) {
-		t.Parallel()
-		b, id := answers(t, func(p *program) { p.hungUp() }) // for longer than is waited
-		if err := b.Signal(t.Context(), id, "p", 15); !errdefs.IsFailedPrecondition(err) {
-			t.Error(err)
-		}
-	})
 }
 
 func TestClasses(t *testing.T) {
@@ -351,57 +378,6 @@ func TestClosed(t *testing.T) {
 		if err := <-failed; !errors.Is(err, errLeft) {
 			t.Error(err)
 		}
-	}
-}
-
-// TestMisled checks that followers, inputs and events end where what comes can't be believed.
-func TestMisled(t *testing.T) {
-	follow := func(b *bed, id string) error {
-		w, err := b.Follow(t.Context(), id, "p", runtime.Follow{})
-		if err == nil {
-			_, err = w.Next()
-		}
-		return err
-	}
-	write := func(b *bed, id string) error {
-		in, err := b.Input(t.Context(), id, "p")
-		if err == nil {
-			_, err = in.Write([]byte("x"))
-		}
-		return err
-	}
-	told := func(b *bed, id string) error {
-		events, err := b.Events(t.Context(), id)
-		for err == nil {
-			_, err = events.Next()
-		}
-		return err
-	}
-	for name, tt := range map[string]struct {
-		answer func(*program)
-		call   func(*bed, string) error
-	}{
-		"another process":      {func(p *program) { p.begun("q") }, follow},
-		"another place":        {func(p *program) { p.json(wire.KindItem, wire.ProcessInfo{ID: "p", FirstSeq: 1, NextSeq: 2}) }, follow},
-		"output at first":      {func(p *program) { p.output(1, "x") }, follow},
-		"end of another":       {func(p *program) { p.begun("p"); p.json(wire.KindResult, wire.ProcessInfo{ID: "q"}) }, follow},
-		"end of one that runs": {func(p *program) { p.begun("p"); p.json(wire.KindResult, wire.ProcessInfo{ID: "p", Running: true}) }, follow},
-		"another item":         {func(p *program) { p.begun("p"); p.begun("p") }, follow},
-		"result at first":      {func(p *program) { p.send(wire.KindResult, "{}") }, write},
-		"result for data":      {func(p *program) { p.send(wire.KindReady, ""); p.send(wire.KindResult, "{}") }, write},
-		"result of events":     {func(p *program) { p.send(wire.KindResult, "{}") }, told},
-		"unreadable events":    {func(p *program) { p.send(wire.KindItem, "[]") }, told},
-		"endless events": {func(p *program) {
-			p.endless(func() error { return p.w.SendJSON(wire.KindItem, wire.ProcessInfo{ID: "p"}) })
-		}, told},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b, id := answers(t, tt.answer)
-			if err := tt.call(b, id); err == nil || !strings.Contains(err.Error(), wire.ErrProtocol.Error()) {
-				t.Error(err)
-			}
-		})
 	}
 }
 

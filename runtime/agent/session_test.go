@@ -100,23 +100,24 @@ func TestLargeWindow(t *testing.T) {
 	}
 }
 
-// resumed is an engine whose container is paused when it is first looked at, and not again.
-type resumed struct {
+// stated is an engine whose container is in one state after the other, and stays in the last.
+type stated struct {
 	Engine
-	looked bool
+	states []runtime.State
 }
 
-func (e *resumed) Inspect(context.Context, string) (runtime.Container, error) {
-	if e.looked {
-		return runtime.Container{State: runtime.StateRunning}, nil
+func (e *stated) Inspect(context.Context, string) (runtime.Container, error) {
+	now := e.states[0]
+	if len(e.states) > 1 {
+		e.states = e.states[1:]
 	}
-	e.looked = true
-	return runtime.Container{State: runtime.StatePaused}, nil
+	return runtime.Container{State: now}, nil
 }
 
 // TestLostWhileResumed checks that a session that was silent in a pause is an error after it.
 func TestLostWhileResumed(t *testing.T) {
-	b := (&Runtime{Engine: new(resumed), pace: hurry}).newContainer("")
+	engine := &stated{states: []runtime.State{runtime.StatePaused, runtime.StateRunning}}
+	b := (&Runtime{Engine: engine, pace: hurry}).newContainer("")
 	b.id = "x"
 	if err := b.lost(t.Context(), &session{b: b, served: new(served)}, errSilent); !errors.Is(err, errLost) {
 		t.Error(err)
@@ -151,7 +152,7 @@ func TestStreamsOfAllSessions(t *testing.T) {
 func TestStreamCantBeOpened(t *testing.T) {
 	near, far := net.Pipe()
 	t.Cleanup(func() { _, _ = near.Close(), far.Close() })
-	engine := &pausedEngine{state: runtime.StatePaused}
+	engine := &stated{states: []runtime.State{runtime.StatePaused}}
 	b := (&Runtime{Engine: engine, pace: hurry}).newContainer("")
 	s := &session{b: b, carrier: near, greeted: true}
 	b.id, b.dialled = "x", []*session{s}
@@ -165,21 +166,11 @@ func TestStreamCantBeOpened(t *testing.T) {
 	if n := streams(b); n != 0 || s.mux.NumStreams() != 1 {
 		t.Errorf("%d are counted, and %d are there", n, s.mux.NumStreams())
 	}
-	engine.state = runtime.StateRunning
+	engine.states = []runtime.State{runtime.StateRunning}
 	go func() { _, _ = io.Copy(io.Discard, far) }()
 	if _, err := s.open(wire.OpProcess); err != nil || streams(b) != 1 || s.stuck.Load() {
 		t.Errorf("%v, and %d are counted", err, streams(b))
 	}
-}
-
-// pausedEngine is an engine whose container is in a state.
-type pausedEngine struct {
-	Engine
-	state runtime.State
-}
-
-func (e *pausedEngine) Inspect(context.Context, string) (runtime.Container, error) {
-	return runtime.Container{State: e.state}, nil
 }
 
 // TestEventsBeforeNext checks that what a session tells waits for Next, also while another one

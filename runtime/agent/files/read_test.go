@@ -185,9 +185,7 @@ func TestSearchLongLines(t *testing.T) {
 	file.WriteString(strings.Repeat("z", wire.MaxData-1) + "\n")           // 5: just the buffer
 	file.WriteString(strings.Repeat("z", wire.MaxData) + "\n")             // 6
 	file.WriteString("\xff" + strings.Repeat("\xbf", 2*maxText) + "deep")  // 7
-	if err := os.WriteFile(dir+"/f", file.Bytes(), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(dir+"/f", file.Bytes(), 0o644))
 	lines := func(pattern string) (numbers []int) {
 		for _, m := range operate(t, wire.OpSearch, &wire.File{Path: []byte(dir), Pattern: pattern, Limit: 1000}, "").succeeds(t).matches {
 			if len(m.Text) > maxText || m.Line == 2 && (!utf8.Valid(m.Text) || len(m.Text) < maxText-1) {

@@ -81,9 +81,7 @@ func TestWatch(t *testing.T) {
 	s := watch(t, 0, dir+"/", false)
 	step := func(last string, want []string, err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		equal(t, s.until(last), want)
 	}
 	step("modify /f", []string{"modify /f"}, os.Truncate(dir+"/f", 100))
@@ -178,9 +176,7 @@ func TestWatchQueueOverflows(t *testing.T) {
 	for i := range 60_000 { // the kernel keeps 16,384, and the socket some
 		name := fmt.Sprintf("%s/%d", dir, i%2)
 		fd, err := unix.Open(name, unix.O_CREAT|unix.O_CLOEXEC|unix.O_WRONLY, 0o644)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_ = unix.Close(fd)
 		must(t, os.Remove(name))
 	}
