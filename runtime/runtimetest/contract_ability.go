@@ -3,6 +3,7 @@ package runtimetest
 import (
 	"context"
 	"fmt"
+	"io"
 	"strings"
 	"sync"
 	"testing"
@@ -90,9 +91,10 @@ func testPauseRunning(t *testing.T, b *bed) {
 	ctx, cancel := context.WithCancel(b.ctx)
 	defer cancel()
 	failed := b.underWay(ctx, t, c.ID)
+	in, end := io.Pipe()
 	out, ended := newSignalWriter("started"), make(chan error, 1)
 	go func() {
-		result, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"sh", "-c", "echo started; sleep 2; echo done; exit 6"}, Stdout: out})
+		result, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"sh", "-c", "echo started; cat; echo done; exit 6"}, Stdin: in, Stdout: out})
 		if err == nil && (result.ExitCode != 6 || string(out.buf) != "started\ndone\n") {
 			err = fmt.Errorf("exit code %d, output %q", result.ExitCode, out.buf)
 		}
@@ -106,7 +108,7 @@ func testPauseRunning(t *testing.T, b *bed) {
 	if took := time.Since(begun); took > 15*time.Second {
 		t.Errorf("it took %s", took)
 	}
-	must(t, b.rt.Resume(b.ctx, c.ID))
+	must(t, b.rt.Resume(b.ctx, c.ID), end.Close())
 	if err := <-ended; err != nil {
 		t.Errorf("a command that was frozen: %v", err)
 	}

@@ -237,7 +237,7 @@ func testExecArguments(t *testing.T, b *bed) {
 // testExecCanceledAnytime ends the context at many stages of a command's start.
 func testExecCanceledAnytime(t *testing.T, b *bed) {
 	c := b.create(t, b.spec())
-	for delay := time.Millisecond; delay < time.Second; delay = delay*3/2 + time.Millisecond {
+	for delay := time.Millisecond; delay < 300*time.Millisecond; delay = delay*3/2 + time.Millisecond {
 		ctx, cancel := context.WithTimeout(b.ctx, delay)
 		_, err := b.rt.Exec(ctx, c.ID, runtime.Exec{Command: []string{"sleep", "100001"}})
 		cancel()
@@ -301,9 +301,16 @@ func testExecContainerRemoved(t *testing.T, b *bed) {
 
 func testExecContainerDies(t *testing.T, b *bed) {
 	spec := b.spec()
-	spec.Command = []string{"sh", "-c", "sleep 3; exit 5"}
+	spec.Command = []string{"sh", "-c", "until test -e /end; do sleep 0.1; done; exit 5"}
+	if !b.Real {
+		spec.Command = []string{"sh", "-c", "sleep 3; exit 5"}
+	}
 	c := b.create(t, spec)
-	interrupted(t, "a command under way", <-b.underWay(b.ctx, t, c.ID))
+	command := b.underWay(b.ctx, t, c.ID)
+	if b.Real { // which may end under it
+		_, _ = b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"touch", "/end"}})
+	}
+	interrupted(t, "a command under way", <-command)
 	if c = b.awaitState(t, c.ID, runtime.StateExited); c.ExitCode != 5 {
 		t.Errorf("the main process' exit code %d", c.ExitCode)
 	}

@@ -138,13 +138,11 @@ func testManyExecs(t *testing.T, b *bed) {
 func testNothingLeftOpen(t *testing.T, b *bed) {
 	use := func() {
 		c := b.create(t, b.spec())
-		for range 3 {
-			b.output(t, c.ID, "true")
-			ctx, cancel := context.WithTimeout(b.ctx, 100*time.Millisecond)
-			_, err := b.rt.Exec(ctx, c.ID, runtime.Exec{Command: []string{"sleep", "1000"}})
-			cancel()
-			class(t, "exec", err, errdefs.IsDeadlineExceeded, "DeadlineExceeded")
-		}
+		b.output(t, c.ID, "true")
+		ctx, cancel := context.WithCancel(b.ctx)
+		command := b.underWay(ctx, t, c.ID)
+		cancel()
+		class(t, "exec", <-command, errdefs.IsCanceled, "Canceled")
 		_, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"no-such-program"}, Stdin: zeros(1 << 20)})
 		if err != nil {
 			t.Errorf("exec of a program that isn't there: %v", err)
