@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -35,12 +36,7 @@ func listen(t *testing.T, network, address string, serve func(*net.TCPConn)) int
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-func beginDial(t *testing.T, port int) (*session, *reply) {
-	t.Helper()
-	s, a := begin(t, &wire.Request{Op: wire.OpDial, Port: port}), &reply{}
-	s.next(a)
-	return s, a
-}
+func dialRequest(port int) *wire.Request { return &wire.Request{Op: wire.OpDial, Port: port} }
 
 func echo(c *net.TCPConn) {
 	_, _ = io.Copy(c, c)
@@ -50,28 +46,23 @@ func echo(c *net.TCPConn) {
 func TestDial(t *testing.T) {
 	for name, network := range map[string][2]string{"version 4": {"tcp4", "127.0.0.1:0"}, "version 6": {"tcp6", "[::1]:0"}} {
 		t.Run(name, func(t *testing.T) {
-			s, a := beginDial(t, listen(t, network[0], network[1], echo))
+			k, a, ended := begun(t, dialRequest(listen(t, network[0], network[1], echo)))
 			data := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
 			sent := make(chan error, 1)
 			go func() {
 				var err error
 				for part := data; len(part) > 0 && err == nil; {
 					n := min(len(part), wire.MaxData)
-					err = s.w.Send(wire.KindData, part[:n])
+					err = k.w.Send(wire.KindData, part[:n])
 					part = part[n:]
 				}
-				sent <- errors.Join(err, s.w.Send(wire.KindEnd, nil))
+				sent <- errors.Join(err, k.w.Send(wire.KindEnd, nil))
 			}()
-			for s.next(a) {
+			for k.next(a) {
 			}
-			if err := <-sent; err != nil {
-				t.Error(err)
-			}
-			if a.succeeds(t); !bytes.Equal(a.data, data) || !a.end {
-				t.Errorf("%d bytes came back of %d; End: %t", len(a.data), len(data), a.end)
-			}
-			if err := s.wait(); err != nil {
-				t.Error(err)
+			must(t, <-sent, <-ended)
+			if !bytes.Equal(a.stdout.Bytes(), data) || !a.end {
+				t.Errorf("%d bytes came back of %d; End: %t", a.stdout.Len(), len(data), a.end)
 			}
 		})
 	}
@@ -99,46 +90,42 @@ func TestDialHalfClosed(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, a := beginDial(t, listen(t, "tcp4", "127.0.0.1:0", tt.serve))
-			say := func() {
-				must(t, s.w.Send(wire.KindData, []byte("hello")))
-				must(t, s.w.Send(wire.KindEnd, nil))
-			}
+			k, a, ended := begun(t, dialRequest(listen(t, "tcp4", "127.0.0.1:0", tt.serve)))
+			say := func() { must(t, k.w.Send(wire.KindData, []byte("hello")), k.w.Send(wire.KindEnd, nil)) }
 			if tt.bermFirst {
 				say()
 			}
 			for !a.end {
-				s.next(a)
+				k.next(a)
 			}
 			if !tt.bermFirst {
 				say()
 			}
-			for s.next(a) {
+			for k.next(a) {
 			}
-			if a.succeeds(t); string(a.data) != "all of hello" {
-				t.Errorf("%q", a.data)
-			}
-			if err := s.wait(); err != nil {
-				t.Error(err)
+			if err := <-ended; err != nil || a.stdout.String() != "all of hello" {
+				t.Errorf("%q, %v", &a.stdout, err)
 			}
 		})
 	}
 }
 
 func TestDialFails(t *testing.T) {
+	refused := func(port int, class wire.Class, words string) {
+		t.Helper()
+		k, _ := fileTalk(t, false)
+		if a, ok := k.request(dialRequest(port)); ok || a.class() != class || !strings.Contains(a.failure.Message, words) {
+			t.Errorf("port %d: %+v", port, a.failure)
+		}
+	}
 	for _, port := range []int{-1, 0, 65536, 1 << 40} {
-		s, a := begin(t, &wire.Request{Op: wire.OpDial, Port: port}), &reply{}
-		s.next(a)
-		a.fails(t, wire.ClassInvalid, strconv.Itoa(port))
+		refused(port, wire.ClassInvalid, strconv.Itoa(port))
 	}
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	must(t, err)
 	port := l.Addr().(*net.TCPAddr).Port
 	must(t, l.Close())
-	_, a := beginDial(t, port)
-	if a.fails(t, wire.ClassPrecondition, "nobody listens at port "+strconv.Itoa(port)); a.ready {
-		t.Error("it was said only after Ready")
-	}
+	refused(port, wire.ClassPrecondition, "nobody listens at port "+strconv.Itoa(port))
 }
 
 func TestDialReset(t *testing.T) {
@@ -154,15 +141,13 @@ func TestDialReset(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, a := begin(t, &wire.Request{Op: wire.OpDial, Port: listen(t, "tcp4", "127.0.0.1:0", serve)}), &reply{}
-			for more := s.next(a); more; more = s.next(a) {
-				if a.ready {
-					_ = s.w.Send(wire.KindData, []byte("hello")) // it may be over
-				}
+			k, _ := fileTalk(t, false)
+			a, ok := k.begin(dialRequest(listen(t, "tcp4", "127.0.0.1:0", serve)))
+			for more := ok; more; more = k.next(a) {
+				_ = k.w.Send(wire.KindData, []byte("hello")) // it may be over
 			}
-			a.fails(t, wire.ClassAborted, "")
-			if s.wait() == nil {
-				t.Error("it has ended well")
+			if a.class() != wire.ClassAborted {
+				t.Errorf("%+v", a.failure)
 			}
 		})
 	}
@@ -192,22 +177,22 @@ func TestDialBackpressure(t *testing.T) {
 			close(gone)
 		}()
 	})
-	s, _ := beginDial(t, port)
+	k, _, ended := begun(t, dialRequest(port))
 	if n := <-took; n > 64<<20 {
 		t.Errorf("%d bytes were taken that nobody wanted", n)
 	}
-	must(t, s.file.SetWriteDeadline(time.Now().Add(time.Second)))
+	must(t, k.stream.SetWriteDeadline(time.Now().Add(time.Second)))
 	sent := 0
 	for ; sent < 64<<20; sent += wire.MaxData {
-		if s.w.Send(wire.KindData, make([]byte, wire.MaxData)) != nil {
+		if k.w.Send(wire.KindData, make([]byte, wire.MaxData)) != nil {
 			break
 		}
 	}
 	if sent >= 64<<20 {
 		t.Errorf("%d bytes were sent to who takes nothing", sent)
 	}
-	must(t, s.file.Close())
-	if err := s.wait(); !errors.Is(err, errGone) {
+	must(t, k.stream.Close())
+	if err := <-ended; !errors.Is(err, errGone) {
 		t.Errorf("%v", err)
 	}
 	close(stop)
@@ -219,12 +204,12 @@ func TestDialStalled(t *testing.T) {
 	port := listen(t, "tcp4", "127.0.0.1:0", func(c *net.TCPConn) {
 		t.Cleanup(func() { _ = c.Close() })
 	})
-	s, _ := beginDial(t, port)
-	must(t, s.file.SetWriteDeadline(time.Now().Add(time.Second)))
-	for s.w.Send(wire.KindData, make([]byte, wire.MaxData)) == nil {
+	k, _, ended := begun(t, dialRequest(port))
+	must(t, k.stream.SetWriteDeadline(time.Now().Add(time.Second)))
+	for k.w.Send(wire.KindData, make([]byte, wire.MaxData)) == nil {
 	}
-	must(t, s.file.Close())
-	if err := s.wait(); err == nil {
+	must(t, k.stream.Close())
+	if <-ended == nil {
 		t.Error("it went well")
 	}
 }

@@ -6,134 +6,43 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"strings"
+	goruntime "runtime"
 	"testing"
 	"time"
-
-	"github.com/hashicorp/yamux"
 
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-// session is an operation as Berm sees it.
-type session struct {
-	t    *testing.T
-	r    *wire.Reader
-	w    *wire.Writer
-	file *yamux.Stream
-	its  *yamux.Stream // the agent's side
-	// ended gets what the handler came back with.
-	ended chan error
-}
-
-// begin starts an operation.
-func begin(t *testing.T, req *wire.Request) *session {
-	t.Helper()
-	s := newSession(t)
-	s.start(req)
-	return s
-}
-
-func newSession(t *testing.T) *session {
+// fileTalk is a session with this process. Ended gets what the handlers return, which begin once
+// Berm has hung up if late is set.
+func fileTalk(t *testing.T, late bool) (k *talk, ended chan error) {
 	t.Helper()
 	here, there := net.Pipe()
-	berm, err := yamux.Client(here, wire.Mux(time.Minute, time.Second))
-	must(t, err)
-	agent, err := yamux.Server(there, wire.Mux(time.Minute, 0))
-	must(t, err)
-	t.Cleanup(func() { _, _ = berm.Close(), agent.Close() })
-	mine, err := berm.OpenStream()
-	must(t, err)
-	its, err := agent.AcceptStream()
-	must(t, err)
-	must(t, mine.SetDeadline(time.Now().Add(30*time.Second)))
-	return &session{t: t, r: wire.NewReader(mine), w: wire.NewWriter(mine), file: mine, its: its, ended: make(chan error, 1)}
-}
-
-// start starts an operation, as the agent does.
-func (s *session) start(req *wire.Request) {
-	s.t.Helper()
-	h, c := fileHandler(req.Op), newConn(s.its)
-	if h == nil {
-		s.t.Fatalf("there is no %s", req.Op)
-	}
-	go func() {
-		defer func() { _ = c.c.Close() }()
-		_, err := h(c, req)
-		switch {
-		case errors.Is(err, errGone):
-		case err != nil:
-			_ = c.w.SendJSON(wire.KindFailure, failureOf(err))
-		default:
-			_ = c.w.Send(wire.KindResult, []byte("{}"))
+	srv := &server{tidy: time.NewTimer(time.Hour)}
+	ended = make(chan error, 1)
+	srv.other = func(op wire.Op) handler {
+		return func(c *conn, req *wire.Request) (any, error) {
+			for late && !c.gone() {
+				goruntime.Gosched()
+			}
+			result, err := fileHandler(op)(c, req)
+			ended <- err
+			return result, err
 		}
-		s.ended <- err
-	}()
-}
-
-// reply is all that an operation sent.
-type reply struct {
-	ready   bool
-	items   [][]byte
-	data    []byte
-	end     bool
-	failure *wire.Failure
-}
-
-// next reads a frame into the answer; false at the end.
-func (s *session) next(a *reply) bool {
-	s.t.Helper()
-	kind, payload, err := s.r.Next()
-	if err != nil {
-		s.t.Fatalf("the operation broke off: %v", err)
 	}
-	switch kind {
-	case wire.KindReady:
-		a.ready = true
-		must(s.t, s.w.Send(wire.KindGo, nil))
-	case wire.KindItem:
-		a.items = append(a.items, bytes.Clone(payload))
-	case wire.KindData:
-		a.data = append(a.data, payload...)
-	case wire.KindEnd:
-		a.end = true
-	case wire.KindResult:
-		return false
-	case wire.KindFailure:
-		a.failure = new(wire.Failure)
-		must(s.t, wire.Decode(payload, a.failure))
-		return false
-	default:
-		s.t.Fatalf("a frame of kind %d", kind)
-	}
-	return true
+	go func() { _ = srv.session(there) }()
+	return newTalk(t, here), ended
 }
 
-// wait waits for the handler's end.
-func (s *session) wait() error {
-	s.t.Helper()
-	select {
-	case err := <-s.ended:
-		return err
-	case <-time.After(20 * time.Second):
-		s.t.Fatal("the operation doesn't end")
-		return nil
-	}
-}
-
-// fails checks that an operation failed in a certain way.
-func (a *reply) fails(t *testing.T, class wire.Class, word string) {
+// begun is a fileTalk in which an operation has begun.
+func begun(t *testing.T, req *wire.Request) (*talk, *outcome, chan error) {
 	t.Helper()
-	if a.failure == nil || a.failure.Class != class || !strings.Contains(a.failure.Message, word) {
-		t.Errorf("%+v; want %s, %q", a.failure, class, word)
+	k, ended := fileTalk(t, false)
+	a, ok := k.begin(req)
+	if !ok {
+		t.Fatal(a.failure)
 	}
-}
-
-func (a *reply) succeeds(t *testing.T) {
-	t.Helper()
-	if a.failure != nil {
-		t.Errorf("%s: %s", a.failure.Class, a.failure.Message)
-	}
+	return k, a, ended
 }
 
 func fileRequest(op wire.Op, f wire.File, path string) *wire.Request {
@@ -144,34 +53,30 @@ func fileRequest(op wire.Op, f wire.File, path string) *wire.Request {
 // TestFile has an upload and a watch, each with an End, and a slot for others meanwhile.
 func TestFile(t *testing.T) {
 	dir := t.TempDir()
-	var watches []*session
+	var watches []*talk
 	for range cap(disk) + 1 {
-		s := begin(t, fileRequest(wire.OpWatch, wire.File{}, dir))
-		for a := new(reply); len(a.items) == 0; {
-			s.next(a)
+		k, a, _ := begun(t, fileRequest(wire.OpWatch, wire.File{}, dir))
+		for len(a.items) == 0 {
+			k.next(a)
 		}
-		watches = append(watches, s)
+		watches = append(watches, k)
 	}
-	s, a := begin(t, fileRequest(wire.OpWrite, wire.File{}, dir+"/f")), new(reply)
-	s.next(a)
+	k, _, _ := begun(t, fileRequest(wire.OpWrite, wire.File{}, dir+"/f"))
 	data := bytes.Repeat([]byte("data"), 50_000)
 	for _, part := range [][]byte{data[:50_000], data[50_000:100_000], data[100_000:150_000], data[150_000:]} {
-		must(t, s.w.Send(wire.KindData, part))
+		must(t, k.w.Send(wire.KindData, part))
 	}
-	must(t, s.w.Send(wire.KindEnd, nil))
-	for s.next(a) {
-	}
-	a.succeeds(t)
+	k.end()
 	if got, err := os.ReadFile(dir + "/f"); err != nil || !bytes.Equal(got, data) {
 		t.Errorf("%d bytes, %v", len(got), err)
 	}
-	for _, s := range watches {
-		a := new(reply)
-		must(t, s.w.Send(wire.KindEnd, nil))
-		for s.next(a) {
+	for _, k := range watches {
+		must(t, k.w.Send(wire.KindEnd, nil))
+		a := new(outcome)
+		for k.next(a) {
 		}
-		if a.succeeds(t); s.wait() != nil {
-			t.Error("the watch didn't end well")
+		if a.failure != nil {
+			t.Error(a.failure)
 		}
 	}
 }
@@ -184,9 +89,9 @@ func TestHangUp(t *testing.T) {
 	for i := range 3000 {
 		must(t, os.WriteFile(fmt.Sprint(dir, "/many/", i), []byte("x"), 0o644))
 	}
-	ends := func(t *testing.T, s *session) {
+	ends := func(t *testing.T, ended chan error) {
 		t.Helper()
-		if err := s.wait(); !errors.Is(err, errGone) {
+		if err := <-ended; !errors.Is(err, errGone) {
 			t.Errorf("%v", err)
 		}
 	}
@@ -196,11 +101,9 @@ func TestHangUp(t *testing.T) {
 		fileRequest(wire.OpTarWrit, wire.File{}, dir), fileRequest(wire.OpWatch, wire.File{Recursive: true}, dir),
 	} {
 		t.Run(string(req.Op), func(t *testing.T) {
-			s := begin(t, req)
-			if s.next(&reply{}); s.file.Close() != nil {
-				t.Fatal("it can't be closed")
-			}
-			ends(t, s)
+			k, _, ended := begun(t, req)
+			must(t, k.stream.Close())
+			ends(t, ended)
 		})
 	}
 	// These say little or nothing meanwhile: they look.
@@ -209,21 +112,16 @@ func TestHangUp(t *testing.T) {
 		fileRequest(wire.OpCopy, wire.File{To: []byte(dir + "/copy")}, dir+"/many"), fileRequest(wire.OpRemove, wire.File{Recursive: true}, dir+"/many"),
 	} {
 		t.Run(string(req.Op), func(t *testing.T) {
-			s := newSession(t)
-			if err := errors.Join(s.w.Send(wire.KindGo, nil), s.file.Close()); err != nil { // it waits there
-				t.Fatal(err)
-			}
-			s.start(req)
-			ends(t, s)
+			k, ended := fileTalk(t, true)
+			must(t, k.open(), k.w.SendJSON(wire.KindRequest, req), k.w.Send(wire.KindGo, nil), k.stream.Close())
+			ends(t, ended)
 		})
 	}
 	t.Run("before Go", func(t *testing.T) {
-		s := begin(t, fileRequest(wire.OpRemove, wire.File{}, dir+"/big"))
-		if _, err := s.r.Expect(wire.KindReady); err != nil {
-			t.Fatal(err)
-		}
-		must(t, s.file.Close())
-		ends(t, s)
+		k, ended := fileTalk(t, false)
+		_, _ = k.request(fileRequest(wire.OpRemove, wire.File{}, dir+"/big"))
+		must(t, k.stream.Close())
+		ends(t, ended)
 	})
 	left, err := os.ReadDir(dir)
 	if err != nil || len(left) != 2 || left[0].Name() != "big" || left[1].Name() != "many" {

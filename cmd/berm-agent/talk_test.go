@@ -51,7 +51,7 @@ func greet(c net.Conn) (mux *yamux.Session, hello wire.Hello, err error) {
 	if err := wire.Decode(payload, &hello); err != nil || hello.Version != wire.Version {
 		return nil, hello, fmt.Errorf("hello %+v, %w", hello, err)
 	}
-	mux, err = yamux.Client(c, wire.Mux(20*time.Second, 5*time.Second))
+	mux, err = yamux.Client(c, wire.Mux(20*time.Second, time.Second))
 	return mux, hello, err
 }
 
@@ -77,6 +77,7 @@ func (k *talk) open() error {
 type outcome struct {
 	stdout, stderr bytes.Buffer
 	seq            int64 // of the last output
+	end            bool  // there was an End
 	items          []wire.ProcessInfo
 	info           wire.ProcessInfo
 	failure        *wire.Failure
@@ -138,6 +139,12 @@ func (k *talk) next(a *outcome) bool {
 		} else {
 			a.stdout.Write(o.Data)
 		}
+		return true
+	case wire.KindData:
+		a.stdout.Write(payload)
+		return true
+	case wire.KindEnd:
+		a.end = true
 		return true
 	case wire.KindItem:
 		var info wire.ProcessInfo
