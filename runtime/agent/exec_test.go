@@ -527,7 +527,10 @@ func TestHello(t *testing.T) {
 		"other version": func(p *dialled) { p.json(wire.KindHello, wire.Hello{Version: 1}) },
 		"no user":       func(p *dialled) { p.json(wire.KindHello, wire.Hello{Version: wire.Version, UID: -1}) },
 		"request":       func(p *dialled) { p.json(wire.KindRequest, wire.Request{Op: wire.OpEvents}) },
-		"long":          func(p *dialled) { p.send(wire.KindHello, `{"version":3,"x":"`+strings.Repeat("x", maxHello)+`"}`) },
+		"long": func(p *dialled) {
+			_, _ = p.nc.Write(binary.BigEndian.AppendUint32([]byte{byte(wire.KindHello)}, wire.MaxHello+1))
+			_, _ = io.WriteString(p.nc, `{"version":3}`+strings.Repeat(" ", wire.MaxHello))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t)

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -24,7 +23,6 @@ import (
 )
 
 const (
-	maxHello   = 4 << 10 // bytes read before a Hello is complete
 	maxID      = 1 << 31 // of users and groups
 	streamStay = time.Second
 )
@@ -63,16 +61,11 @@ func (s *session) greet(within time.Duration) error {
 }
 
 func (s *session) readHello() error {
-	first := &io.LimitedReader{R: s.carrier, N: maxHello}
-	r := bufio.NewReader(first) // a wire.Reader uses it as it is
+	r := bufio.NewReader(s.carrier) // a wire.Reader uses it as it is
 	payload, err := wire.NewReader(r).Expect(wire.KindHello)
-	if err != nil && first.N == 0 {
-		err = fmt.Errorf("%w: a Hello of more than %d bytes", wire.ErrProtocol, maxHello)
-	}
 	if err != nil {
 		return err
 	}
-	first.N = math.MaxInt64
 	if err := wire.Decode(payload, &s.hello); err != nil {
 		return err
 	}

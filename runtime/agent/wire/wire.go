@@ -51,6 +51,7 @@ const (
 
 // Bounds of a frame's payload.
 const (
+	MaxHello   = 4 << 10
 	MaxData    = 64 << 10
 	MaxMessage = 256 << 10
 	MaxRequest = 8 << 20 // a command of the most bytes, as JSON has it
@@ -69,7 +70,9 @@ func check(kind Kind, size uint64) error {
 	switch kind {
 	case KindRequest:
 		most = MaxRequest
-	case KindHello, KindItem, KindResult, KindFailure:
+	case KindHello:
+		most = MaxHello
+	case KindItem, KindResult, KindFailure:
 		most = MaxMessage
 	case KindData:
 		most = MaxData
