@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,39 +25,34 @@ type journal struct {
 	dir  string
 	half int64
 
-	fd    int    // of log; -1 while it can't be had
-	size  int64  // of log
-	buf   []byte // records that aren't written yet
-	torn  bool   // the last record in the file lacks its end
-	full  bool   // log has its half, and couldn't be put aside
+	f     *os.File // log; nil while it can't be had
+	size  int64    // of log
+	buf   []byte   // records that aren't written yet
+	torn  bool     // the last record in the file lacks its end
+	full  bool     // log has its half, and couldn't be put aside
 	retry time.Time
 }
 
 // lock is held until this process ends. Without it readers only know less.
 func (j *journal) lock() {
 	fd, err := unix.Open(j.dir+"/lock", unix.O_CREAT|unix.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
-	for err == nil {
-		if err = unix.Flock(fd, unix.LOCK_EX); errors.Is(err, unix.EINTR) {
-			err = nil
-			continue
-		}
+	if err != nil {
 		return
+	}
+	for errors.Is(unix.Flock(fd, unix.LOCK_EX), unix.EINTR) {
 	}
 }
 
 func (j *journal) open() {
-	fd, err := unix.Open(j.dir+"/log", unix.O_CREAT|unix.O_APPEND|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
-	var stat unix.Stat_t
+	f, err := os.OpenFile(j.dir+"/log", os.O_CREATE|os.O_APPEND|os.O_WRONLY|unix.O_NOFOLLOW, 0o600)
 	if err == nil {
-		if err = unix.Fstat(fd, &stat); err != nil {
-			_ = unix.Close(fd)
+		if info, err := f.Stat(); err == nil {
+			j.f, j.size = f, info.Size()
+			return
 		}
+		_ = f.Close()
 	}
-	if err != nil {
-		j.fd, j.retry = -1, time.Now().Add(retryDelay)
-		return
-	}
-	j.fd, j.size = fd, stat.Size
+	j.f, j.retry = nil, time.Now().Add(retryDelay)
 }
 
 // add makes a record of a text in two pieces.
@@ -85,11 +81,11 @@ func (j *journal) flush() {
 	}
 	left := j.buf
 	j.buf = j.buf[:0]
-	if j.fd < 0 {
+	if j.f == nil {
 		if j.full || time.Now().Before(j.retry) {
 			return
 		}
-		if j.open(); j.fd < 0 {
+		if j.open(); j.f == nil {
 			return
 		}
 	}
@@ -101,18 +97,9 @@ func (j *journal) flush() {
 
 // write reports whether all was written.
 func (j *journal) write(b []byte) bool {
-	for len(b) > 0 {
-		n, err := unix.Write(j.fd, b)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil || n <= 0 {
-			return false
-		}
-		j.size += int64(n)
-		b = b[n:]
-	}
-	return true
+	n, err := j.f.Write(b)
+	j.size += int64(n)
+	return err == nil
 }
 
 // rotate begins a new file. If that fails, nothing is written until it can be: the
@@ -121,9 +108,9 @@ func (j *journal) rotate() {
 	if j.full && time.Now().Before(j.retry) {
 		return
 	}
-	if j.fd >= 0 {
-		_ = unix.Close(j.fd)
-		j.fd = -1
+	if j.f != nil {
+		_ = j.f.Close()
+		j.f = nil
 	}
 	j.full = true
 	if err := unix.Rename(j.dir+"/log", j.dir+"/log.1"); err != nil && !errors.Is(err, unix.ENOENT) {

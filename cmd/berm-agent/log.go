@@ -55,7 +55,7 @@ func runLog(args []string) int {
 	// The shim asks for the end before all is read, and the end of the pipes is ours.
 	signal.Ignore(unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGPIPE)
 	limit = max(limit, minBytes)
-	j := &journal{dir: dir, half: limit / 2, fd: -1}
+	j := &journal{dir: dir, half: limit / 2}
 	j.lock()
 	j.open()
 	_, _ = unix.Write(readyFD, []byte{0})

@@ -312,9 +312,9 @@ func FuzzStream(f *testing.F) {
 	f.Add([]byte("\n\n\nx\n"), uint8(1), uint8(1))
 	f.Fuzz(func(t *testing.T, text []byte, chunk, part uint8) {
 		dir := t.TempDir()
-		j := &journal{dir: dir, half: 64 << 20, fd: -1}
+		j := &journal{dir: dir, half: 64 << 20}
 		j.open()
-		defer func() { _ = unix.Close(j.fd) }()
+		defer func() { _ = j.f.Close() }()
 		s := &stream{name: "stderr"}
 		limit := int(part) + 1
 		for piece := range slices.Chunk(text, int(chunk)+1) {
