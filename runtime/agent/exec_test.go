@@ -529,7 +529,7 @@ func TestHello(t *testing.T) {
 		"request":       func(p *dialled) { p.json(wire.KindRequest, wire.Request{Op: wire.OpEvents}) },
 		"long": func(p *dialled) {
 			_, _ = p.nc.Write(binary.BigEndian.AppendUint32([]byte{byte(wire.KindHello)}, wire.MaxHello+1))
-			_, _ = io.WriteString(p.nc, `{"version":3}`+strings.Repeat(" ", wire.MaxHello))
+			_, _ = fmt.Fprintf(p.nc, "%-*s", wire.MaxHello+1, `{"version":3}`)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
