@@ -34,8 +34,8 @@ type process struct {
 	order int  // among all
 
 	// With the table's lock.
-	known bool // it was started
-	over  bool // it has ended, with all of its output
+	changed int  // when it has started or ended; 0 before it is known
+	over    bool // it has ended, with all of its output
 
 	// These are set before anybody else knows the process.
 	supervisor *supervisor // nil if there was nothing to start

@@ -20,71 +20,53 @@ const (
 
 // table is the processes that are known, and those that are about to be started.
 type table struct {
-	mu       sync.Mutex
-	byID     map[string]*process
-	change   sync.Cond // of what is about to be started, and of watchers
-	last     int       // order of the newest
-	closed   bool
-	watchers map[*watcher]bool
+	mu     sync.Mutex
+	byID   map[string]*process
+	change sync.Cond // of what is about to be started, of starts and ends, and of who waits for them
+	clock  int       // counts reservations, starts and ends, from 1
+	closed bool
 }
 
-// watcher is a connection that gets the starts and ends of processes.
-type watcher struct{ changed map[*process]bool }
-
 func newTable() *table {
-	t := &table{byID: map[string]*process{}, watchers: map[*watcher]bool{}}
+	t := &table{byID: map[string]*process{}, clock: 1}
 	t.change.L = &t.mu
 	return t
 }
 
-// watch adds a watcher, which begins with all processes.
-func (t *table) watch() *watcher {
+// noteLocked notes that a process has started or ended.
+func (t *table) noteLocked(p *process) {
+	t.clock++
+	p.changed = t.clock
+	t.change.Broadcast()
+}
+
+// changes returns the processes that have started or ended since a time, in the order they
+// were started, and what time it is. At 0 it returns all; else it waits for one. False: who
+// waits is gone.
+func (t *table) changes(since int, gone *bool) (out []*process, now int, there bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.trimLocked(time.Now())
-	w := &watcher{changed: map[*process]bool{}}
-	t.watchers[w] = true
-	for _, p := range t.byID {
-		if p.known {
-			w.note(p)
+	for {
+		for _, p := range t.byID {
+			if p.changed > since && !p.exec {
+				out = append(out, p)
+			}
 		}
-	}
-	return w
-}
-
-// note notes that a process has started or ended.
-func (w *watcher) note(p *process) {
-	if !p.exec {
-		w.changed[p] = true
-	}
-}
-
-func (t *table) unwatch(w *watcher) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.watchers, w)
-	t.change.Broadcast()
-}
-
-// noteLocked tells all watchers of a process.
-func (t *table) noteLocked(p *process) {
-	for w := range t.watchers {
-		w.note(p)
-	}
-	t.change.Broadcast()
-}
-
-// changes returns the processes that have changed, in the order they were started. It waits
-// for one, if it is to. False: the watcher is gone.
-func (t *table) changes(w *watcher, wait bool) ([]*process, bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for wait && len(w.changed) == 0 && t.watchers[w] {
+		if len(out) > 0 || since == 0 || *gone {
+			slices.SortFunc(out, byOrder)
+			return out, t.clock, !*gone
+		}
 		t.change.Wait()
 	}
-	out := slices.SortedFunc(maps.Keys(w.changed), byOrder)
-	clear(w.changed)
-	return out, t.watchers[w]
+}
+
+// leave has changes return.
+func (t *table) leave(gone *bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	*gone = true
+	t.change.Broadcast()
 }
 
 func byOrder(a, b *process) int { return a.order - b.order }
@@ -95,7 +77,7 @@ func (t *table) find(id string) (*process, error) {
 	defer t.mu.Unlock()
 	t.trimLocked(time.Now())
 	for p := t.byID[id]; p != nil; p = t.byID[id] {
-		if p.known {
+		if p.changed > 0 {
 			return p, nil
 		}
 		t.change.Wait()
@@ -122,8 +104,8 @@ func (t *table) reserve(p *process) error {
 		t.dropLocked(oldest)
 	}
 	t.byID[p.id] = p
-	t.last++
-	p.order = t.last
+	t.clock++
+	p.order = t.clock
 	return nil
 }
 
@@ -131,7 +113,6 @@ func (t *table) reserve(p *process) error {
 func (t *table) put(p *process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	p.known = true
 	t.noteLocked(p)
 }
 
@@ -150,7 +131,7 @@ func (t *table) over(p *process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p.over = true
-	if t.byID[p.id] == p && p.known {
+	if p.changed > 0 {
 		t.noteLocked(p)
 	}
 	t.trimLocked(time.Now())
@@ -170,7 +151,7 @@ func (t *table) trimLocked(now time.Time) {
 // ended first.
 func (t *table) endedLocked() (n int, oldest *process) {
 	for _, p := range t.byID {
-		if !p.known || !p.over || p.inUse() {
+		if p.changed == 0 || !p.over || p.inUse() {
 			continue
 		}
 		if n++; oldest == nil || p.endedAt.Before(oldest.endedAt) {
@@ -180,12 +161,9 @@ func (t *table) endedLocked() (n int, oldest *process) {
 	return n, oldest
 }
 
-// dropLocked makes a process unknown. A watcher that is slow doesn't keep it.
+// dropLocked makes a process unknown.
 func (t *table) dropLocked(p *process) {
 	delete(t.byID, p.id)
-	for w := range t.watchers {
-		delete(w.changed, p)
-	}
 	t.change.Broadcast()
 }
 
@@ -197,7 +175,7 @@ func (t *table) all() []*process {
 	t.trimLocked(time.Now())
 	for {
 		out := slices.SortedFunc(maps.Values(t.byID), byOrder)
-		if !slices.ContainsFunc(out, func(p *process) bool { return !p.known }) {
+		if !slices.ContainsFunc(out, func(p *process) bool { return p.changed == 0 }) {
 			return out
 		}
 		t.change.Wait()
@@ -311,14 +289,14 @@ func (srv *server) events(c *conn, _ *wire.Request) (any, error) {
 	if err := c.ready(); err != nil {
 		return nil, err
 	}
-	w := srv.processes.watch()
-	defer srv.processes.unwatch(w)
+	gone := false
 	go func() {
 		_, _, _ = c.r.Next() // nothing is to come
-		srv.processes.unwatch(w)
+		srv.processes.leave(&gone)
 	}()
-	for first := true; ; first = false {
-		changed, there := srv.processes.changes(w, !first)
+	for since := 0; ; {
+		changed, now, there := srv.processes.changes(since, &gone)
+		since = now
 		for _, p := range changed {
 			there = there && c.w.SendJSON(wire.KindItem, p.tell()) == nil
 		}

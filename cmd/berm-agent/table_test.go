@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -68,19 +69,27 @@ func TestEndedAreForgotten(t *testing.T) {
 	})
 }
 
-// A watcher that reads nothing keeps no processes that were forgotten.
-func TestForgottenArentWatched(t *testing.T) {
-	srv := bounded()
-	w := srv.processes.watch()
-	for i := range maxEnded + 10 {
-		p := srv.mustBegin(t, fmt.Sprint(i))
-		p.fail(unix.ENOENT, &wire.Start{Command: []string{"x"}})
-		if i < 5 {
-			srv.processes.forget(p)
+// TestChanges checks that each change is told once, and nothing of what was forgotten.
+func TestChanges(t *testing.T) {
+	srv, since, gone := bounded(), 0, false
+	told := func() (ids string) {
+		changed, now, _ := srv.processes.changes(since, &gone)
+		since = now
+		for _, p := range changed {
+			ids += p.id
 		}
+		return ids
 	}
-	if len(w.changed) != maxEnded {
-		t.Errorf("it keeps %d processes, want %d", len(w.changed), maxEnded)
+	none := told()
+	a, b := srv.mustBegin(t, "a"), srv.mustBegin(t, "b")
+	started := told()
+	a.fail(unix.ENOENT, &wire.Start{Command: []string{"x"}})
+	ended := told()
+	b.fail(unix.ENOENT, &wire.Start{Command: []string{"x"}})
+	srv.processes.forget(b)
+	srv.processes.leave(&gone)
+	if got := []string{none, started, ended, told()}; !slices.Equal(got, []string{"", "ab", "a", ""}) {
+		t.Errorf("%q", got)
 	}
 }
 
