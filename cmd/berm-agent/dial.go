@@ -53,7 +53,7 @@ func dialPort(c *conn, req *wire.Request) (any, error) {
 }
 
 // toPort takes Data until its End.
-func toPort(up *upload, s *socket) error {
+func toPort(up *upload, s *pollable) error {
 	for {
 		b, err := up.next()
 		if errors.Is(err, io.EOF) {
@@ -77,7 +77,7 @@ func toPort(up *upload, s *socket) error {
 }
 
 // fromPort sends Data, and its End.
-func fromPort(c *conn, s *socket) error {
+func fromPort(c *conn, s *pollable) error {
 	buf := buffers.Get().(*[wire.MaxData]byte)
 	defer buffers.Put(buf)
 	for {
@@ -99,7 +99,7 @@ func broken(err error) error {
 }
 
 // shutDown ends the writing side.
-func shutDown(s *socket) error {
+func shutDown(s *pollable) error {
 	raw, err := s.SyscallConn()
 	if err != nil {
 		return broken(err)
@@ -109,7 +109,7 @@ func shutDown(s *socket) error {
 }
 
 // dial connects to a port, of either loopback address.
-func dial(port int) (*socket, error) {
+func dial(port int) (*pollable, error) {
 	s, err := connect(&unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}, unix.AF_INET)
 	if err == nil {
 		return s, nil
@@ -126,7 +126,7 @@ func dial(port int) (*socket, error) {
 }
 
 // connect connects to a port, or to Berm, and waits for that without a thread.
-func connect(to unix.Sockaddr, family int) (*socket, error) {
+func connect(to unix.Sockaddr, family int) (*pollable, error) {
 	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
@@ -134,14 +134,15 @@ func connect(to unix.Sockaddr, family int) (*socket, error) {
 	_ = kernel.do(func() error { return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) }) // a little faster, where there is TCP
 	try := func() error { return kernel.do(func() error { return unix.Connect(fd, to) }) }
 	err = try()
-	s, failed := newSocket(os.NewFile(uintptr(fd), "socket"))
+	s := socket(os.NewFile(uintptr(fd), "socket"))
+	raw, failed := s.SyscallConn()
 	if failed != nil {
 		return nil, failed
 	}
 	_ = s.SetWriteDeadline(time.Now().Add(dialTimeout)) // a socket has them
 	if waiting(err) {
 		// Once it can be written to, to connect again says what has come of it.
-		if late := s.raw.Write(func(uintptr) bool {
+		if late := raw.Write(func(uintptr) bool {
 			if err = try(); errors.Is(err, unix.EISCONN) {
 				err = nil
 			}

@@ -93,7 +93,7 @@ func (p *process) write(c *conn, data []byte) error {
 		}
 		_ = input.SetWriteDeadline(time.Time{}) // it may be closed
 		p.mu.Unlock()
-		n, err := gated{input}.Write(data)
+		n, err := gated(input).Write(data)
 		data = data[n:]
 		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 			return precondition("process %s takes no input: %s", p.id, reason(err))

@@ -61,7 +61,7 @@ func (p *process) take(access func(func(fd uintptr) bool) error, stderr bool) (n
 	var failed error
 	err = access(func(fd uintptr) bool {
 		buf = chunks.Get().(*wire.OutputFrame)
-		if n, failed = gatedTransfer(unix.Read)(fd, buf.Data()); failed == nil && n > 0 {
+		if n, failed = gatedOnce(unix.SYS_READ, fd, buf.Data()); failed == nil && n > 0 {
 			return true
 		}
 		chunks.Put(buf)

@@ -218,7 +218,7 @@ func (p *process) open(run *program, s *wire.Start) (mine []*os.File, err error)
 // the command, it gives back.
 func (p *process) awaitPid() (early report, err error) {
 	for {
-		r, err := readReport(gated{p.supervisor.reports})
+		r, err := readReport(gated(p.supervisor.reports))
 		switch {
 		case err != nil: // it was killed at once
 			return early, nil
@@ -244,7 +244,7 @@ func (p *process) watch(r report, s *wire.Start) {
 		case reportTTY, reportExec:
 			failure = syscall.Errno(r.value)
 		}
-		r, err = readReport(gated{p.supervisor.reports})
+		r, err = readReport(gated(p.supervisor.reports))
 	}
 	shut(p.supervisor.reports)
 	if p.timer != nil {

@@ -92,29 +92,20 @@ func sinceBoot() time.Duration {
 // shut closes a pipe, a terminal or a socket; nil and one that is closed do no harm.
 func shut(f *os.File) { _ = kernel.do(f.Close) }
 
-// socket is one, or another file of this process' own that never makes anybody
-// wait in a system call: reading and writing it takes no other thread's place.
-type socket struct {
+// pollable is a file that is read and written only when it can be.
+type pollable struct {
 	*os.File
-	raw syscall.RawConn
+	once func(call, fd uintptr, b []byte) (int, error)
 }
 
-func newSocket(f *os.File) (*socket, error) {
-	raw, err := f.SyscallConn()
-	return &socket{f, raw}, err
-}
+// socket is for a socket, or another file of this process' own that never makes anybody
+// wait in a system call: reading and writing it takes no other thread's place.
+func socket(f *os.File) *pollable { return &pollable{f, rawOnce} }
 
-func (s *socket) Close() error { return kernel.do(s.File.Close) }
+// gated is for a pipe or terminal that others have the other side of.
+func gated(f *os.File) *pollable { return &pollable{f, gatedOnce} }
 
-func (s *socket) Read(b []byte) (int, error) {
-	return transfer(s.raw.Read, b, func(fd uintptr, b []byte) (int, error) { return rawTransfer(syscall.SYS_READ, fd, b) })
-}
-
-func (s *socket) Write(b []byte) (int, error) {
-	return writeAll(s.raw, b, func(fd uintptr, b []byte) (int, error) { return rawTransfer(syscall.SYS_WRITE, fd, b) })
-}
-
-func rawTransfer(call, fd uintptr, b []byte) (int, error) {
+func rawOnce(call, fd uintptr, b []byte) (int, error) {
 	for {
 		n, _, errno := syscall.RawSyscall(call, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
 		switch errno {
@@ -127,14 +118,47 @@ func rawTransfer(call, fd uintptr, b []byte) (int, error) {
 	}
 }
 
+func gatedOnce(call, fd uintptr, b []byte) (n int, err error) {
+	transfer := unix.Read
+	if call == syscall.SYS_WRITE {
+		transfer = unix.Write
+	}
+	for {
+		err = kernel.do(func() error { n, err = transfer(int(fd), b); return err })
+		if !errors.Is(err, unix.EINTR) {
+			return max(n, 0), err
+		}
+	}
+}
+
+func (p *pollable) Close() error { return kernel.do(p.File.Close) }
+
+func (p *pollable) Read(b []byte) (int, error) {
+	raw, err := p.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	return p.transfer(raw.Read, syscall.SYS_READ, b)
+}
+
+func (p *pollable) Write(b []byte) (done int, err error) {
+	raw, err := p.SyscallConn()
+	for done < len(b) && err == nil {
+		var n int
+		n, err = p.transfer(raw.Write, syscall.SYS_WRITE, b[done:])
+		done += n
+	}
+	return done, err
+}
+
 // transfer reads or writes once, when access, of a RawConn, says that it can be.
-func transfer(access func(func(fd uintptr) bool) error, b []byte, once func(uintptr, []byte) (int, error)) (n int, err error) {
+func (p *pollable) transfer(access func(func(fd uintptr) bool) error, call uintptr, b []byte) (n int, err error) {
 	if len(b) == 0 {
 		return 0, nil
 	}
 	var failed error
 	err = access(func(fd uintptr) bool {
-		n, failed = once(fd, b)
+		n, failed = p.once(call, fd, b)
 		return failed != syscall.EAGAIN //nolint:errorlint // system calls give nothing else
 	})
 	switch {
@@ -146,46 +170,6 @@ func transfer(access func(func(fd uintptr) bool) error, b []byte, once func(uint
 		return 0, io.EOF
 	}
 	return n, nil
-}
-
-func writeAll(raw syscall.RawConn, b []byte, once func(uintptr, []byte) (int, error)) (done int, err error) {
-	for done < len(b) && err == nil {
-		var n int
-		n, err = transfer(raw.Write, b[done:], once)
-		done += n
-	}
-	return done, err
-}
-
-// gated is a pipe or terminal that others have the other side of.
-type gated struct{ *os.File }
-
-func (g gated) Read(b []byte) (int, error) {
-	raw, err := g.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	return transfer(raw.Read, b, gatedTransfer(unix.Read))
-}
-
-func (g gated) Write(b []byte) (int, error) {
-	raw, err := g.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	return writeAll(raw, b, gatedTransfer(unix.Write))
-}
-
-// gatedTransfer makes a call once, and again if a signal interrupts it.
-func gatedTransfer(call func(fd int, b []byte) (int, error)) func(uintptr, []byte) (int, error) {
-	return func(fd uintptr, b []byte) (n int, err error) {
-		for {
-			err = kernel.do(func() error { n, err = call(int(fd), b); return err })
-			if !errors.Is(err, unix.EINTR) {
-				return max(n, 0), err
-			}
-		}
-	}
 }
 
 // roomFor is whether so many processes or threads can be made. One that has ended
