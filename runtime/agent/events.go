@@ -158,7 +158,7 @@ func (e *events) put(s *session, batch []runtime.ProcessInfo) {
 func (e *events) lose(s *session, err error) {
 	if s.served != nil {
 		s.b.mu.Lock()
-		needed := s.served.processes > 0
+		needed := s.ownsLocked()
 		s.b.mu.Unlock()
 		if !needed {
 			e.mu.Lock()

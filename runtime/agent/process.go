@@ -205,7 +205,6 @@ func (b *container) own(s *session, process string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.owners[process] = s
-	s.served.processes++
 	for e := range b.events {
 		b.taskLocked(func() { e.watch(s) })
 	}
@@ -217,7 +216,6 @@ func (b *container) disown(process string) {
 	defer b.mu.Unlock()
 	if s := b.owners[process]; s != nil {
 		delete(b.owners, process)
-		s.served.processes--
 		s.lingerLocked()
 	}
 }
@@ -286,7 +284,7 @@ func (b *container) lists(s *session, process string) bool {
 func (b *container) serving() []*session {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return slices.DeleteFunc(slices.Collect(maps.Values(b.served)), func(s *session) bool { return s.served.processes == 0 })
+	return slices.DeleteFunc(slices.Collect(maps.Values(b.served)), func(s *session) bool { return !s.ownsLocked() })
 }
 
 // hasServed reports whether there is any process of a served session.

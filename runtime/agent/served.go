@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -29,11 +30,9 @@ type served struct {
 	stdio runtime.Stdio
 
 	// With the container's lock.
-	uses      int // operations under way
-	processes int // that weren't forgotten
-	linger    *time.Timer
-	ended     bool // no operation may begin
-	silent    bool // its program doesn't react
+	uses   int // operations under way
+	linger *time.Timer
+	silent bool // its program doesn't react
 
 	over chan struct{} // closed when nothing of it runs any more, or can't be killed
 	err  error         // with over: why something may still run
@@ -130,21 +129,25 @@ func (s *session) release() {
 // lingerLocked ends a session that nothing needs, a little later.
 func (s *session) lingerLocked() {
 	x := s.served
-	if x.uses > 0 || x.processes > 0 || x.ended || x.linger != nil {
+	if x.uses > 0 || s.ownsLocked() || s.b.served[x.user] != s || x.linger != nil {
 		return
 	}
 	x.linger = time.AfterFunc(s.b.r.pace.linger, func() {
 		s.b.mu.Lock()
 		defer s.b.mu.Unlock()
-		if x.uses == 0 && x.processes == 0 {
+		if x.uses == 0 && !s.ownsLocked() {
 			s.endLocked()
 		}
 	})
 }
 
+// ownsLocked reports whether a session has processes that weren't forgotten.
+func (s *session) ownsLocked() bool {
+	return slices.Contains(slices.Collect(maps.Values(s.b.owners)), s)
+}
+
 // endLocked ends a session: no operation begins on it any more.
 func (s *session) endLocked() {
-	s.served.ended = true
 	if s.b.served[s.served.user] == s {
 		delete(s.b.served, s.served.user)
 	}
