@@ -490,27 +490,22 @@ func TestPeer(t *testing.T) {
 // A program that this process can't see may be any process of the sandbox. It isn't
 // believed, and the engine serves the container.
 func TestPeerUnseen(t *testing.T) {
-	for name, pid := range map[string]int{"known": os.Getpid(), "not known yet": 0} {
-		t.Run(name, func(t *testing.T) { testPeerUnseen(t, pid) })
-	}
-}
-
-// testPeerUnseen has the engine give a pid for the container's first process.
-func testPeerUnseen(t *testing.T, pid int) {
-	b := newBed(t)
-	b.engine.setPid(pid)
-	b.peer = func(*net.UnixConn) (int, error) { return 0, nil }
-	id := b.create(t, "x")
-	if p := b.greeted(t, "x"); pid != 0 && !p.hungUp() || b.known(id).connections() > 0 {
-		t.Error("an unseen process was taken in")
-	}
-	b.engine.serves = func(p *program, _ *wire.Request) {
-		if p.ready() {
-			p.json(wire.KindResult, aFile)
+	for _, pid := range []int{os.Getpid(), 0} { // of the first process; 0 isn't known yet
+		b := newBed(t)
+		b.engine.setPid(pid)
+		b.peer = func(*net.UnixConn) (int, error) { return 0, nil }
+		id := b.create(t, "x")
+		if p := b.greeted(t, "x"); pid != 0 && !p.hungUp() || b.known(id).connections() > 0 {
+			t.Error("an unseen process was taken in")
 		}
-	}
-	if err := stat(t.Context(), b, id); err != nil {
-		t.Errorf("stat: %v", err)
+		b.engine.serves = func(p *program, _ *wire.Request) {
+			if p.ready() {
+				p.json(wire.KindResult, aFile)
+			}
+		}
+		if err := stat(t.Context(), b, id); err != nil {
+			t.Errorf("stat: %v", err)
+		}
 	}
 }
 

@@ -11,8 +11,8 @@ import (
 	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
-// TestStrangers checks that nobody is let in while nobody knows who the first process is, and
-// that one who waits then is.
+// TestStrangers checks that nobody is let in while nobody knows who the first process is. The
+// first sweep finds out.
 func TestStrangers(t *testing.T) {
 	b := newBed(t)
 	id := b.create(t, "x")
@@ -25,20 +25,13 @@ func TestStrangers(t *testing.T) {
 	if n := box.connections(); n > 0 || box.accepts {
 		t.Errorf("%d were let in", n)
 	}
+	must(t, b.Sweep(t.Context()))
+	await(t, "the program to be let in", box.connected)
+	if !box.pidIs(os.Getpid()) {
+		t.Error("another is the first process")
+	}
 	if res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}}); err != nil || res.ExitCode != 5 {
 		t.Errorf("%+v, %v", res, err)
-	}
-}
-
-// The first sweep finds out who the first processes are.
-func TestSweepMeets(t *testing.T) {
-	b := newBed(t)
-	id := b.create(t, "x")
-	must(t, b.Close())
-	b.open(t)
-	must(t, b.Sweep(t.Context()))
-	if box := b.known(id); box == nil || !box.pidIs(os.Getpid()) {
-		t.Error("it isn't known")
 	}
 }
 

@@ -229,25 +229,3 @@ func TestRingRoom(t *testing.T) {
 		r.Add(true, []byte("x"))
 	}
 }
-
-func BenchmarkRing(b *testing.B) {
-	const size = 4 << 20
-	r := NewRing(size)
-	line := bytes.Repeat([]byte("x"), 70)
-	for i := range size / 70 {
-		r.Add(i%2 == 0, line)
-	}
-	b.Run("add", func(b *testing.B) {
-		for i := 0; b.Loop(); i++ {
-			r.Add(i%2 == 0, line)
-		}
-	})
-	b.Run("after", func(b *testing.B) {
-		_, next := r.Bounds()
-		for buf := make([]byte, MaxData); b.Loop(); {
-			if _, ok := r.Read(next-1, buf); !ok {
-				b.Fatal("out of bounds")
-			}
-		}
-	})
-}
