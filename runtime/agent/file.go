@@ -57,108 +57,114 @@ func fileRequest(op runtime.FileOp) *wire.Request {
 	}}
 }
 
-// file reads and writes what belongs to an operation that has begun.
-func (x *call) file(op runtime.FileOp, fio runtime.FileIO) error {
+// answer is what may come of an operation.
+type answer struct {
+	items  int                // at most
+	item   func([]byte) error // delivers one
+	result bool               // the Result is an item, too
+	data   int64              // bytes at most
+	head   bool               // an Item comes before all else
+}
+
+// answerTo returns what may come of an operation, and delivers all of it but data.
+func answerTo(op runtime.FileOp, fio runtime.FileIO) answer {
+	info := deliver(parseFile, fio.Info)
 	switch op.Verb {
-	case runtime.FileStat:
-		payload, err := x.expect(wire.KindResult)
-		if err != nil {
-			return err
-		}
-		return x.lastFile(payload, fio.Info)
+	case runtime.FileStat, runtime.FileWrite:
+		return answer{result: true, item: info}
 	case runtime.FileRead:
-		return x.readFile(op.Length, fio)
+		most := op.Length
+		if most < 0 {
+			most = math.MaxInt64
+		}
+		return answer{head: true, items: 1, item: info, data: most}
 	case runtime.FileTarRead:
-		return x.output(fio.Out, math.MaxInt64)
-	case runtime.FileWrite, runtime.FileTarWrite:
-		payload, err := x.upload(fio.In)
-		if err != nil {
-			return err
-		}
-		if op.Verb == runtime.FileTarWrite {
-			x.drop()
-			return nil
-		}
-		return x.lastFile(payload, fio.Info)
+		return answer{data: math.MaxInt64}
 	case runtime.FileList:
-		return items(x, maxFiles, parseFile, fio.Info)
+		return answer{items: maxFiles, item: info}
 	case runtime.FileGlob:
-		return items(x, op.Limit, parseFile, fio.Info)
+		return answer{items: op.Limit, item: info}
 	case runtime.FileSearch:
-		return items(x, op.Limit, parseMatch, fio.Match)
+		return answer{items: op.Limit, item: deliver(parseMatch, fio.Match)}
 	case runtime.FileWatch:
 		ready := false
-		return items(x, math.MaxInt, parseEvent, func(e runtime.FileEvent) error {
+		return answer{items: math.MaxInt, item: deliver(parseEvent, func(e runtime.FileEvent) error {
 			if e.Type == runtime.FileReady && ready {
 				return nil
 			}
 			ready = ready || e.Type == runtime.FileReady
 			return fio.Event(e)
-		})
+		})}
 	}
-	return x.result()
+	return answer{}
 }
 
-// lastFile ends an operation whose result is a FileInfo.
-func (x *call) lastFile(payload []byte, deliver func(runtime.FileInfo) error) error {
-	info, err := parseFile(payload)
-	if err != nil {
-		return x.unexpected(err.Error())
+// deliver makes a function that parses an item, and calls to with it, unless that is nil.
+func deliver[T any](parse func([]byte) (T, error), to func(T) error) func([]byte) error {
+	return func(payload []byte) error {
+		v, err := parse(payload)
+		if err != nil || to == nil {
+			return err
+		}
+		return to(v)
 	}
-	x.drop()
-	if deliver == nil {
-		return nil
-	}
-	return deliver(info)
 }
 
-// readFile delivers what the file is, then at most length bytes of it; -1 is no bound.
-func (x *call) readFile(length int64, fio runtime.FileIO) error {
-	payload, err := x.expect(wire.KindItem)
+// file reads and writes what belongs to an operation that has begun.
+func (x *call) file(op runtime.FileOp, fio runtime.FileIO) error {
+	a := answerTo(op, fio)
+	if op.Verb != runtime.FileWrite && op.Verb != runtime.FileTarWrite {
+		return x.receive(a, fio.Out)
+	}
+	payload, err := x.upload(fio.In)
 	if err != nil {
 		return err
 	}
-	info, err := parseFile(payload)
-	if err != nil {
-		return x.unexpected(err.Error())
-	}
-	if fio.Info != nil {
-		if err := fio.Info(info); err != nil {
-			x.drop()
-			return err
-		}
-	}
-	if length < 0 {
-		length = math.MaxInt64
-	}
-	return x.output(fio.Out, length)
+	return x.last(a, payload)
 }
 
-// items delivers the Items of an operation, at most so many, until its Result. The error of
-// deliver ends it.
-func items[T any](x *call, most int, parse func([]byte) (T, error), deliver func(T) error) error {
-	for n := 0; ; n++ {
+// receive delivers what comes until the Result. An error of who takes it ends the operation.
+func (x *call) receive(a answer, out io.Writer) error {
+	for n := 0; ; {
 		kind, payload, err := x.next()
+		due := n == 0 && a.head
 		switch {
 		case err != nil:
 			return err
-		case kind == wire.KindResult:
-			x.drop()
-			return nil
-		case kind != wire.KindItem:
-			return x.unexpected("something else than an item")
-		case n >= most:
-			return x.unexpected("more items than were asked for")
+		case kind == wire.KindResult && !due:
+			return x.last(a, payload)
+		case kind == wire.KindItem && n < a.items:
+			n++
+			err = a.item(payload)
+		case kind == wire.KindData && !due && len(payload) > 0 && int64(len(payload)) <= a.data:
+			a.data -= int64(len(payload))
+			if _, err = out.Write(payload); err != nil {
+				err = fmt.Errorf("deliver: %w", err)
+			}
+		default:
+			return x.unexpected(fmt.Sprintf("a frame of kind %d with %d bytes, after %d items", kind, len(payload), n))
 		}
-		v, err := parse(payload)
 		if err != nil {
-			return x.unexpected(err.Error())
-		}
-		if err := deliver(v); err != nil {
-			x.drop()
-			return err
+			return x.end(err)
 		}
 	}
+}
+
+// last takes the Result.
+func (x *call) last(a answer, payload []byte) error {
+	if a.result {
+		return x.end(a.item(payload))
+	}
+	return x.end(nil)
+}
+
+// end ends a call with the error of who takes what came.
+func (x *call) end(err error) error {
+	if errors.Is(err, wire.ErrProtocol) {
+		return x.unexpected(err.Error())
+	}
+	x.drop()
+	return err
 }
 
 // validPath reports whether a container may name a file like this.
@@ -202,41 +208,16 @@ func fileMode(m uint32) fs.FileMode {
 	return out
 }
 
-// output copies Data until the Result, at most so many bytes of it.
-func (x *call) output(w io.Writer, most int64) error {
-	for {
-		kind, payload, err := x.next()
-		switch {
-		case err != nil:
-			return err
-		case kind == wire.KindResult:
-			x.drop()
-			return nil
-		case kind == wire.KindEnd:
-			continue
-		case kind != wire.KindData:
-			return x.unexpected("something else than data")
-		case int64(len(payload)) > most:
-			return x.unexpected("more data than was asked for")
-		}
-		most -= int64(len(payload))
-		if _, err := w.Write(payload); err != nil {
-			x.drop()
-			return fmt.Errorf("deliver: %w", err)
-		}
-	}
-}
-
 // upload sends all that a reader has, and waits for the Result, which may come before: a
 // Failure does. The reader is read by this goroutine alone.
 func (x *call) upload(from io.Reader) ([]byte, error) {
-	type answer struct {
+	type end struct {
 		payload []byte
 		err     error
 	}
-	answers := make(chan answer, 1)
+	answers := make(chan end, 1)
 	go func() {
-		var a answer
+		var a end
 		a.err = x.b.r.guard(func() (err error) { a.payload, err = x.expect(wire.KindResult); return err })
 		if a.err != nil {
 			x.drop() // nobody takes the rest
