@@ -262,7 +262,10 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Contai
 	defer r.mu.Unlock()
 	b.creates--
 	if err != nil {
-		r.release(b)
+		// What an earlier Runtime left may belong to a container that this one hasn't met.
+		if b.creates == 0 && b.id == "" && b.fresh {
+			r.drop(b)
+		}
 		return runtime.Container{}, err
 	}
 	b.id = c.ID
@@ -292,14 +295,6 @@ func (r *Runtime) reserve(name string) (*container, error) {
 	b.creates++
 	b.uses++
 	return b, nil
-}
-
-// release removes what no container of the engine has; the lock is held. What an earlier Runtime
-// left may belong to one that this one hasn't met yet.
-func (r *Runtime) release(b *container) {
-	if b.creates == 0 && b.id == "" && b.fresh {
-		r.drop(b)
-	}
 }
 
 // drop forgets a container, and removes its directory; the lock is held.
