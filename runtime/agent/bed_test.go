@@ -258,8 +258,7 @@ func (d *dialled) serve(f func(p *program, req *wire.Request)) {
 	}
 }
 
-func (d *dialled) send(kind wire.Kind, payload string) { _ = d.w.Send(kind, []byte(payload)) }
-func (d *dialled) json(kind wire.Kind, v any)          { _ = d.w.SendJSON(kind, v) }
+func (d *dialled) json(kind wire.Kind, v any) { _ = d.w.SendJSON(kind, v) }
 
 // hungUp waits until Berm has closed the connection.
 func (d *dialled) hungUp() bool { return closed(d.nc) }
