@@ -213,41 +213,32 @@ func (p *process) serve(c *conn, f *follower) (any, error) {
 	go func() {
 		_, _, _ = c.r.Next() // nothing is to come
 		p.leave(f, errGone)
-		_ = c.c.Close() // deliver may wait for room
+		_ = c.c.Close() // SendFrame may wait for room
 	}()
-	for {
-		more, err := p.deliver(c, f)
-		if err != nil {
+	for seq := f.seq; ; {
+		buf, o, err := p.await(f, seq)
+		switch {
+		case err != nil:
 			return nil, err
-		}
-		if !more {
+		case buf == nil:
 			c.after = p.delivered
 			return p.tell(), nil
 		}
+		err, seq = c.w.SendFrame(buf, o), o.Seq
+		chunks.Put(buf)
+		if err != nil {
+			return nil, errGone
+		}
 	}
 }
 
-// deliver sends the next output. It returns false when the process has ended.
-func (p *process) deliver(c *conn, f *follower) (more bool, err error) {
-	buf, o, err := p.await(f)
-	if buf == nil {
-		return false, err
-	}
-	defer chunks.Put(buf)
-	if c.w.SendFrame(buf, o) != nil {
-		return false, errGone
-	}
+// await waits for output after seq, up to where the follower has it now, and returns it in a
+// frame; nil after the last.
+func (p *process) await(f *follower, seq int64) (*wire.OutputFrame, wire.Output, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	f.seq = o.Seq
+	f.seq = seq
 	p.change.Broadcast()
-	return true, nil
-}
-
-// await waits for the next output, and returns it in a frame; nil after the last.
-func (p *process) await(f *follower) (*wire.OutputFrame, wire.Output, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	for {
 		_, next := p.ring.Bounds()
 		switch {
