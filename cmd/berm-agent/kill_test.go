@@ -35,18 +35,14 @@ func TestKill(t *testing.T) {
 				k.t = t
 				k.start(&wire.Start{ID: "x", Command: []string{"sh", "-c", script}})
 				await(t, "its start", func() bool { return strings.Contains(k.inside(), "sleep 4712") })
-				if a := k.ask(wire.OpKill, "x"); a.failure != nil {
-					t.Fatal(a.failure)
-				}
+				k.sure(&wire.Request{Op: wire.OpKill, Process: &wire.Process{ID: "x"}})
 				if left := k.inside(); left != "sleep 4713 \n" {
 					t.Errorf("left:\n%s", left)
 				}
 				if info := k.await("x"); info.ExitCode != 137 || info.Signal != 9 || !info.Killed || info.OOMKilled || info.TimedOut {
 					t.Errorf("%+v", info)
 				}
-				if a := k.ask(wire.OpForget, "x"); a.failure != nil {
-					t.Fatal(a.failure)
-				}
+				k.sure(&wire.Request{Op: wire.OpForget, Process: &wire.Process{ID: "x"}})
 			})
 		}
 		if info := k.ask(wire.OpProcess, "bystander").info; !info.Running {
@@ -142,9 +138,7 @@ func TestSupervisorKilled(t *testing.T) {
 			}
 			k.start(&wire.Start{ID: "bystander", Command: []string{"sleep", "4713"}})
 			await(t, "the bystander", func() bool { return strings.Contains(k.inside(), "sleep 4713") })
-			if a := k.ask(wire.OpKill, "x"); a.failure != nil {
-				t.Error(a.failure)
-			}
+			k.sure(&wire.Request{Op: wire.OpKill, Process: &wire.Process{ID: "x"}})
 			if left := k.inside(); !strings.Contains(left, "sleep 4716") || !strings.Contains(left, "sleep 4713") || strings.Contains(left, "4715") {
 				t.Errorf("left:\n%s", left)
 			}
@@ -181,9 +175,7 @@ func TestSignal(t *testing.T) {
 	k, _ := serveStdio(t)
 	k.start(&wire.Start{ID: "x", Command: []string{"sh", "-c", "trap 'echo term; exit 5' TERM; (trap 'echo child; exit' TERM; echo ready; while :; do sleep 0.01; done) & wait"}})
 	await(t, "its start", func() bool { return k.ask(wire.OpProcess, "x").info.NextSeq == int64(len("ready\n")) })
-	if a := k.do(&wire.Request{Op: wire.OpSignal, Process: &wire.Process{ID: "x", Signal: 15}}); a.failure != nil {
-		t.Fatal(a.failure)
-	}
+	k.sure(&wire.Request{Op: wire.OpSignal, Process: &wire.Process{ID: "x", Signal: 15}})
 	if info := k.await("x"); info.ExitCode != 5 || info.Killed || info.Signal != 0 {
 		t.Errorf("%+v", info)
 	}
@@ -192,9 +184,7 @@ func TestSignal(t *testing.T) {
 		t.Errorf("%q", out)
 	}
 	k.start(&wire.Start{ID: "y", Command: []string{"sleep", "1000"}})
-	if a := k.do(&wire.Request{Op: wire.OpSignal, Process: &wire.Process{ID: "y", Signal: 9}}); a.failure != nil { // at once
-		t.Fatal(a.failure)
-	}
+	k.sure(&wire.Request{Op: wire.OpSignal, Process: &wire.Process{ID: "y", Signal: 9}}) // at once
 	if info := k.await("y"); info.ExitCode != 137 || info.Signal != 9 {
 		t.Errorf("%+v", info)
 	}

@@ -33,16 +33,12 @@ func startWriter(t *testing.T, dir string, limit int) *writer {
 	t.Helper()
 	w := &writer{dir: dir}
 	var ends [3]*os.File // the writer's
-	var err error
-	if ends[0], w.stdout, err = os.Pipe(); err != nil {
-		t.Fatal(err)
-	}
-	if ends[1], w.stderr, err = os.Pipe(); err != nil {
-		t.Fatal(err)
-	}
-	ready, end, err := os.Pipe()
-	must(t, err)
-	ends[2] = end
+	var ready *os.File
+	var errs [3]error
+	ends[0], w.stdout, errs[0] = os.Pipe()
+	ends[1], w.stderr, errs[1] = os.Pipe()
+	ready, ends[2], errs[2] = os.Pipe()
+	must(t, errs[:]...)
 	w.cmd = exec.Command(agent, "max", strconv.Itoa(limit), "log", dir)
 	w.cmd.Env = []string{"CONTAINER_ID=x", "CONTAINER_NAMESPACE=y"}
 	w.cmd.ExtraFiles = ends[:]

@@ -39,9 +39,7 @@ func TestOOM(t *testing.T) {
 	k.start(&wire.Start{ID: "y", Command: []string{"sleep", "1000"}})
 	time.Sleep(10 * time.Millisecond)
 	k.run("x", hog) // while y runs, which is killed for another reason
-	if a := k.do(&wire.Request{Op: wire.OpSignal, Process: &wire.Process{ID: "y", Signal: int(unix.SIGKILL)}}); a.failure != nil {
-		t.Fatal(a.failure)
-	}
+	k.sure(&wire.Request{Op: wire.OpSignal, Process: &wire.Process{ID: "y", Signal: int(unix.SIGKILL)}})
 	if info := k.await("y"); info.ExitCode != 137 || info.OOMKilled {
 		t.Errorf("%+v", info)
 	}

@@ -38,13 +38,9 @@ func tryTerminal(t *testing.T, uid int) {
 	if out := a.stdout.String(); !strings.HasPrefix(out, "/dev/pts/") || !strings.Contains(out, "\r\n10 30\r\nerr\r\n") {
 		t.Errorf("%q", out)
 	}
-	if b := other.do(&wire.Request{Op: wire.OpResize, Process: &wire.Process{ID: "x", Rows: 20, Cols: 60}}); b.failure != nil {
-		t.Fatal(b.failure)
-	}
+	other.sure(&wire.Request{Op: wire.OpResize, Process: &wire.Process{ID: "x", Rows: 20, Cols: 60}})
 	until("\n20 60\r\n")
-	if b := other.do(&wire.Request{Op: wire.OpSignal, Process: &wire.Process{ID: "x", Signal: int(unix.SIGINT)}}); b.failure != nil {
-		t.Fatal(b.failure)
-	}
+	other.sure(&wire.Request{Op: wire.OpSignal, Process: &wire.Process{ID: "x", Signal: int(unix.SIGINT)}})
 	until("int\r\n")
 	in := k.input("x")
 	in.write("hello\n")

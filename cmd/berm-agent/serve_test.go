@@ -138,9 +138,7 @@ func TestRunInput(t *testing.T) {
 	if a.failure != nil || a.info.ExitCode != 0 {
 		t.Errorf("%+v", a)
 	}
-	if a := k.do(&wire.Request{Op: wire.OpForget, Process: &wire.Process{ID: "none"}}); a.failure != nil { // the connection is good for the next
-		t.Error(a.failure)
-	}
+	k.sure(&wire.Request{Op: wire.OpForget, Process: &wire.Process{ID: "none"}}) // the connection is good for the next
 }
 
 func TestMuchOutput(t *testing.T) {

@@ -220,6 +220,14 @@ func (k *talk) do(req *wire.Request) *outcome {
 	return a
 }
 
+// sure does an operation that doesn't fail.
+func (k *talk) sure(req *wire.Request) {
+	k.t.Helper()
+	if a := k.do(req); a.failure != nil {
+		k.t.Fatal(a.failure)
+	}
+}
+
 // run runs a shell script.
 func (k *talk) run(id, script string) *outcome {
 	k.t.Helper()
@@ -228,9 +236,7 @@ func (k *talk) run(id, script string) *outcome {
 
 func (k *talk) start(s *wire.Start) {
 	k.t.Helper()
-	if a := k.do(&wire.Request{Op: wire.OpStart, Start: s}); a.failure != nil {
-		k.t.Fatal(a.failure)
-	}
+	k.sure(&wire.Request{Op: wire.OpStart, Start: s})
 }
 
 // ask does one of the operations that have nothing but a process' ID.
