@@ -18,7 +18,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"maps"
 	"net"
@@ -188,7 +187,7 @@ func dirName(container string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// scan listens in every directory that is there.
+// scan listens in every directory that is there. Each has a container, which Sweep drops.
 func (r *Runtime) scan() error {
 	entries, err := os.ReadDir(r.opts.Root)
 	if err != nil {
@@ -201,7 +200,6 @@ func (r *Runtime) scan() error {
 		b := r.newContainer(e.Name())
 		if err := b.listen(); err != nil {
 			r.log.Warn("agent_not_heard", "dir", b.dir, "error", err)
-			continue
 		}
 		r.containers[b.name] = b
 	}
@@ -287,6 +285,8 @@ func (r *Runtime) reserve(name string) (*container, error) {
 	if b == nil {
 		b = r.newContainer(dirName(name))
 		b.fresh = true
+	}
+	if b.ln == nil {
 		if err := b.make(); err != nil {
 			return nil, runtime.Unavailable(err)
 		}
@@ -445,23 +445,7 @@ func (r *Runtime) sweep(ctx context.Context) (unmet []string, err error) {
 			unmet = append(unmet, c.ID)
 		}
 	}
-	return unmet, r.sweepStrays(names)
-}
-
-// sweepStrays removes directories that no container has; the lock is held,
-// and under it each that is made gets its container.
-func (r *Runtime) sweepStrays(names map[string]bool) error {
-	entries, err := os.ReadDir(r.opts.Root)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	var left error
-	for _, e := range entries {
-		if dirPattern.MatchString(e.Name()) && r.containers[e.Name()] == nil && !names[e.Name()] {
-			left = errors.Join(left, os.RemoveAll(filepath.Join(r.opts.Root, e.Name())))
-		}
-	}
-	return left
+	return unmet, nil
 }
 
 // runPrefix begins the IDs of commands, which aren't listed as processes.

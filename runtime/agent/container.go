@@ -103,6 +103,8 @@ func (b *container) listen() error {
 		_ = ln.Close()
 		return err
 	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.ln = ln
 	return nil
 }
@@ -175,7 +177,7 @@ func (b *container) meet(c runtime.Container) {
 func (b *container) socketless() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.name == "" || b.unseen
+	return b.ln == nil || b.unseen
 }
 
 // accept takes connections in until the listener is closed.
@@ -267,13 +269,11 @@ func (b *container) take(ctx context.Context) (*session, error) {
 		if time.Now().Before(b.until) {
 			patience = b.r.pace.dial
 		}
-		heard, unsure, outdated := b.ln != nil, b.refused || b.pid == 0, b.outdated
+		unsure, outdated := b.refused || b.pid == 0, b.outdated
 		b.mu.Unlock()
 		switch {
 		case s != nil:
 			return s, nil
-		case !heard:
-			return nil, errLost
 		case unsure && !asked: // another process may be the first by now
 			asked = true
 			b.ask(ctx)

@@ -67,7 +67,9 @@ func TestDirectories(t *testing.T) {
 	id = b.create(t, "z")
 	kept := b.create(t, "kept")
 	must(t, b.engine.Remove(t.Context(), id))
-	must(t, os.Mkdir(filepath.Join(b.root, dirName("stray")), 0o755))
+	must(t, b.Close(), os.Mkdir(filepath.Join(b.root, dirName("stray")), 0o755),
+		os.MkdirAll(filepath.Join(b.root, dirName("deaf"), wire.Socket, "x"), 0o755))
+	b.open(t)
 	if err := b.Sweep(t.Context()); err != nil || dirs() != 1 {
 		t.Errorf("swept: %v, and %d directories", err, dirs())
 	}
