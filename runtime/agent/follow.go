@@ -180,16 +180,15 @@ func (f *follower) again(x *call, err error) error {
 func (f *follower) Info() runtime.ProcessInfo { return f.info }
 
 func (f *follower) Close() error {
-	x := f.x.Load()
-	x.stop()
-	f.cancel(errLeft)
-	x.leave()
+	f.x.Load().leave(f.cancel)
 	return nil
 }
 
-// leave ends the operation, and waits a moment until the program has noticed: what the
-// operation held is free then.
-func (x *call) leave() {
+// leave ends the operation and its context, and waits a moment until the program has noticed:
+// what the operation held is free then.
+func (x *call) leave(cancel context.CancelCauseFunc) {
+	x.stop()
+	cancel(errLeft)
 	x.closing.Do(func() {
 		_ = x.nc.Close()
 		_ = x.nc.SetReadDeadline(time.Now().Add(x.b.r.pace.drain))
@@ -282,9 +281,7 @@ func (in *input) fail(err error) {
 }
 
 func (in *input) Close() error {
-	in.x.stop()
-	in.cancel(errLeft)
-	in.x.leave()
+	in.x.leave(in.cancel)
 	return nil
 }
 

@@ -113,14 +113,18 @@ const keepBuffer = outputHead + MaxData
 func (r *Reader) Next() (Kind, []byte, error) { return r.whole(0) }
 
 func (r *Reader) whole(want Kind) (Kind, []byte, error) {
-	kind, payload, err := r.next(want)
+	err := r.next(want)
 	if errors.Is(err, io.EOF) && r.got > 0 {
 		err = io.ErrUnexpectedEOF
 	}
-	return kind, payload, err
+	if err != nil {
+		return 0, nil, err
+	}
+	r.got = 0
+	return Kind(r.head[0]), r.buf, nil
 }
 
-func (r *Reader) next(want Kind) (Kind, []byte, error) {
+func (r *Reader) next(want Kind) error {
 	if r.got == 0 {
 		if cap(r.buf) > keepBuffer {
 			r.buf = nil
@@ -130,20 +134,16 @@ func (r *Reader) next(want Kind) (Kind, []byte, error) {
 	n, err := io.ReadFull(r.r, r.head[r.got:])
 	r.got += n
 	if err != nil {
-		return 0, nil, err
+		return err
 	}
 	kind, size := Kind(r.head[0]), binary.BigEndian.Uint32(r.head[1:])
 	if err := check(kind, uint64(size)); err != nil {
-		return 0, nil, err
+		return err
 	}
 	if kind == KindRequest && want != kind {
-		return 0, nil, fmt.Errorf("%w: a request", ErrProtocol)
+		return fmt.Errorf("%w: a request", ErrProtocol)
 	}
-	if err := r.payload(int(size)); err != nil {
-		return 0, nil, err
-	}
-	r.got = 0
-	return kind, r.buf, nil
+	return r.payload(int(size))
 }
 
 // payload grows the buffer only as bytes come: a size alone costs its sender nothing.
