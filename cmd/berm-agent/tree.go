@@ -97,12 +97,9 @@ func ticksNow() uint64 {
 }
 
 // tasks are all processes that can be seen, by pid.
-func tasks() (all map[int]task, err error) {
-	err = kernel.do(func() error { all, err = readTasks(); return err })
-	return all, err
-}
-
-func readTasks() (map[int]task, error) {
+func tasks() (map[int]task, error) {
+	kernel.Lock()
+	defer kernel.Unlock()
 	dir, err := os.Open("/proc")
 	if err != nil {
 		return nil, err
