@@ -127,7 +127,8 @@ func (e *events) read(x *call) error {
 			if err != nil {
 				return err
 			}
-			if e.b.lists(x.s, info.ID) {
+			// What is another session's isn't this one's to tell.
+			if owner := e.b.owner(info.ID); owner == x.s || owner == nil && x.s.served == nil {
 				batch = append(batch, info)
 			}
 		case kind == wire.KindReady:

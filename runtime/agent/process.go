@@ -272,14 +272,6 @@ func (r *Runtime) ListProcesses(ctx context.Context, id string) ([]runtime.Proce
 	return e.Next()
 }
 
-// lists reports whether a process can be of a session.
-func (b *container) lists(s *session, process string) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	owner := b.owners[process]
-	return owner == s || owner == nil && s.served == nil
-}
-
 // serving gives the served sessions that have processes.
 func (b *container) serving() []*session {
 	b.mu.Lock()
