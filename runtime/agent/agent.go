@@ -293,7 +293,6 @@ func (r *Runtime) reserve(name string) (*container, error) {
 		r.containers[b.name] = b
 	}
 	b.creates++
-	b.uses++
 	return b, nil
 }
 
@@ -405,14 +404,14 @@ func (r *Runtime) guard(f func() error) error { return runtime.Guard(r.log, f) }
 // sweep gives the ids of containers that this Runtime hasn't met.
 func (r *Runtime) sweep(ctx context.Context) (unmet []string, err error) {
 	r.mu.Lock()
-	uses := map[*container]uint64{} // before the engine is asked: what comes after stays
+	before := map[*container]string{} // IDs before the engine is asked: what comes after stays
 	for _, b := range r.containers {
 		if b.creates == 0 {
-			uses[b] = b.uses
+			before[b] = b.id
 		}
 	}
 	for _, b := range r.byID {
-		uses[b] = b.uses
+		before[b] = b.id
 	}
 	r.mu.Unlock()
 
@@ -426,8 +425,8 @@ func (r *Runtime) sweep(ctx context.Context) (unmet []string, err error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for b, n := range uses {
-		if b.creates > 0 || b.uses != n {
+	for b, id := range before {
+		if b.creates > 0 || b.id != id {
 			continue
 		}
 		if b.id != "" && !ids[b.id] {

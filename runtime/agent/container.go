@@ -37,7 +37,6 @@ type container struct {
 	// With the Runtime's lock.
 	id      string // the container's; empty while that isn't known
 	creates int    // calls of Create under way
-	uses    uint64 // how many there ever were
 	fresh   bool   // the directory was made by this Runtime
 
 	missed  atomic.Bool  // that the program didn't answer has been told
