@@ -43,7 +43,7 @@ type container struct {
 	opening atomic.Int32 // streams that are opened
 
 	mu       sync.Mutex
-	ln       *net.UnixListener
+	ln       *net.UnixListener   // nil: there is no socket
 	pid      int                 // of the container's first process; 0 while that isn't known
 	accepts  bool                // connections, since the pid was first known
 	until    time.Time           // until then its program is expected

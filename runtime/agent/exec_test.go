@@ -861,7 +861,7 @@ func FuzzAgentSays(f *testing.F) {
 	})
 }
 
-// TestVersion holds the two names of the protocol's version together: wire imports nothing.
+// TestVersion holds the two names of the protocol's version together: wire imports nothing of ours.
 func TestVersion(t *testing.T) {
 	if wire.Version != runtime.AgentVersion {
 		t.Errorf("wire.Version is %d, runtime.AgentVersion %d", wire.Version, runtime.AgentVersion)
