@@ -177,9 +177,6 @@ func (p *process) join(how wire.Follow) (*follower, error) {
 	case len(p.followers) >= maxFollowers:
 		return nil, &wire.Failure{Class: wire.ClassExhausted, Message: fmt.Sprintf("process %s has %d followers, and no more may follow it", p.id, maxFollowers)}
 	}
-	if p.followers == nil {
-		p.followers = map[*follower]bool{}
-	}
 	p.followers[f] = true
 	return f, nil
 }

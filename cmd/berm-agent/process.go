@@ -69,7 +69,7 @@ func precondition(format string, args ...any) *wire.Failure {
 
 // newProcess makes one that hasn't been started.
 func newProcess(srv *server, s *wire.Start) *process {
-	p := &process{srv: srv, id: s.ID, tty: s.TTY, stdin: s.Stdin, once: s.Once, exec: s.Exec, exited: make(chan struct{})}
+	p := &process{srv: srv, id: s.ID, tty: s.TTY, stdin: s.Stdin, once: s.Once, exec: s.Exec, exited: make(chan struct{}), followers: map[*follower]bool{}}
 	p.ring = wire.NewRing(cmp.Or(s.KeepBytes, defaultKeep))
 	p.change.L = &p.mu
 	p.info = wire.ProcessInfo{ID: p.id, Label: s.Label, Command: cutCommand(s.Command), Running: true, TTY: p.tty}
@@ -143,7 +143,7 @@ func (p *process) launch(s *wire.Start) error {
 		go p.read(f, i == 1)
 	}
 	if s.TimeoutMS > 0 {
-		p.timer = time.AfterFunc(time.Duration(s.TimeoutMS)*time.Millisecond, p.expire)
+		p.timer = time.AfterFunc(time.Duration(s.TimeoutMS)*time.Millisecond, func() { p.killTree(true) })
 	}
 	go p.watch(early, s)
 	return nil
@@ -448,6 +448,3 @@ func (p *process) killTree(timeout bool) bool {
 	}
 	return gone
 }
-
-// expire is the end of the timeout.
-func (p *process) expire() { p.killTree(true) }

@@ -34,9 +34,10 @@ func newServer(main int) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	srv := &server{env: os.Environ(), files: files, oom: openOOM(), processes: newTable(), launch: (*process).launch, other: fileHandler, tidy: time.AfterFunc(quiet, freeMemory), begun: ticksNow()}
-	srv.kids.main = main
-	return srv, nil
+	return &server{
+		env: os.Environ(), files: files, oom: openOOM(), kids: childReaper{main: main, supervisors: map[int]bool{}}, processes: newTable(),
+		launch: (*process).launch, other: fileHandler, tidy: time.AfterFunc(quiet, freeMemory), begun: ticksNow(),
+	}, nil
 }
 
 func (srv *server) handler(op wire.Op) handler {

@@ -33,9 +33,6 @@ func (n *childReaper) add(fork func() (*supervisor, error)) (*supervisor, error)
 	if err != nil {
 		return nil, err
 	}
-	if n.supervisors == nil {
-		n.supervisors = map[int]bool{}
-	}
 	n.supervisors[s.pid] = true
 	return s, nil
 }
