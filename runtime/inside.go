@@ -150,11 +150,9 @@ type ProcessInfo struct {
 	FirstSeq, NextSeq int64
 }
 
-// Places at which a Follow can begin, besides a Seq.
-const (
-	FromFirst = -1 // with the oldest output that is kept
-	FromNow   = -2 // with what comes next
-)
+// FromFirst is a place at which a Follow can begin, besides a Seq: with the oldest output that
+// is kept.
+const FromFirst = -1
 
 // Follow says how to follow a process' output. While no lossless follower is there, the
 // oldest output makes room for the newest.

@@ -153,11 +153,8 @@ func (p *process) join(how wire.Follow) (*follower, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	first, next := p.ring.Bounds()
-	switch how.From {
-	case wire.FromFirst:
+	if how.From == wire.FromFirst {
 		how.From = first
-	case wire.FromNow:
-		how.From = next
 	}
 	f := &follower{seq: how.From, lossless: how.Lossless, exclusive: how.Exclusive || how.TakeOver}
 	if f.seq < first || f.seq > next {
@@ -267,7 +264,7 @@ func (p *process) delivered(sent bool) {
 
 // follow is OpFollow.
 func (c *conn) follow(p *process, req *wire.Process) (any, error) {
-	if req.Follow == nil || req.Follow.From < wire.FromNow {
+	if req.Follow == nil || req.Follow.From < wire.FromFirst {
 		return nil, invalid("the request doesn't say how to follow")
 	}
 	f, err := p.join(*req.Follow)

@@ -284,7 +284,7 @@ func TestRefusals(t *testing.T) {
 		"no terminal":         {process(wire.OpResize, wire.Process{ID: "there"}), wire.ClassPrecondition},
 		"forget the running":  {process(wire.OpForget, wire.Process{ID: "there"}), wire.ClassPrecondition},
 		"beyond the output":   {follow("there", 1), wire.ClassOutOfRange},
-		"before the output":   {follow("there", -3), wire.ClassInvalid},
+		"before the output":   {follow("there", -2), wire.ClassInvalid},
 		"followed somehow":    {process(wire.OpFollow, wire.Process{ID: "there"}), wire.ClassInvalid},
 		"command of nobody":   {&wire.Request{Op: wire.OpStart, Start: &wire.Start{ID: "x", Command: []string{"true"}, Exec: true}}, wire.ClassInvalid},
 		"no input":            {process(wire.OpInput, wire.Process{ID: "there"}), wire.ClassPrecondition},

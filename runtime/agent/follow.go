@@ -80,7 +80,7 @@ func wireFollow(f runtime.Follow) *wire.Follow {
 // Follow follows a process. Its context is for the beginning alone: the follower lasts until
 // it is closed, and outlives a connection that breaks.
 func (r *Runtime) Follow(ctx context.Context, id, process string, f runtime.Follow) (runtime.Follower, error) {
-	if f.From < runtime.FromNow {
+	if f.From < runtime.FromFirst {
 		return nil, about("follow", id, process, runtime.Invalid("output can't be had from %d on: 0 is the beginning", f.From))
 	}
 	x, err := r.reach(ctx, id, &wire.Request{Op: wire.OpFollow, Process: &wire.Process{ID: process, Follow: wireFollow(f)}})

@@ -258,7 +258,7 @@ func TestFollower(t *testing.T) {
 				return
 			}
 			switch req.Process.Follow.From {
-			case -2:
+			case runtime.FromFirst:
 				p.json(wire.KindItem, wire.ProcessInfo{ID: "p", FirstSeq: 100, NextSeq: 200})
 				_ = p.session.Close()
 			case 100:
@@ -273,7 +273,7 @@ func TestFollower(t *testing.T) {
 			}
 		})
 	}
-	w, err := b.Follow(t.Context(), id, "p", runtime.Follow{From: runtime.FromNow})
+	w, err := b.Follow(t.Context(), id, "p", runtime.Follow{From: runtime.FromFirst})
 	must(t, err)
 	for _, want := range []string{"first", "second"} {
 		if c, err := w.Next(); err != nil || string(c.Data) != want {

@@ -79,7 +79,7 @@ func testProcessFollowers(t *testing.T, b *bed) {
 	}
 	var all []runtime.Follower
 	for i := range 64 {
-		all = append(all, b.followAs(t, c.ID, "p", runtime.Follow{From: -int64(i % 3), Lossless: i%2 == 0}))
+		all = append(all, b.followAs(t, c.ID, "p", runtime.Follow{From: -int64(i / 2 % 2), Lossless: i%2 == 0}))
 	}
 	_, err := in.Follow(b.ctx, c.ID, "p", runtime.Follow{})
 	class(t, "one more follower", err, errdefs.IsResourceExhausted, "ResourceExhausted")
@@ -147,7 +147,7 @@ func testProcessSlow(t *testing.T, b *bed) {
 		t.Errorf("it has %d bytes", n)
 	}
 	// Without a lossless follower nothing waits.
-	gone := b.follow(t, c.ID, "q", runtime.FromNow)
+	gone := b.follow(t, c.ID, "q", runtime.FromFirst)
 	input = b.input(t, c.ID, "q")
 	if err := other.Close(); err != nil {
 		t.Error(err)

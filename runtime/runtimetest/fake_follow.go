@@ -94,7 +94,7 @@ var (
 
 // Follow implements runtime.Processes.
 func (f *Fake) Follow(ctx context.Context, id, process string, how runtime.Follow) (runtime.Follower, error) {
-	if how.From < runtime.FromNow {
+	if how.From < runtime.FromFirst {
 		return nil, runtime.Invalid("output after %d", how.From)
 	}
 	_, p, err := f.process(ctx, "process_follow", id, process)
@@ -116,11 +116,8 @@ func (f *Fake) Follow(ctx context.Context, id, process string, how runtime.Follo
 // follow adds a follower; f.mu is held.
 func (p *fakeProcess) follow(how runtime.Follow) (*fakeFollower, error) {
 	first, next := p.out.Bounds()
-	switch how.From {
-	case runtime.FromFirst:
+	if how.From == runtime.FromFirst {
 		how.From = first
-	case runtime.FromNow:
-		how.From = next
 	}
 	how.Exclusive = how.Exclusive || how.TakeOver
 	if how.From < first || how.From > next {

@@ -97,17 +97,14 @@ type Process struct {
 
 // Follow is as in the runtime package.
 type Follow struct {
-	From      int64 `json:"from,omitempty"` // a Seq, FromFirst or FromNow
+	From      int64 `json:"from,omitempty"` // a Seq or FromFirst
 	Lossless  bool  `json:"lossless,omitempty"`
 	Exclusive bool  `json:"exclusive,omitempty"`
 	TakeOver  bool  `json:"take_over,omitempty"`
 }
 
-// Places at which a Follow can begin.
-const (
-	FromFirst = -1
-	FromNow   = -2
-)
+// FromFirst is as in the runtime package.
+const FromFirst = -1
 
 // ProcessInfo is what is known of a process. Times are in nanoseconds since 1970; 0 is
 // none.
