@@ -154,6 +154,8 @@ const (
 	maxHeaders = 16 << 10
 	// A call that isn't read holds up no other of its connection.
 	streamBuffer, connBuffer = 128 << 10, 1 << 20
+	// relayBuffer is for what a session reads and writes at once.
+	relayBuffer = 128 << 10
 )
 
 // unlogged keeps faults of connections out of the log, which clients could fill. It bounds

@@ -189,7 +189,7 @@ func (s *Server) relaySession(ctx context.Context, new *session, conn, engine ne
 	client.Connect() // a client that ends is noticed
 	s.sessions.open(new, client)
 	server := grpc.NewServer(grpc.ForceServerCodecV2(frames{}), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
-		grpc.InitialWindowSize(streamBuffer), grpc.InitialConnWindowSize(connBuffer),
+		grpc.InitialWindowSize(streamBuffer), grpc.InitialConnWindowSize(connBuffer), grpc.ReadBufferSize(relayBuffer), grpc.WriteBufferSize(relayBuffer),
 		grpc.UnknownServiceHandler(func(_ any, from grpc.ServerStream) error {
 			if method, _ := grpc.MethodFromServerStream(from); !slices.Contains(new.methods, method) {
 				return status.Errorf(codes.Unimplemented, "%s isn't offered", method)
@@ -243,6 +243,7 @@ func overConn(conn net.Conn) (*grpc.ClientConn, error) {
 	conns := make(chan net.Conn, 1)
 	conns <- conn
 	return grpc.NewClient("passthrough:session", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithIdleTimeout(0), grpc.WithMaxHeaderListSize(maxHeader),
+		grpc.WithInitialWindowSize(connBuffer), grpc.WithInitialConnWindowSize(connBuffer), grpc.WithReadBufferSize(relayBuffer), grpc.WithWriteBufferSize(relayBuffer),
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
 			select {
 			case conn := <-conns:
