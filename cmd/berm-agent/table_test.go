@@ -69,7 +69,7 @@ func TestEndedAreForgotten(t *testing.T) {
 	})
 }
 
-// TestChanges checks that each change is told once, and nothing of what was forgotten.
+// TestChanges checks that each change is reported once, and none of a process that was forgotten.
 func TestChanges(t *testing.T) {
 	srv, since, gone := bounded(), 0, false
 	told := func() (ids string) {

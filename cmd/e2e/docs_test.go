@@ -114,7 +114,7 @@ func (w *docsWorld) run(page string, blocks []runnable) {
 }
 
 // What the documentation says that one can run can be run, and prints what it says. A
-// collector is told of it. That all names are documented, tests of serve hold.
+// collector gets what is exported meanwhile. Tests of serve check that all names are documented.
 func TestDocs(t *testing.T) {
 	t.Parallel()
 	e := commonEngine(t, "docker")
