@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/distribution/reference"
 	"golang.org/x/sync/semaphore"
 
 	"github.com/bermhq/berm/proxy/engineapi/body"
@@ -82,7 +83,7 @@ func buildImage(c *call) error {
 	if err != nil {
 		return err
 	}
-	query, tags, err := buildQuery(c, args)
+	query, names, err := buildQuery(c, args)
 	if err != nil {
 		return err
 	}
@@ -119,7 +120,20 @@ func buildImage(c *call) error {
 	if id == "" {
 		return nil // it failed, and the caller has been told why
 	}
-	finishBuild(c, id, labels, tags)
+	img, err := lookUpImage(c, id)
+	if err == nil {
+		err = nameVerified(c, img, "verify.build", labels, names, func(name string) {
+			if !c.flag("q") {
+				c.tell(buildMessage{Stream: "Successfully tagged " + name + "\n"})
+			}
+		})
+	}
+	switch {
+	case err != nil:
+		c.tell(buildMessage{Error: proxyText(err)})
+	case c.flag("q"):
+		c.tell(buildMessage{Stream: id + "\n"})
+	}
 	return nil
 }
 
@@ -145,7 +159,7 @@ func buildBefore(c *call, labels map[string]string) (done func()) {
 
 // buildQuery judges the parameters, and gives those that go to the engine, and the names
 // that the image is to have.
-func buildQuery(c *call, args map[string]string) (url.Values, []url.Values, error) {
+func buildQuery(c *call, args map[string]string) (url.Values, []reference.NamedTagged, error) {
 	p, err := c.profile()
 	if err != nil {
 		return nil, nil, err
@@ -170,21 +184,21 @@ func buildQuery(c *call, args map[string]string) (url.Values, []url.Values, erro
 		return nil, nil, err
 	}
 	query.Set("networkmode", mode)
-	var tags []url.Values
+	var names []reference.NamedTagged
 	for _, t := range c.query["t"] {
 		if t == "" {
 			continue
 		}
-		target, err := tagTarget(c, t, "")
+		name, err := judgedName(c, c.rules.TagRef, t)
 		if err != nil {
 			return nil, nil, err
 		}
-		tags = append(tags, target)
+		names = append(names, name)
 	}
-	if len(tags) > maxBuildTags {
+	if len(names) > maxBuildTags {
 		return nil, nil, proxy.Malformed(fmt.Sprintf("there are more than %d names", maxBuildTags))
 	}
-	return query, tags, nil
+	return query, names, nil
 }
 
 // setJSON sets a parameter to texts and numbers as JSON.
@@ -476,53 +490,6 @@ func relayBuild(c *call, body io.Reader) (id string) {
 		}
 		c.say(append(raw, '\r', '\n'))
 	}
-}
-
-// finishBuild verifies the image, and gives it its names.
-func finishBuild(c *call, id string, want map[string]string, tags []url.Values) {
-	img, err := lookUpImage(c, id)
-	if err == nil {
-		err = verifyBuilt(c, img, want)
-	}
-	for _, target := range tags {
-		if err != nil {
-			break
-		}
-		if err = tagAs(c, id, target); err == nil && !c.flag("q") {
-			c.tell(buildMessage{Stream: "Successfully tagged " + familiar(target.Get("repo")+":"+target.Get("tag")) + "\n"})
-		}
-	}
-	switch {
-	case err != nil:
-		c.tell(buildMessage{Error: proxyText(err)})
-	case c.flag("q"):
-		c.tell(buildMessage{Stream: id + "\n"})
-	}
-}
-
-// verifyBuilt fails unless an image has the labels that it was built with, and no others of
-// Berm's. It removes one of the caller's that hasn't.
-func verifyBuilt(c *call, img *imageInfo, want map[string]string) error {
-	if img == nil {
-		return errors.New("the image is gone")
-	}
-	c.about(img.ID)
-	if !claimsImage(c, img.Config.Labels) || img.Config.Labels[lifecycle.LabelSessionID] != want[lifecycle.LabelSessionID] {
-		return denied("verify.build", "", "the image lacks the labels that it was built with", "none") // and may be anybody's
-	}
-	var err error
-	if !ownImage(c, img.Config.Labels) {
-		err = denied("verify.build", "", "the image lacks labels that it was built with", "none")
-	}
-	for name, value := range img.Config.Labels {
-		if lifecycle.IsOwnLabel(name) && want[name] != value {
-			err = denied("verify.build", "", "the image has labels that are Berm's own", "other labels")
-		}
-	}
-	if err != nil {
-		removeUnwanted(c, "/images/"+img.ID, nil)
-	}
-	return err
 }
 
 // proxyText is an error as the caller may read it.

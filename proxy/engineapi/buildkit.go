@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/distribution/reference"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -355,11 +356,11 @@ func (j *buildJudge) Limits() (map[string]string, error) {
 func (j *buildJudge) Target(name string) (string, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	target, err := tagTarget(j.call, name, "")
+	full, err := judgedName(j.call, j.call.rules.TagRef, name)
 	if err != nil {
 		return "", err
 	}
-	return target.Get("repo") + ":" + target.Get("tag"), nil
+	return full.String(), nil
 }
 
 // Base writes a decision of its own into the audit log.
@@ -394,19 +395,18 @@ func (j *buildJudge) Finish(ids, names []string) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	img, err := builtImage(j.call, ids, j.labels)
-	if err == nil {
-		err = verifyBuilt(j.call, img, j.labels)
+	if err != nil {
+		return err
 	}
+	var tagged []reference.NamedTagged
 	for _, name := range names {
+		full, err := taggedName(name)
 		if err != nil {
-			break
+			return err
 		}
-		var target url.Values
-		if target, err = taggedName(name); err == nil {
-			err = tagAs(j.call, img.ID, target)
-		}
+		tagged = append(tagged, full)
 	}
-	return err
+	return nameVerified(j.call, img, "verify.build", j.labels, tagged, func(string) {})
 }
 
 // builtImage returns a build's image: the first of the IDs that the engine knows, or the image
@@ -420,18 +420,8 @@ func builtImage(c *call, ids []string, labels map[string]string) (*imageInfo, er
 	}
 	f := imageFilters(c)
 	f["label"] = append(f["label"], lifecycle.LabelSessionID+"="+labels[lifecycle.LabelSessionID])
-	ask := upstream.Ask{Version: c.version, Path: "/images/json", Query: url.Values{"filters": {f.String()}}}
 	var id string
-	err := c.engine.Each(c.ctx, ask, func(_ string, entry json.RawMessage) error {
-		var img struct {
-			ID string `json:"Id"`
-		}
-		if err := json.Unmarshal(entry, &img); err != nil {
-			return err
-		}
-		id = img.ID
-		return nil
-	})
+	err := each(c.ctx, c.Proxy, c.version, lifecycle.ObjectImage, url.Values{"filters": {f.String()}}, func(img *labelled) { id = img.ID })
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/distribution/reference"
 	"github.com/docker/docker/api/types/container"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -58,11 +59,9 @@ func commit(c *call) error {
 	if err := refuseUnconfined(c); err != nil {
 		return err
 	}
-	var target url.Values
-	if c.query.Get("repo") != "" {
-		if target, err = tagTarget(c, c.query.Get("repo"), c.query.Get("tag")); err != nil {
-			return err
-		}
+	names, err := askedName(c, c.rules.TagRef)
+	if err != nil {
+		return err
 	}
 	query := c.passed
 	query.Set("container", ct.ID)
@@ -86,7 +85,7 @@ func commit(c *call) error {
 	if !builtID.MatchString(made.ID) {
 		return fmt.Errorf("commit: the engine's answer has no ID")
 	}
-	if err := committed(c, made.ID, labels, target); err != nil {
+	if err := committed(c, made.ID, labels, names); err != nil {
 		return err
 	}
 	return c.answer(http.StatusCreated, made)
@@ -127,21 +126,22 @@ func configChanges(config *body.Config) (changes []string, ok bool) {
 	return changes, reflect.ValueOf(left).IsZero()
 }
 
+// askedName judges the name in the query for a new image; none without one.
+func askedName(c *call, rule func(profile, ref string) (string, error)) ([]reference.NamedTagged, error) {
+	if c.query.Get("repo") == "" {
+		return nil, nil
+	}
+	name, err := judgedName(c, rule, withTag(c.query.Get("repo"), c.query.Get("tag")))
+	return []reference.NamedTagged{name}, err
+}
+
 // committed looks at a new image before it gets its name. It removes one that isn't as it was
 // asked for, or can't get the name.
-func committed(c *call, id string, labels map[string]string, target url.Values) error {
+func committed(c *call, id string, labels map[string]string, names []reference.NamedTagged) error {
 	c.about(id)
 	img, err := lookUpImage(c, id)
-	if err == nil && (img == nil || !ownImage(c, img.Config.Labels)) {
-		err = denied("verify.commit", "", "the image lacks the labels that it was made with", "none")
-	}
-	for name, value := range labels {
-		if err == nil && img.Config.Labels[name] != value {
-			err = denied("verify.commit", "", "the image has other labels than it was made with", "none")
-		}
-	}
-	if err == nil && target != nil {
-		err = tagAs(c, id, target)
+	if err == nil {
+		err = nameVerified(c, img, "verify.commit", labels, names, func(string) {})
 	}
 	if err != nil {
 		removeUnwanted(c, "/images/"+id, nil)
@@ -187,14 +187,9 @@ func importImage(c *call) error {
 	if err != nil {
 		return err
 	}
-	var target url.Values
-	if ref := c.query.Get("repo"); ref != "" {
-		if tag := c.query.Get("tag"); tag != "" {
-			ref += ":" + tag
-		}
-		if target, err = loadTarget(c, ref); err != nil {
-			return err
-		}
+	names, err := askedName(c, c.rules.LoadRef)
+	if err != nil {
+		return err
 	}
 	if err := c.untilEnd(c.enter("loads of images", maxLoads)); err != nil {
 		return err
@@ -214,7 +209,7 @@ func importImage(c *call) error {
 		if err != nil {
 			return err
 		}
-		if err := committed(c, id, labels, target); err != nil {
+		if err := committed(c, id, labels, names); err != nil {
 			return err
 		}
 		return c.answer(http.StatusOK, map[string]string{"status": id})

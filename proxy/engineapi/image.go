@@ -1,8 +1,10 @@
 package engineapi
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -236,19 +238,18 @@ func tagImage(c *call) error {
 	if err != nil {
 		return err
 	}
-	target, err := tagTarget(c, c.query.Get("repo"), c.query.Get("tag"))
+	name, err := judgedName(c, c.rules.TagRef, withTag(c.query.Get("repo"), c.query.Get("tag")))
 	if err != nil {
 		return err
 	}
-	name := target.Get("repo") + ":" + target.Get("tag")
-	if !ownImage(c, img.Config.Labels) && !c.rules.ListsImage(c.caller.Profile, []string{name}) {
+	if !ownImage(c, img.Config.Labels) && !c.rules.ListsImage(c.caller.Profile, []string{name.String()}) {
 		err := c.allow([]policy.Reason{{Rule: "images.tags", Field: "repo", Allowed: "names that are on the policy's allow-list, or images of one's own",
-			Message: fmt.Sprintf("the image isn't the caller's own, and so would not be found by the name %q", body.Shorten(name))}})
+			Message: fmt.Sprintf("the image isn't the caller's own, and so would not be found by the name %q", body.Shorten(name.String()))}})
 		if err != nil {
 			return err
 		}
 	}
-	if err := tagAs(c, img.ID, target); err != nil {
+	if err := tagAs(c, img.ID, name); err != nil {
 		return err
 	}
 	return c.status(http.StatusCreated)
@@ -267,8 +268,8 @@ func lockName(c *call, name string) (unlock func(), err error) {
 func lockNames(c *call, refs ...string) (unlock func(), err error) {
 	names := map[string]bool{}
 	for _, ref := range refs {
-		if target, err := taggedName(ref); err == nil {
-			names[target.Get("repo")+":"+target.Get("tag")] = true
+		if name, err := taggedName(ref); err == nil {
+			names[name.String()] = true
 		}
 	}
 	var unlocks []func()
@@ -290,53 +291,93 @@ func lockNames(c *call, refs ...string) (unlock func(), err error) {
 
 // tagAs gives an image a name that was judged, unless somebody else's has it. It is done for
 // one caller of the name at a time, or two could find it free.
-func tagAs(c *call, id string, target url.Values) error {
-	name := target.Get("repo") + ":" + target.Get("tag")
-	unlock, err := lockName(c, name)
+func tagAs(c *call, id string, name reference.NamedTagged) error {
+	unlock, err := lockName(c, name.String())
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	there, err := lookUpImage(c, name)
+	there, err := lookUpImage(c, name.String())
 	if err != nil {
 		return err
 	}
 	if there != nil && othersImage(c, there.Config.Labels) {
-		return conflict(fmt.Sprintf("the image name %q is taken", familiar(name)))
+		return conflict(fmt.Sprintf("the image name %q is taken", reference.FamiliarString(name)))
 	}
-	if short, ok := strings.CutSuffix(familiar(name), ":latest"); ok {
+	if short, ok := strings.CutSuffix(reference.FamiliarString(name), ":latest"); ok {
 		if err := checkIDName(c, lifecycle.ObjectImage, short); err != nil {
 			return err
 		}
 	}
-	return c.engine.Post(c.ctx, c.version, "/images/"+id+"/tag", target, nil, nil)
+	return c.engine.Post(c.ctx, c.version, "/images/"+id+"/tag", url.Values{"repo": {name.Name()}, "tag": {name.Tag()}}, nil, nil)
 }
 
-// tagTarget judges a name that the caller wants to give to an image, and gives it as the
-// parameters of a call.
-func tagTarget(c *call, repo, tag string) (url.Values, error) {
-	ref := repo
-	if tag != "" {
-		ref += ":" + tag
+// withTag is a reference of a repository and a tag, which may be empty.
+func withTag(repo, tag string) string {
+	if tag == "" {
+		return repo
 	}
-	name, err := c.rules.TagRef(c.caller.Profile, ref)
+	return repo + ":" + tag
+}
+
+// judgedName has a rule of the policy's judge a name that the caller wants to give to an image, or
+// to push it by.
+func judgedName(c *call, rule func(profile, ref string) (string, error), ref string) (reference.NamedTagged, error) {
+	name, err := rule(c.caller.Profile, ref)
 	if err := c.judged(err); err != nil {
 		return nil, err
 	}
-	return taggedName(name)
+	return taggedName(cmp.Or(name, ref)) // of mode audit
 }
 
-// taggedName is a judged name as the parameters of a call.
-func taggedName(name string) (url.Values, error) {
+// taggedName is an image's name in full.
+func taggedName(name string) (reference.NamedTagged, error) {
 	named, err := reference.ParseNormalizedNamed(name)
 	if err != nil {
 		return nil, proxy.Malformed("invalid reference format")
 	}
 	tagged, ok := reference.TagNameOnly(named).(reference.NamedTagged)
-	if !ok {
+	if _, digested := named.(reference.Digested); !ok || digested {
 		return nil, proxy.Malformed("refusing to create a tag with a digest reference")
 	}
-	return url.Values{"repo": {tagged.Name()}, "tag": {tagged.Tag()}}, nil
+	return tagged, nil
+}
+
+// verifyImage fails unless a new image has the labels of Berm's that it was made with, and no
+// others. It removes one that says that it is this image, and hasn't.
+func verifyImage(c *call, img *imageInfo, rule string, want map[string]string) error {
+	if img == nil {
+		return errors.New("the image is gone")
+	}
+	c.about(img.ID)
+	has := img.Config.Labels
+	if !claimsImage(c, has) || has[lifecycle.LabelSessionID] != want[lifecycle.LabelSessionID] {
+		return denied(rule, "", "the image lacks the labels that it was made with", "none") // and may be anybody's
+	}
+	same := ownImage(c, has)
+	for _, name := range slices.Concat(sortedKeys(has), sortedKeys(want)) {
+		same = same && (!lifecycle.IsOwnLabel(name) || has[name] == want[name])
+	}
+	if !same {
+		removeUnwanted(c, "/images/"+img.ID, nil)
+		return denied(rule, "", "the image has other labels of Berm's than it was made with", "none")
+	}
+	return nil
+}
+
+// nameVerified gives a new image its names, if it is as verifyImage wants it. Named is called
+// with each that it got.
+func nameVerified(c *call, img *imageInfo, rule string, want map[string]string, names []reference.NamedTagged, named func(name string)) error {
+	err := verifyImage(c, img, rule, want)
+	for _, name := range names {
+		if err == nil {
+			err = tagAs(c, img.ID, name)
+		}
+		if err == nil {
+			named(reference.FamiliarString(name))
+		}
+	}
+	return err
 }
 
 // replaceable refuses to remove what isn't the caller's own and can't be brought back: only

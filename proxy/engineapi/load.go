@@ -3,7 +3,6 @@ package engineapi
 import (
 	"archive/tar"
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -20,6 +19,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/distribution/reference"
 	image "github.com/moby/docker-image-spec/specs-go/v1"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -100,7 +100,7 @@ type loadedImage struct {
 	config []byte
 	labels map[string]string
 	layers []string // digests, as hex digits
-	names  []url.Values
+	names  []reference.NamedTagged
 }
 
 // keepArchive writes an archive's regular files into a file.
@@ -201,11 +201,11 @@ func (a *imageArchive) judge(c *call) ([]*loadedImage, error) {
 		}
 		img := &loadedImage{}
 		for _, ref := range m.RepoTags {
-			target, err := loadTarget(c, ref)
+			name, err := judgedName(c, c.rules.LoadRef, ref)
 			if err != nil {
 				return nil, err
 			}
-			img.names = append(img.names, target)
+			img.names = append(img.names, name)
 		}
 		for _, name := range m.Layers {
 			digest, err := a.layer(name)
@@ -220,15 +220,6 @@ func (a *imageArchive) judge(c *call) ([]*loadedImage, error) {
 		images = append(images, img)
 	}
 	return images, nil
-}
-
-// loadTarget is tagTarget for an image that comes from outside.
-func loadTarget(c *call, ref string) (url.Values, error) {
-	name, err := c.rules.LoadRef(c.caller.Profile, ref)
-	if err := c.judged(err); err != nil {
-		return nil, err
-	}
-	return taggedName(cmp.Or(name, ref))
 }
 
 // layer reads a layer to its end, and returns its digest. The engine doesn't look at the
@@ -354,17 +345,17 @@ func finishLoad(c *call, ids []string, images []*loadedImage) error {
 			return err
 		}
 		i := -1
-		if img != nil && ownImage(c, img.Config.Labels) {
+		if img != nil {
 			i = slices.IndexFunc(images, func(l *loadedImage) bool { return maps.Equal(l.labels, img.Config.Labels) })
 		}
 		if i < 0 {
 			return denied("verify.load", "", "an image lacks the labels that it was loaded with", "none")
 		}
-		for _, target := range images[i].names {
-			if err := tagAs(c, id, target); err != nil {
-				return err
-			}
-			told = append(told, buildMessage{Stream: "Loaded image: " + familiar(target.Get("repo")+":"+target.Get("tag")) + "\n"})
+		err = nameVerified(c, img, "verify.load", images[i].labels, images[i].names, func(name string) {
+			told = append(told, buildMessage{Stream: "Loaded image: " + name + "\n"})
+		})
+		if err != nil {
+			return err
 		}
 		if len(images[i].names) == 0 {
 			told = append(told, buildMessage{Stream: "Loaded image ID: " + id + "\n"})

@@ -91,10 +91,7 @@ func distribution(c *call) error {
 // pushImage has the engine send an image to its registry. The image keeps the name by which
 // the engine finds it until it is sent.
 func pushImage(c *call) error {
-	ref := c.name
-	if tag := c.query.Get("tag"); tag != "" {
-		ref += ":" + tag
-	}
+	ref := withTag(c.name, c.query.Get("tag"))
 	named, err := reference.ParseNormalizedNamed(c.name)
 	_, digested := named.(reference.Digested)
 	switch {
@@ -103,43 +100,38 @@ func pushImage(c *call) error {
 	case ref == c.name && reference.IsNameOnly(named):
 		return denied("images.push", "tag", "a push of all tags of a repository is refused", "one tag")
 	}
-	name, err := c.rules.PushRef(c.caller.Profile, ref)
-	if err := c.judged(err); err != nil {
-		return err
-	}
-	target, err := taggedName(cmp.Or(name, ref))
+	name, err := judgedName(c, c.rules.PushRef, ref)
 	if err != nil {
 		return err
 	}
-	auth, err := pushAuth(c.r.Header, target.Get("repo"))
+	auth, err := pushAuth(c.r.Header, name)
 	if err != nil {
 		return err
 	}
-	full := target.Get("repo") + ":" + target.Get("tag")
-	if err := c.untilEnd(lockName(c, full)); err != nil {
+	if err := c.untilEnd(lockName(c, name.String())); err != nil {
 		return err
 	}
-	img, err := visibleImage(c, full)
+	img, err := visibleImage(c, name.String())
 	if err != nil {
 		return err
 	}
-	if _, _, ok := listedImage(c, []string{full}, nil, img.Config.Labels); !ok { // it may be seen by another name
-		return noImage(full)
+	if _, _, ok := listedImage(c, []string{name.String()}, nil, img.Config.Labels); !ok { // it may be seen by another name
+		return noImage(name.String())
 	}
 	c.closeMessage = &closeMessage{form: jsonLines}
 	return transferArchive(c, time.Now().Add(saveTime), func(context.CancelCauseFunc, io.Reader) error { // or a caller that doesn't read would keep the name locked
-		return c.forward(upstream.Ask{Path: "/images/" + target.Get("repo") + "/push", Query: url.Values{"tag": {target.Get("tag")}}, Header: auth}, true)
+		return c.forward(upstream.Ask{Path: "/images/" + name.Name() + "/push", Query: url.Values{"tag": {name.Tag()}}, Header: auth}, true)
 	})
 }
 
 // pushAuth is registryAuth for a push, in which engines want the header, and whose
 // credentials have to be those of the image's registry.
-func pushAuth(h http.Header, repo string) (http.Header, error) {
+func pushAuth(h http.Header, name reference.Named) (http.Header, error) {
 	var auth credentials
 	if err := registryHeader(h, authHeader, &auth); err != nil {
 		return nil, err
 	}
-	if domain, _, _ := strings.Cut(repo, "/"); auth.ServerAddress != "" && registryName(auth.ServerAddress) != domain {
+	if domain := reference.Domain(name); auth.ServerAddress != "" && registryName(auth.ServerAddress) != domain {
 		return nil, denied("images.push", authHeader, "the credentials are those of another registry than the image's", domain)
 	}
 	return encodedAuth(auth)
