@@ -265,14 +265,11 @@ func archiveUntil(c *call, id string) (time.Time, error) {
 		label = ct.Config.Labels[lifecycle.LabelExpiresAt]
 	}
 	until := time.Now().Add(c.transfers.most)
-	expires, err := time.Parse(time.RFC3339Nano, label)
-	if err == nil && expires.Before(until) {
+	expires, err := expiry(label)
+	if expires.Before(until) {
 		until = expires
 	}
-	if err != nil || !time.Now().Before(until) {
-		return until, denied("ttl.expired", "", "the container's time is up", "a new container")
-	}
-	return until, nil
+	return until, err
 }
 
 // patientWriter breaks off an answer that its caller doesn't take.

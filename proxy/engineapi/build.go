@@ -164,15 +164,14 @@ func buildQuery(c *call, args map[string]string) (url.Values, []reference.NamedT
 	if err != nil {
 		return nil, nil, err
 	}
-	period := int64(100_000)
 	query := c.passed
-	for name, value := range map[string]int64{
-		"version": 1, "rm": 1, "forcerm": 1, "memory": p.MemoryMB << 20, "memswap": p.MemoryMB << 20,
-		"cpuperiod": period, "cpuquota": int64(p.CPUs * float64(period)), "shmsize": p.EngineAPI.TmpfsMB << 20,
-	} {
-		query.Set(name, strconv.FormatInt(value, 10))
+	params := commandLimits(p)
+	maps.Copy(params, map[string]string{
+		"version": "1", "rm": "1", "forcerm": "1", "shmsize": strconv.FormatInt(p.EngineAPI.TmpfsMB<<20, 10), "dockerfile": builtFrom,
+	})
+	for name, value := range params {
+		query.Set(name, value)
 	}
-	query.Set("dockerfile", builtFrom)
 	if len(args) > 0 {
 		setJSON(query, "buildargs", args)
 	}
@@ -256,8 +255,7 @@ func cacheFrom(c *call, query url.Values) error {
 		if _, err := c.rules.TagRef(c.caller.Profile, ref); err == nil {
 			continue
 		}
-		_, _, err = c.rules.ImageRef(c.caller.Profile, ref)
-		if err := c.judged(err); err != nil {
+		if _, err := runRef(c, ref); err != nil {
 			return err
 		}
 	}
@@ -376,14 +374,14 @@ func buildBase(c *call, ref string, auth authOf) (*imageInfo, error) {
 	if err != nil || img != nil && ownImage(c, img.Config.Labels) {
 		return img, err
 	}
-	run, _, err := c.rules.ImageRef(c.caller.Profile, ref)
+	_, _, err = c.rules.ImageRef(c.caller.Profile, ref)
 	if err != nil && img != nil && othersImage(c, img.Config.Labels) {
 		return nil, noImage(ref) // in mode audit as well
 	}
-	if err := c.judged(err); err != nil {
+	run, err := runRef(c, ref)
+	if err != nil {
 		return nil, err
 	}
-	run = cmp.Or(run, ref) // of mode audit
 	if run != ref {
 		if img, err = lookUpImage(c, run); err != nil {
 			return nil, err

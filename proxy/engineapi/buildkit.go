@@ -33,6 +33,16 @@ import (
 // CPU.
 const limitedSteps = 29
 
+// commandLimits returns the parameters that limit the memory and CPU of a build's commands, which
+// both builders have.
+func commandLimits(p policy.Profile) map[string]string {
+	const period = 100_000
+	memory := strconv.FormatInt(p.MemoryMB<<20, 10)
+	return map[string]string{
+		"memory": memory, "memswap": memory, "cpuperiod": strconv.Itoa(period), "cpuquota": strconv.FormatInt(int64(p.CPUs*period), 10),
+	}
+}
+
 // stepLimits returns the attributes that limit a build's commands.
 func stepLimits(c *call, p policy.Profile) (map[string]string, error) {
 	if parent := p.EngineAPI.BuildKit.CgroupParent; parent != "" {
@@ -46,25 +56,17 @@ func stepLimits(c *call, p policy.Profile) (map[string]string, error) {
 	if n, err := strconv.Atoi(major); err != nil || n < limitedSteps {
 		return nil, denied("buildkit.limits", "", "this engine's BuildKit can't limit a build's commands", "DOCKER_BUILDKIT=0, an engine from release 29 on, or engine_api.buildkit.cgroup_parent")
 	}
-	const period = 100_000
-	memory := strconv.FormatInt(p.MemoryMB<<20, 10)
-	return map[string]string{
-		"memory": memory, "memswap": memory, "cpuperiod": strconv.Itoa(period), "cpuquota": strconv.FormatInt(int64(p.CPUs*period), 10),
-	}, nil
+	return commandLimits(p), nil
 }
 
 // builds is what a Proxy knows of the engine's BuildKit.
 type builds struct {
-	server *buildkit.Server
-	turns  sync.Map // by tenant: *semaphore.Weighted of its builds
-
-	mu      sync.Mutex
-	checked string         // the engine's release that enforces source policies
-	pins    map[string]int // builds that use a pin, by its name
+	server  *buildkit.Server
+	turns   sync.Map // by tenant: *semaphore.Weighted of its builds
+	checked sync.Map // releases of the engine that enforce source policies
 }
 
 func newBuilds(d *Proxy) (err error) {
-	d.builds.pins = map[string]int{}
 	memory := proxy.NewBudget("memory for messages of builds", 96<<20, 48<<20)
 	d.builds.server, err = buildkit.New(buildkit.Options{
 		Dial: func(ctx context.Context, path string, header http.Header) (net.Conn, error) {
@@ -106,10 +108,7 @@ func (b *builds) check(c *call) error {
 	if err != nil {
 		return err
 	}
-	b.mu.Lock()
-	ok := b.checked == release
-	b.mu.Unlock()
-	if ok {
+	if _, ok := b.checked.Load(release); ok {
 		return nil
 	}
 	if err := b.server.Check(c.ctx); errors.Is(err, buildkit.ErrNoPolicy) {
@@ -117,9 +116,7 @@ func (b *builds) check(c *call) error {
 	} else if err != nil {
 		return err
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.checked = release
+	b.checked.Store(release, nil)
 	return nil
 }
 
@@ -198,13 +195,11 @@ func takingOver(c *call, serve func(take func() (net.Conn, error)) error) error 
 	if !isPreface(c.r) && c.r.Header.Get("Upgrade") != "h2c" {
 		return proxy.Malformed("the request is no upgrade to h2c")
 	}
-	leave, err := c.enter("streams", maxStreams)
-	if err != nil {
+	if err := c.untilEnd(c.enter("streams", maxStreams)); err != nil {
 		return err
 	}
-	defer leave()
 	taken := false
-	err = serve(func() (net.Conn, error) {
+	err := serve(func() (net.Conn, error) {
 		conn, buffered, err := http.NewResponseController(c.w).Hijack()
 		if err != nil {
 			return nil, fmt.Errorf("take the caller's connection over: %w", err)

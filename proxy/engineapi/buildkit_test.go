@@ -40,7 +40,7 @@ func startImages(t *testing.T, rules string) (*fakeImages, *testDoor) {
 	t.Helper()
 	e := &fakeImages{release: "29.1.0", labels: map[string]map[string]string{}, names: map[string]string{}}
 	d := doorTo(t, serveEngine(t, e.ServeHTTP), rules)
-	d.builds.checked = e.release // its BuildKit enforces policies
+	d.builds.checked.Store(e.release, nil) // its BuildKit enforces policies
 	return e, d
 }
 
@@ -161,7 +161,7 @@ func TestBuildLimitsOfSteps(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			e, d := startImages(t, strings.Replace(buildKitPolicy, tt.from, tt.to, 1))
 			e.set(func() { e.release = tt.release })
-			d.builds.checked = tt.release
+			d.builds.checked.Store(tt.release, nil)
 			j, err := d.begin("t")
 			if tt.fails {
 				if status.Code(buildStatus(err)) != codes.PermissionDenied {

@@ -411,7 +411,7 @@ func bars(c *call, labels map[string]string) (barred, open bool) {
 	if !ok || e.Audit {
 		return true, false
 	}
-	return e.hasSocket() && socketOwner(labels) != socketCaller(c.caller), !e.hasSocket()
+	return e.hasSocket() && madeBy(labels) != socketCaller(c.caller), !e.hasSocket()
 }
 
 // refuseUnconfined refuses to work in a container to those whom bars is about and the policy

@@ -57,8 +57,8 @@ func socketCaller(c Caller) Caller {
 	return Caller{Name: c.Name, Tenant: c.Tenant, Profile: cmp.Or(c.Profile, "default")}
 }
 
-// socketOwner returns the caller as whom the socket of a container serves: the one that made it.
-func socketOwner(labels map[string]string) Caller {
+// madeBy returns the caller that made a container, as whom its socket serves.
+func madeBy(labels map[string]string) Caller {
 	return Caller{Name: labels[lifecycle.LabelCaller], Tenant: labels[lifecycle.LabelTenant], Profile: labels[lifecycle.LabelProfile]}
 }
 
@@ -69,7 +69,7 @@ func toHold(c *call, e *effective, ct *container.InspectResponse, holder lifecyc
 	}
 	of := socketCaller(c.caller)
 	if ct != nil {
-		of = socketOwner(ct.Config.Labels)
+		of = madeBy(ct.Config.Labels)
 	}
 	path := c.opts.Sockets(of.Name, of.Tenant, of.Profile)
 	if path == "" || holder.Mode() != mountpin.ModeHeld {

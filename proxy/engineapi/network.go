@@ -51,22 +51,28 @@ func ownNetworkOf(c *call, ref string) (*network.Inspect, json.RawMessage, error
 
 // anyNetwork is network for a network that may be anybody's.
 func anyNetwork(c *call, ref string) (*network.Inspect, json.RawMessage, error) {
+	return anyObject(c, lifecycle.ObjectNetwork, ref, noNetwork, func(n *network.Inspect) bool { return fullID.MatchString(n.ID) })
+}
+
+// anyObject asks the engine for a network or a volume, whosever it is. Missing is the error for one
+// that isn't there; so isn't one whose name or prefix several have. Right checks the engine's answer.
+func anyObject[T any](c *call, kind lifecycle.ObjectKind, ref string, missing func(string) error, right func(*T) bool) (*T, json.RawMessage, error) {
 	if !volumeName.MatchString(ref) {
-		return nil, nil, noNetwork(ref)
+		return nil, nil, missing(ref)
 	}
 	var raw json.RawMessage
-	err := c.engine.Get(c.ctx, c.version, "/networks/"+ref, nil, &raw)
+	err := c.engine.Get(c.ctx, c.version, listPaths[kind]+"/"+ref, nil, &raw)
 	if s := upstream.StatusOf(err); s == http.StatusNotFound || s == http.StatusBadRequest || s == http.StatusConflict {
-		return nil, nil, noNetwork(ref) // also of a name or a prefix that several have
+		return nil, nil, missing(ref)
 	}
 	if err != nil {
 		return nil, nil, err
 	}
-	var n network.Inspect
-	if err := json.Unmarshal(raw, &n); err != nil || !fullID.MatchString(n.ID) {
-		return nil, nil, fmt.Errorf("inspect network: the engine's answer can't be read: %w", err)
+	var object T
+	if err := json.Unmarshal(raw, &object); err != nil || !right(&object) {
+		return nil, nil, fmt.Errorf("inspect %s: the engine's answer can't be read: %w", kind, err)
 	}
-	return &n, raw, nil
+	return &object, raw, nil
 }
 
 func listNetworks(c *call) error {

@@ -1,6 +1,7 @@
 package engineapi
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -384,16 +385,12 @@ func unsealedLabels(c *call, own map[string]string, ttl, maxLifetime time.Durati
 	labels := map[string]string{}
 	maps.Copy(labels, own)
 	now := time.Now().UTC()
-	profile := c.caller.Profile
-	if profile == "" {
-		profile = "default"
-	}
 	maps.Copy(labels, map[string]string{
 		lifecycle.LabelOwner:     c.opts.Owner,
 		lifecycle.LabelDoor:      lifecycle.DoorEngine,
 		lifecycle.LabelTenant:    c.caller.Tenant,
 		lifecycle.LabelCaller:    c.caller.Name,
-		lifecycle.LabelProfile:   profile,
+		lifecycle.LabelProfile:   cmp.Or(c.caller.Profile, "default"),
 		lifecycle.LabelSessionID: uuid.NewString(),
 		lifecycle.LabelCreatedAt: now.Format(time.RFC3339Nano),
 		lifecycle.LabelExpiresAt: now.Add(ttl).Format(time.RFC3339Nano),

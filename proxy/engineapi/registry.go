@@ -33,12 +33,9 @@ func pullImage(c *call) error {
 			return err
 		}
 	}
-	run, _, err := c.rules.ImageRef(c.caller.Profile, ref)
-	if err := c.judged(err); err != nil {
+	run, err := runRef(c, ref)
+	if err != nil {
 		return err
-	}
-	if run == "" {
-		run = ref // of mode audit
 	}
 	query, err := pullQuery(c, run)
 	if err != nil {
@@ -50,6 +47,12 @@ func pullImage(c *call) error {
 	}
 	c.closeMessage = &closeMessage{form: jsonLines}
 	return c.forward(upstream.Ask{Path: "/images/create", Query: query, Header: auth}, true)
+}
+
+// runRef judges an image's reference, and returns the one that runs in its stead.
+func runRef(c *call, ref string) (string, error) {
+	run, _, err := c.rules.ImageRef(c.caller.Profile, ref)
+	return cmp.Or(run, ref), c.judged(err) // the former in mode audit
 }
 
 // pullQuery asks the engine for one image: without a tag it would bring all of the repository.
@@ -73,11 +76,11 @@ func pullQuery(c *call, ref string) (url.Values, error) {
 
 // distribution looks an image up at its registry, as a pull of it would.
 func distribution(c *call) error {
-	run, _, err := c.rules.ImageRef(c.caller.Profile, c.name)
-	if err := c.judged(err); err != nil {
+	run, err := runRef(c, c.name)
+	if err != nil {
 		return err
 	}
-	named, err := reference.ParseNormalizedNamed(cmp.Or(run, c.name))
+	named, err := reference.ParseNormalizedNamed(run)
 	if err != nil {
 		return proxy.Malformed("invalid reference format")
 	}

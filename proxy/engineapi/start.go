@@ -82,15 +82,14 @@ func startOne(c *call, a upstream.Ask, id string) (*http.Response, error) {
 		return nil, err
 	}
 	if c.caller.Tenant == "" { // StartContainer acts for the container's own caller
-		labels := ct.Config.Labels
-		c.caller = Caller{Name: labels[lifecycle.LabelCaller], Tenant: labels[lifecycle.LabelTenant], Profile: labels[lifecycle.LabelProfile]}
-		if own, err := c.ownContainer(ct.ID, labels); err != nil {
+		c.caller = madeBy(ct.Config.Labels)
+		if own, err := c.ownContainer(ct.ID, ct.Config.Labels); err != nil {
 			return nil, err
 		} else if !own {
 			return nil, noContainer(id)
 		}
 	}
-	if err := expired(ct); err != nil {
+	if _, err := expiry(ct.Config.Labels[lifecycle.LabelExpiresAt]); err != nil {
 		return nil, err
 	}
 	leaveMounts, err := claimMounts(waiting, c, ct)

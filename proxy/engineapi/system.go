@@ -84,11 +84,9 @@ func diskUsage(c *call) error {
 			return proxy.Malformed("unknown object type: " + body.Shorten(kind))
 		}
 	}
-	leave, err := c.enter("disk usages", maxUsages)
-	if err != nil {
+	if err := c.untilEnd(c.enter("disk usages", maxUsages)); err != nil {
 		return err
 	}
-	defer leave()
 	all := c.version < 42 || len(c.query["type"]) == 0
 	kinds := map[string]lifecycle.ObjectKind{"Images": lifecycle.ObjectImage, "Containers": lifecycle.ObjectContainer, "Volumes": lifecycle.ObjectVolume}
 	lists := map[string][]json.RawMessage{"Containers": {}, "Volumes": {}}

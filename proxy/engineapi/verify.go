@@ -159,13 +159,13 @@ func networkDifferences(c *call, d *body.Differences, s policy.ContainerSpec, ct
 	return nil
 }
 
-// expired refuses a container that has no more time.
-func expired(ct *container.InspectResponse) error {
-	expires, err := time.Parse(time.RFC3339Nano, ct.Config.Labels[lifecycle.LabelExpiresAt])
+// expiry reads when a container's time is up from its label. It refuses one that has no more.
+func expiry(label string) (time.Time, error) {
+	expires, err := time.Parse(time.RFC3339Nano, label)
 	if err != nil || !time.Now().Before(expires) {
-		return denied("ttl.expired", "", "the container's time is up", "a new container")
+		return expires, denied("ttl.expired", "", "the container's time is up", "a new container")
 	}
-	return nil
+	return expires, nil
 }
 
 // verifyStart looks at a container before it is started again, or just after.

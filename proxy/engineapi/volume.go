@@ -39,22 +39,7 @@ func ownVolumeOf(c *call, name string) (*volume.Volume, json.RawMessage, error) 
 
 // anyVolume is volume for a volume that may be anybody's.
 func anyVolume(c *call, name string) (*volume.Volume, json.RawMessage, error) {
-	if !volumeName.MatchString(name) {
-		return nil, nil, noVolume(name)
-	}
-	var raw json.RawMessage
-	err := c.engine.Get(c.ctx, c.version, "/volumes/"+name, nil, &raw)
-	if upstream.StatusOf(err) == http.StatusNotFound {
-		return nil, nil, noVolume(name)
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	var v volume.Volume
-	if err := json.Unmarshal(raw, &v); err != nil || v.Name != name {
-		return nil, nil, fmt.Errorf("inspect volume: the engine's answer can't be read: %w", err)
-	}
-	return &v, raw, nil
+	return anyObject(c, lifecycle.ObjectVolume, name, noVolume, func(v *volume.Volume) bool { return v.Name == name })
 }
 
 func listVolumes(c *call) error {

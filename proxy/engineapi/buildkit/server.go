@@ -19,6 +19,7 @@ import (
 	types "github.com/moby/buildkit/api/types"
 	gateway "github.com/moby/buildkit/frontend/gateway/pb"
 	"golang.org/x/net/http2"
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
@@ -63,13 +64,14 @@ type Server struct {
 	mu      sync.Mutex
 	builds  map[[2]string]*build // by tenant and client's ref
 	ended   map[string][]*build  // those of each tenant that have ended, the oldest first
-	calls   map[string]int       // those of each tenant that go on, but of sessions; none is 0
 	changed chan struct{}        // closed when one begins
+
+	calls sync.Map // by tenant: *semaphore.Weighted of its calls, but of sessions
 }
 
 // New returns a Server. It connects to the engine when it has to.
 func New(opts Options) (*Server, error) {
-	s := &Server{opts: opts, builds: map[[2]string]*build{}, ended: map[string][]*build{}, calls: map[string]int{}, changed: make(chan struct{})}
+	s := &Server{opts: opts, builds: map[[2]string]*build{}, ended: map[string][]*build{}, changed: make(chan struct{})}
 	s.sessions.all, s.sessions.changed = map[[2]string]*session{}, make(chan struct{})
 	var err error
 	s.engine, err = grpc.NewClient("passthrough:engine",
@@ -182,47 +184,21 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	tenant := callerOf(r.Context()).Tenant()
-	leave, ok := s.enter(tenant)
-	if !ok {
+	calls, _ := s.calls.LoadOrStore(tenant, semaphore.NewWeighted(maxCalls))
+	if !calls.(*semaphore.Weighted).TryAcquire(1) {
 		h := w.Header()
 		h.Set("Content-Type", "application/grpc")
 		h.Set("Grpc-Status", strconv.Itoa(int(codes.ResourceExhausted)))
 		h.Set("Grpc-Message", fmt.Sprintf("%d calls go on, the most that one tenant may have", maxCalls))
 		return
 	}
-	defer leave()
-	asked, answered := s.opts.Lease(tenant), &answer{lease: s.opts.Lease(tenant)}
-	defer answered.release()
-	defer asked.Release()
-	r = r.WithContext(context.WithValue(r.Context(), answerKey{}, answered))
+	defer calls.(*semaphore.Weighted).Release(1)
+	m := &memory{ReadCloser: r.Body, ctx: r.Context(), lease: s.opts.Lease(tenant)}
+	defer m.release()
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(messageTime)) // which HTTP/2 has
-	r.Body = &leasedBody{ReadCloser: r.Body, ctx: r.Context(), lease: asked}
+	r = r.WithContext(context.WithValue(r.Context(), memoryKey{}, m))
+	r.Body = m
 	s.grpc.ServeHTTP(w, r)
-}
-
-// enter counts one more call of a tenant's until leave is called, unless there are too many.
-func (s *Server) enter(tenant string) (leave func(), ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.calls[tenant] >= maxCalls {
-		return nil, false
-	}
-	s.calls[tenant]++
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.calls[tenant]--; s.calls[tenant] == 0 {
-			delete(s.calls, tenant)
-		}
-	}, true
-}
-
-// leasedBody leases the memory for what is read.
-type leasedBody struct {
-	io.ReadCloser
-	ctx   context.Context
-	lease Lease
-	read  int64
 }
 
 // messageTime limits how long a call's message may take to arrive.
@@ -232,35 +208,43 @@ const messageTime = 30 * time.Second
 // that is made of them.
 const copies = 3
 
-func (b *leasedBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	if b.read += int64(n); err == nil {
-		err = b.lease.Resize(b.ctx, copies*b.read)
+// memory is the body of a call. It leases the memory for what is read and for the answer, until
+// that is sent. A call may go on after that, if its client is gone.
+type memory struct {
+	io.ReadCloser
+	ctx context.Context
+
+	mu    sync.Mutex
+	lease Lease
+	bytes int64
+}
+
+type memoryKey struct{}
+
+func (m *memory) add(bytes int64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.bytes += bytes
+	return m.lease.Resize(m.ctx, copies*m.bytes)
+}
+
+func (m *memory) release() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.lease.Release()
+}
+
+func (m *memory) Read(p []byte) (int, error) {
+	n, err := m.ReadCloser.Read(p)
+	if err == nil {
+		err = m.add(int64(n))
 	}
 	return n, err
 }
 
-type answerKey struct{}
-
-// answer leases the memory for an answer until it is sent. A call may go on after that, if
-// its client is gone.
-type answer struct {
-	mu    sync.Mutex
-	lease Lease
-}
-
-func (a *answer) release() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.lease.Release()
-}
-
 // leaseAnswer leases the memory for an answer of at most so many bytes.
 func leaseAnswer(ctx context.Context, bytes int64) error {
-	a := ctx.Value(answerKey{}).(*answer)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.lease.Resize(ctx, copies*bytes)
+	return ctx.Value(memoryKey{}).(*memory).add(bytes)
 }
 
 type callerKey struct{}
