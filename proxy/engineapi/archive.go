@@ -55,21 +55,11 @@ func withArchive(c *call, id string, serve func(a upstream.Ask, ct *container.In
 }
 
 func statArchive(c *call, _ upstream.Ask, id string) error {
-	return withArchive(c, id, func(a upstream.Ask, _ *container.InspectResponse) error {
-		resp, err := c.open(a)
-		if err != nil {
-			return err
-		}
-		_ = resp.Body.Close()
-		c.head(resp)
-		return nil
-	})
+	return withArchive(c, id, func(a upstream.Ask, _ *container.InspectResponse) error { return c.forward(a, false) })
 }
 
-func getArchive(c *call, _ upstream.Ask, id string) error {
-	return transfer(c, id, func(io.Reader) error {
-		return withArchive(c, id, func(a upstream.Ask, _ *container.InspectResponse) error { return c.forward(a, false) })
-	})
+func getArchive(c *call, a upstream.Ask, id string) error {
+	return transfer(c, id, func(io.Reader) error { return statArchive(c, a, id) })
 }
 
 // exportContainer needs no quiet: for an export, and for a commit, the engine mounts the

@@ -130,8 +130,8 @@ func pushImage(c *call) error {
 // pushAuth is registryAuth for a push, in which engines want the header, and whose
 // credentials have to be those of the image's registry.
 func pushAuth(h http.Header, name reference.Named) (http.Header, error) {
-	var auth credentials
-	if err := registryHeader(h, authHeader, &auth); err != nil {
+	auth, err := registryHeader[credentials](h, authHeader)
+	if err != nil {
 		return nil, err
 	}
 	if domain := reference.Domain(name); auth.ServerAddress != "" && registryName(auth.ServerAddress) != domain {
@@ -182,8 +182,8 @@ const (
 // registryAuth takes the header with which a client gives its credentials of a registry
 // to the engine: a JSON object in base64. The header may be missing.
 func registryAuth(h http.Header) (http.Header, error) {
-	var auth map[string]json.RawMessage
-	if err := registryHeader(h, authHeader, &auth); err != nil || auth == nil {
+	auth, err := registryHeader[map[string]json.RawMessage](h, authHeader)
+	if err != nil || auth == nil {
 		return nil, err
 	}
 	return encodedAuth(auth)
@@ -195,33 +195,22 @@ func encodedAuth(auth any) (http.Header, error) {
 	return http.Header{authHeader: {base64.URLEncoding.EncodeToString(text)}}, err
 }
 
-// registryAuths takes the header with which a client gives a build its credentials of
-// registries, by their names.
-func registryAuths(h http.Header) (map[string]json.RawMessage, error) {
-	var auths map[string]json.RawMessage
-	return auths, registryHeader(h, "X-Registry-Config", &auths)
-}
-
-func registryHeader(h http.Header, name string, into any) error {
+// registryHeader decodes a header with credentials: those of one registry, or of several by their
+// names, for a build.
+func registryHeader[T any](h http.Header, name string) (auth T, err error) {
 	text := h.Get(name)
 	if text == "" {
-		return nil
-	}
-	bad := proxy.Malformed("the header " + name + " is not a JSON object in base64")
-	if len(text) > maxRegistryAuth || len(h.Values(name)) > 1 {
-		return bad
+		return auth, nil
 	}
 	decoded, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(text, "="))
-	if err != nil {
-		return bad
+	bad := err != nil || len(text) > maxRegistryAuth || len(h.Values(name)) > 1
+	if !bad && string(decoded) != "null" { // some clients' way of having none
+		bad = proxy.DecodeJSON(decoded, &auth) != nil
 	}
-	if string(decoded) == "null" { // some clients' way of having none
-		return nil
+	if bad {
+		return auth, proxy.Malformed("the header " + name + " is not a JSON object in base64")
 	}
-	if proxy.DecodeJSON(decoded, into) != nil {
-		return bad
-	}
-	return nil
+	return auth, nil
 }
 
 // registryOf is an image's registry, as clients name it in a build's credentials.

@@ -3,6 +3,7 @@ package engineapi
 import (
 	"archive/tar"
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -28,11 +29,8 @@ const (
 // spool writes the build's files anew, into a file that has no name any more, with a
 // Dockerfile of Berm's own under its usual name.
 func spool(c *call, args map[string]string, lease *proxy.Lease) (*os.File, error) {
-	name := path.Clean("/" + c.query.Get("dockerfile"))[1:]
-	if c.query.Get("dockerfile") == "" {
-		name = builtFrom
-	}
-	auths, err := registryAuths(c.r.Header)
+	name := path.Clean("/" + cmp.Or(c.query.Get("dockerfile"), builtFrom))[1:]
+	auths, err := registryHeader[map[string]json.RawMessage](c.r.Header, "X-Registry-Config")
 	if err != nil {
 		return nil, err
 	}
