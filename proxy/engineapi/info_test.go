@@ -107,6 +107,9 @@ func TestInfoFields(t *testing.T) {
 		!slices.Equal(got.Warnings, want.Warnings) || !slices.Equal(got.SecurityOptions, want.SecurityOptions) || fmt.Sprint(got.Runtimes) != "map[shown:{{ []  map[]} map[]}]" {
 		t.Errorf("%+v", got)
 	}
+	if _, theirs := say(t, d.listen(Caller{Name: "b", Tenant: "other"}), http.MethodGet, "/v1.41/info", ""); strings.Contains(theirs, got.ID) {
+		t.Errorf("the ID isn't the tenant's: %s", got.ID)
+	}
 	if _, body := say(t, address, http.MethodGet, "/version", ""); strings.Contains(body, "hunter2") || !strings.Contains(body, `"ApiVersion":"1.1.1"`) {
 		t.Error(body)
 	}

@@ -2,7 +2,6 @@ package buildkit
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -260,23 +259,6 @@ func TestGatewayEnds(t *testing.T) {
 			t.Error("no error")
 		}
 		f.wantPins(0)
-	})
-}
-
-// TestGatewayBounds has a build keep a limited number of results.
-func TestGatewayBounds(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFrontend(t, nil)
-		n := 0
-		f.on(gateway.LLBBridge_Solve_FullMethodName, func(context.Context, any) (any, error) {
-			n++
-			return &gateway.SolveResponse{Result: aResult(fmt.Sprint(n))}, nil
-		})
-		for range maxResults {
-			must(f.bridge.Solve(f.ctx, &gateway.SolveRequest{Frontend: dockerfile}))(t)
-		}
-		_, err := f.bridge.Solve(f.ctx, &gateway.SolveRequest{Frontend: dockerfile})
-		wantCode(t, "one more", codes.ResourceExhausted, err)
 	})
 }
 

@@ -26,14 +26,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-func encoded(t *testing.T, op *pb.Op) []byte {
-	t.Helper()
-	text, err := op.Marshal()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return text
-}
+func encoded(t *testing.T, op *pb.Op) []byte { return must(op.Marshal())(t) }
 
 // TestInputs gives definitions that end an engine, or read what wasn't judged.
 func TestInputs(t *testing.T) {
@@ -98,10 +91,7 @@ func TestCodec(t *testing.T) {
 	for i := range 198 { // a definition's source's information's definition
 		deep = field([]protowire.Number{3, 2, 3}[i%3], deep)
 	}
-	large, err := proto.Marshal(&control.SolveRequest{Ref: "x", Definition: &pb.Definition{Def: [][]byte{bytes.Repeat([]byte("x"), 4<<20)}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	large := must(proto.Marshal(&control.SolveRequest{Ref: "x", Definition: &pb.Definition{Def: [][]byte{bytes.Repeat([]byte("x"), 4<<20)}}}))(t)
 	for name, tt := range map[string]struct {
 		message []byte
 		want    codes.Code
@@ -164,6 +154,12 @@ func TestResultsAreBounded(t *testing.T) {
 	}
 	_, err := remembers(17, &gateway.Result{Metadata: map[string][]byte{"x": []byte(strings.Repeat("x", 1<<20))}})
 	wantCode(t, "17 MiB", codes.ResourceExhausted, err)
+	b, _ := remembers(1, aResult("0"))
+	for i := range maxResults {
+		err = b.remember(aResult(fmt.Sprint(i)))
+		wantCode(t, fmt.Sprint(i), codes.OK, err)
+	}
+	wantCode(t, "one result more", codes.ResourceExhausted, b.remember(aResult("more")))
 	for name, note := range map[string]string{"many": "", "large": bytesOf(maxKept / 10)} {
 		def := &pb.Definition{Metadata: map[string]*pb.OpMetadata{}}
 		for i := range map[string]int{"many": maxOps + 1, "large": 100}[name] {
