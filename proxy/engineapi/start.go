@@ -181,11 +181,8 @@ func startHeld(c *call, a upstream.Ask, e effective, ct *container.InspectRespon
 // then. A container that is gone already is fine.
 func verifyStarted(c *call, e effective, before *container.InspectResponse, v upstream.Version) error {
 	now, err := c.inspect(before.ID, v)
-	if upstream.StatusOf(err) == http.StatusNotFound {
-		return nil
-	}
 	if err != nil {
-		return err
+		return missingIsFine(err)
 	}
 	if err := verifyStart(c, e, now, v); err != nil {
 		return err
@@ -259,11 +256,8 @@ func updateContainer(c *call, b *body.Update) error {
 // half-way. One that is out of bounds goes.
 func verifyUpdate(c *call, id string, v upstream.Version) error {
 	ct, err := c.inspect(id, v)
-	if upstream.StatusOf(err) == http.StatusNotFound {
-		return nil
-	}
 	if err != nil {
-		return err
+		return missingIsFine(err)
 	}
 	e, err := allowed(ct)
 	if err == nil && (e.Audit || withinLimits(c, e, ct.HostConfig)) {
