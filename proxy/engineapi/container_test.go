@@ -57,7 +57,7 @@ func TestUnknown(t *testing.T) {
 // Berm's own they can't.
 func TestFurtherLabels(t *testing.T) {
 	s := rehearse(t, "1.41")
-	s.door.opts.Labels = map[string]string{"stack": "own", "part": "made"}
+	s.d.opts.Labels = map[string]string{"stack": "own", "part": "made"}
 	for given, want := range map[string]string{``: "own made", `,"Labels":{"stack":"another"}`: "another "} {
 		s.create(t, "", `{"Image":"`+testImage+`"`+given+`}`)
 		var asked container.Config

@@ -43,9 +43,7 @@ func TestLabelsAreHidden(t *testing.T) {
 			}
 			filter := url.QueryEscape(`{"label":["berm.tenant","a","berm.ttl=8h"]}`)
 			for _, path := range []string{"/containers/json", "/networks", "/volumes", "/events"} {
-				s.mu.Lock()
-				s.asked = nil
-				s.mu.Unlock()
+				s.forget()
 				_, _ = say(t, address, "GET", path+"?filters="+filter, "")
 				asked := must(url.QueryUnescape(s.said("GET " + path)[len(s.said("GET "+path))-1]))(t)
 				if strings.Contains(asked, `"berm.tenant":true`) != show || strings.Contains(asked, `"berm.none"`) == show || !strings.Contains(asked, `"berm.ttl=8h"`) {
