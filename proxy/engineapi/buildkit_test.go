@@ -196,6 +196,10 @@ func TestBuilderVersion(t *testing.T) {
 			t.Errorf("%q: builder %s, %s", agent, got, text)
 		}
 	}
+	d.builds.checked.Clear() // it can't be asked, and so may not enforce policies
+	if resp, _ := sayWith(t, address, http.MethodGet, "/_ping", nil, ""); resp.Header.Get("Builder-Version") != "1" {
+		t.Error("BuildKit is offered by an engine that wasn't checked")
+	}
 	if status, told := say(t, address, http.MethodPost, "/build?version=2&remote=client-session", ""); status != http.StatusForbidden || !strings.Contains(told, "DOCKER_BUILDKIT=0") {
 		t.Errorf("%d: %s", status, told)
 	}

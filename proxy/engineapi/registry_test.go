@@ -98,6 +98,14 @@ func TestRegistryCalls(t *testing.T) {
 			t.Errorf("%s: the engine got %q, %s", name, got, text)
 		}
 	}
+	large := base64.URLEncoding.EncodeToString([]byte(`{"username":"` + strings.Repeat("a", maxRegistryAuth) + `"}`))
+	for _, auths := range [][]string{{"e30", "e30"}, {large}} {
+		got = ""
+		resp, text := sayWith(t, address, http.MethodGet, "/v1.41/distribution/reg.local:5000/team/base/json", http.Header{"X-Registry-Auth": auths}, "")
+		if got != "" || resp.StatusCode != http.StatusBadRequest {
+			t.Errorf("%d credentials: %s %s, the engine got %q", len(auths), resp.Status, text, got)
+		}
+	}
 	_, leave := d.limits.enter("logins "+standInTenant, maxLogins)
 	if status, told := say(t, address, "POST", "/auth", `{"serveraddress":"reg.local:5000"}`); status != http.StatusTooManyRequests {
 		t.Errorf("one more login: %d %s", status, told)
