@@ -74,7 +74,6 @@ type manager interface {
 type api struct {
 	Options
 	gate   *proxy.Gate
-	docs   []byte
 	signer signer
 }
 
@@ -95,10 +94,6 @@ func New(opts Options) (http.Handler, error) {
 	if opts.Manager == nil || opts.Policy == nil {
 		return nil, errors.New("sandboxapi: Manager and Policy are mandatory")
 	}
-	docs, err := renderDocs(document)
-	if err != nil {
-		return nil, err
-	}
 	opts.Gate.Fail = writeFault
 	opts.Gate.AnyOrigin = func(r *http.Request) bool {
 		return strings.HasPrefix(r.URL.Path, signedPrefix) || strings.HasPrefix(r.URL.Path, filePrefix)
@@ -112,7 +107,7 @@ func New(opts Options) (http.Handler, error) {
 		return nil, err
 	}
 	opts.Heartbeat, opts.PortTimeout = cmp.Or(opts.Heartbeat, 15*time.Second), cmp.Or(opts.PortTimeout, time.Minute)
-	a := &api{Options: opts, gate: gate, docs: docs, signer: sign}
+	a := &api{Options: opts, gate: gate, signer: sign}
 
 	rt := httprouter.New()
 	rt.RedirectTrailingSlash, rt.RedirectFixedPath, rt.HandleOPTIONS = false, false, false

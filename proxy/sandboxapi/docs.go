@@ -10,6 +10,7 @@ import (
 	"html/template"
 	"slices"
 	"strings"
+	"sync"
 )
 
 //go:embed openapi.json
@@ -27,10 +28,10 @@ func Document() []byte { return slices.Clone(document) }
 // object is an object of the document.
 type object = map[string]any
 
-// renderDocs makes a page of the document.
-func renderDocs(doc []byte) ([]byte, error) {
+// docsPage is a page of the document. It is made when it is first asked for.
+var docsPage = sync.OnceValues(func() ([]byte, error) {
 	var d object
-	if err := json.Unmarshal(doc, &d); err != nil {
+	if err := json.Unmarshal(document, &d); err != nil {
 		return nil, fmt.Errorf("read the OpenAPI document: %w", err)
 	}
 	ops := operations(d)
@@ -61,7 +62,7 @@ func renderDocs(doc []byte) ([]byte, error) {
 		return nil, fmt.Errorf("render the OpenAPI document: %w", err)
 	}
 	return b.Bytes(), nil
-}
+})
 
 // operations returns all operations by path and method, which it adds to them.
 func operations(d object) []object {

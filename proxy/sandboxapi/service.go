@@ -66,8 +66,12 @@ func (a *api) openAPI(w http.ResponseWriter, _ *http.Request) error {
 }
 
 func (a *api) page(w http.ResponseWriter, _ *http.Request) error {
+	page, err := docsPage()
+	if err != nil {
+		return err
+	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.Header().Set("Content-Security-Policy", docsPolicy())
-	_, _ = w.Write(a.docs)
+	_, _ = w.Write(page)
 	return nil
 }
