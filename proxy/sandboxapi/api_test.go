@@ -146,6 +146,7 @@ func (g *gatherer) Gather() ([]*dto.MetricFamily, error) {
 type door struct {
 	*openapitest.Checker
 	t       *testing.T
+	opts    sandboxapi.Options
 	url     string
 	handler http.Handler
 	stop    func() // waits until all requests are answered
@@ -154,7 +155,7 @@ type door struct {
 	metrics *gatherer
 }
 
-func newDoor(t *testing.T) *door {
+func newDoor(t *testing.T, change ...func(*sandboxapi.Options)) *door {
 	t.Helper()
 	pol, err := policy.Parse(nil, policy.Options{})
 	if err != nil {
@@ -168,17 +169,30 @@ func newDoor(t *testing.T) *door {
 		t.Fatal(err)
 	}
 	d := &door{Checker: openapitest.New(t), t: t, manager: &scripted{}, metrics: &gatherer{}}
-	h, err := sandboxapi.New(sandboxapi.Options{
-		Manager: d.manager, Policy: func() *policy.Policy { return pol }, Gate: proxy.GateOptions{Tokens: tokens}, Gatherer: d.metrics, Version: "1.2.3", PortTimeout: 2 * time.Second,
-	})
+	d.client = &http.Client{Transport: d.Transport(nil)}
+	d.opts = sandboxapi.Options{
+		Manager: d.manager, Policy: func() *policy.Policy { return pol }, Gate: proxy.GateOptions{Tokens: tokens}, Gatherer: d.metrics, Version: "1.2.3",
+	}
+	d.calm()
+	return d.rebuilt(change...)
+}
+
+// rebuilt is the door with other options. What it shows counts for both.
+func (d *door) rebuilt(change ...func(*sandboxapi.Options)) *door {
+	d.t.Helper()
+	opts := d.opts
+	for _, f := range change {
+		f(&opts)
+	}
+	h, err := sandboxapi.New(opts)
 	if err != nil {
-		t.Fatal(err)
+		d.t.Fatal(err)
 	}
 	srv := httptest.NewServer(h)
-	t.Cleanup(srv.Close)
-	d.url, d.handler, d.stop, d.client = srv.URL, h, srv.Close, &http.Client{Transport: d.Transport(nil)}
-	d.calm()
-	return d
+	d.t.Cleanup(srv.Close)
+	out := *d
+	out.url, out.handler, out.stop = srv.URL, h, srv.Close
+	return &out
 }
 
 // calm lets every call succeed again.
@@ -253,6 +267,9 @@ func (d *door) send(method, path, body string, change ...func(*http.Request)) an
 	d.t.Helper()
 	resp := d.do(context.Background(), method, path, body, change...)
 	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		return answer{Response: resp} // what follows has no end
+	}
 	b, err := io.ReadAll(resp.Body)
 	if err != nil {
 		d.t.Fatalf("%s %s: %v", method, path, err)

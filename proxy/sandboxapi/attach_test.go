@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/proxy/sandboxapi"
 	rt "github.com/bermhq/berm/runtime"
 )
 
@@ -208,38 +208,6 @@ func TestAttachResumesExactly(t *testing.T) {
 	})
 }
 
-// A line without an end must not be kept whole.
-func TestAttachLongLine(t *testing.T) {
-	d := newDoor(t)
-	tape := d.running()
-	text := "a" + strings.Repeat("€", 50_000)
-	for part := text; part != ""; {
-		n := min(len(part), 10_001)
-		tape.print(false, part[:n])
-		part = part[n:]
-	}
-	tape.print(false, "\n")
-	tape.finish(io.EOF)
-	c := d.dial(attachPath + "?frames=lines")
-	got := ""
-	for messages := 0; ; messages++ {
-		var l apitype.AttachLine
-		if err := json.Unmarshal([]byte(strings.TrimPrefix(receive(t, c), "text: ")), &l); err != nil {
-			t.Fatal(err)
-		}
-		got += l.Line
-		if want := int64(len(got)); l.Partial && l.Seq != want || len(l.Line) > 64<<10 {
-			t.Errorf("message %d of %d bytes: seq %d, want %d", messages, len(l.Line), l.Seq, want)
-		}
-		if !l.Partial {
-			break
-		}
-	}
-	if got != text {
-		t.Error("the line didn't come through")
-	}
-}
-
 func TestAttachTakeOver(t *testing.T) {
 	d := newDoor(t)
 	tape := d.running()
@@ -282,7 +250,7 @@ func TestAttachRefuses(t *testing.T) {
 }
 
 func TestAttachPings(t *testing.T) {
-	d := beating(t, 5*time.Millisecond)
+	d := newDoor(t, func(o *sandboxapi.Options) { o.Heartbeat, o.Gate.Tokens = 5*time.Millisecond, nil })
 	tape := d.running()
 	pings := make(chan struct{}, 100)
 	c, _, err := websocket.Dial(t.Context(), d.url+attachPath, &websocket.DialOptions{OnPingReceived: func(context.Context, []byte) bool {
@@ -354,27 +322,4 @@ func TestAttachBackpressure(t *testing.T) {
 	})
 	_ = c.CloseNow()
 	eventually(t, "it is let go", tape.idle)
-}
-
-func TestAttachLeavesNothing(t *testing.T) {
-	d := newDoor(t)
-	tape := d.running()
-	tape.print(false, "x\n")
-	once := func(i int) {
-		c := d.dial(execAttachPath + "?frames=lines")
-		expect(t, c, `text: {"stream":"stdout","seq":2,"line":"x"}`)
-		if i%2 == 0 {
-			_ = c.Close(websocket.StatusNormalClosure, "")
-		} else {
-			_ = c.CloseNow()
-		}
-	}
-	once(0)
-	eventually(t, "it is let go", tape.idle)
-	before := runtime.NumGoroutine()
-	for i := range 100 {
-		once(i)
-	}
-	eventually(t, "all are let go", tape.idle)
-	eventually(t, "all goroutines are gone", func() bool { return runtime.NumGoroutine() <= before+2 })
 }

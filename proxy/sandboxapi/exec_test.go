@@ -2,7 +2,6 @@ package sandboxapi_test
 
 import (
 	"encoding/base64"
-	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -67,17 +66,14 @@ func TestExecInvalid(t *testing.T) {
 	d.want(403, "forbidden", "POST", execPath, `{"command":["a"],"sandbox":{}}`, withToken(powerless))
 }
 
+// Input may be larger than other bodies; TestExecInput has its bound.
 func TestExecLargeInput(t *testing.T) {
 	d := newDoor(t)
-	d.client = &http.Client{} // to check so much against the document takes long
-	in := func(n int) string {
-		return `{"command":["cat"],"stdin_base64":"` + base64.StdEncoding.EncodeToString(make([]byte, n)) + `"}`
-	}
-	d.want(200, "", "POST", execPath, in(4<<20))
-	if len(d.manager.execed.Stdin) != 4<<20 {
+	in := base64.StdEncoding.EncodeToString(make([]byte, 1<<20))
+	d.want(200, "", "POST", execPath, `{"command":["cat"],"stdin_base64":"`+in+`"}`)
+	if len(d.manager.execed.Stdin) != 1<<20 {
 		t.Errorf("got %d bytes", len(d.manager.execed.Stdin))
 	}
-	d.want(422, "validation", "POST", execPath, in(16<<20+1))
 }
 
 // TestKeysComeBeforeBodies checks that a call about a sandbox that isn't there is refused

@@ -1,14 +1,10 @@
 package sandboxapi_test
 
 import (
-	"archive/tar"
 	"bufio"
-	"bytes"
 	"context"
-	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -210,6 +206,15 @@ func TestTreeOfFiles(t *testing.T) {
 		t.Errorf("got %q of %s", a.body, a.Header.Get("Content-Type"))
 	}
 
+	a = h.send(200, "", "GET", at("/tar", "/d/e"), "")
+	if a.Header.Get("Content-Type") != "application/x-tar" || a.Header.Get("Content-Disposition") != "attachment; filename=e.tar" {
+		t.Errorf("got %v", a.Header)
+	}
+	h.send(204, "", "PUT", at("/tar", "/d"), a.body)
+	h.send(404, "file_not_found", "PUT", at("/tar", "/none"), a.body)
+	h.send(422, "validation", "PUT", at("/tar", "/d"), "this is no archive"+strings.Repeat("x", 1024))
+	h.send(404, "file_not_found", "GET", at("/tar", "/none"), "")
+
 	h.send(204, "", "POST", filesPath+"/move", `{"from":"/d/two.txt","to":"/d/three.txt"}`, jsonBody)
 	h.send(404, "file_not_found", "GET", at("", "/d/two.txt"), "")
 	h.send(204, "", "POST", filesPath+"/copy", `{"from":"/d/e","to":"/copy"}`, jsonBody)
@@ -252,45 +257,6 @@ func TestNamesThatAreNotText(t *testing.T) {
 		t.Errorf("got %+v", info)
 	}
 }
-
-func TestTar(t *testing.T) {
-	h := newHouse(t, nil)
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
-	big := make([]byte, 3<<20)
-	_, _ = rand.Read(big)
-	if err := errors.Join(w.WriteHeader(&tar.Header{Name: "in/big", Mode: 0o644, Size: int64(len(big))}), second(w.Write(big)), w.Close()); err != nil {
-		t.Fatal(err)
-	}
-	h.send(204, "", "PUT", at("/tar", "/workspace"), b.String())
-	h.send(422, "validation", "PUT", at("/tar", "/workspace"), "this is no archive"+strings.Repeat("x", 1024))
-	h.send(404, "file_not_found", "PUT", at("/tar", "/none"), b.String())
-	a := h.send(200, "", "GET", at("/tar", "/workspace/in"), "")
-	if a.Header.Get("Content-Type") != "application/x-tar" || a.Header.Get("Content-Disposition") != "attachment; filename=in.tar" {
-		t.Errorf("got %v", a.Header)
-	}
-	r := tar.NewReader(strings.NewReader(a.body))
-	seen := map[string]bool{}
-	for {
-		e, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, err := io.ReadAll(r)
-		if seen[e.Name] = true; e.Name == "in/big" && (err != nil || !bytes.Equal(got, big)) {
-			t.Errorf("%d bytes came back, %v", len(got), err)
-		}
-	}
-	if !seen["in/big"] {
-		t.Errorf("got %v", seen)
-	}
-	h.send(404, "file_not_found", "GET", at("/tar", "/none"), "")
-}
-
-func second[T any](_ T, err error) error { return err }
 
 func TestWatchDrains(t *testing.T) {
 	h := newHouse(t, nil)

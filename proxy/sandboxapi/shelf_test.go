@@ -7,7 +7,6 @@ import (
 	"errors"
 	"io"
 	"mime/multipart"
-	"net/http/httptest"
 	"net/textproto"
 	"os"
 	"sync"
@@ -19,7 +18,6 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/chat"
 	"github.com/bermhq/berm/lifecycle/quota"
-	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/sandboxapi"
 )
@@ -255,26 +253,8 @@ func withShelf(t testing.TB, s *shelf) func(*sandboxapi.Options) {
 // newLibrary is a door with a shelf behind it.
 func newLibrary(t *testing.T, change ...func(*sandboxapi.Options)) (*door, *shelf) {
 	t.Helper()
-	d, s := newDoor(t), newShelf(t)
-	return d.rebuilt(append([]func(*sandboxapi.Options){withShelf(t, s)}, change...)...), s
-}
-
-// rebuilt is the door with other options. What it shows counts for both.
-func (d *door) rebuilt(change ...func(*sandboxapi.Options)) *door {
-	d.t.Helper()
-	opts := sandboxapi.Options{Manager: d.manager, Policy: func() *policy.Policy { return nil }}
-	for _, f := range change {
-		f(&opts)
-	}
-	h, err := sandboxapi.New(opts)
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	srv := httptest.NewServer(h)
-	d.t.Cleanup(srv.Close)
-	out := *d
-	out.url, out.handler, out.stop = srv.URL, h, srv.Close
-	return &out
+	s := newShelf(t)
+	return newDoor(t, append([]func(*sandboxapi.Options){withShelf(t, s)}, change...)...), s
 }
 
 var (

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/json"
 	"io"
 	"net"
 	"net/http"
@@ -15,11 +14,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/coder/websocket"
 	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/proxy/apitype"
 	rt "github.com/bermhq/berm/runtime"
 )
 
@@ -166,58 +165,31 @@ func TestStreamTakenOver(t *testing.T) {
 	}
 }
 
-// Much output comes through whole.
-func TestStreamMuch(t *testing.T) {
-	d := newDoor(t)
-	d.client = &http.Client{} // to check so much against the document takes long
-	tape := d.running()
-	const chunks, size = 4_000, 1000
-	text := bytes.Repeat([]byte("0123456789"), size/10)
-	tape.endless = func(read int64) rt.Chunk {
-		if read == chunks*size {
-			return rt.Chunk{}
-		}
-		return rt.Chunk{Data: text, Stderr: read/size%1000 == 999}
-	}
-	resp := d.open(t.Context(), "GET", streamPath+"?raw=true", "", asNDJSON)
-	dec := json.NewDecoder(resp.Body)
-	var n int
-	var last int64
-	for {
-		var ev apitype.StreamEvent
-		if err := dec.Decode(&ev); err != nil {
-			t.Fatal(err)
-		}
-		if ev.Event == apitype.EventExit {
-			break
-		}
-		n += len(ev.DataBase64)
-		if ev.Seq != int64(n) || ev.Seq < last || len(ev.DataBase64) > 64<<10 {
-			t.Fatalf("seq is %d after %d bytes and %d, with %d", ev.Seq, n, last, len(ev.DataBase64))
-		}
-		last = ev.Seq
-	}
-	if n != chunks*size {
-		t.Errorf("got %d bytes", n)
-	}
-}
-
-func TestManyStreams(t *testing.T) {
+// Neither streams nor attachments leave goroutines behind.
+func TestStreamsLeaveNothing(t *testing.T) {
 	d := newDoor(t)
 	tape := d.running()
-	tape.print(false, "x")
+	tape.print(false, "x\n")
 	tape.finish(io.EOF)
 	d.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8}}
-	once := func() {
-		d.want(200, "", "GET", streamPath, "", asSSE)
-	}
-	once()
-	before := runtime.NumGoroutine()
-	for range 1000 {
-		once()
-	}
-	eventually(t, "all goroutines are gone", func() bool { return runtime.NumGoroutine() <= before+2 })
-	if !tape.idle() {
-		t.Error("a stream was left open")
+	for name, once := range map[string]func(i int){
+		"stream": func(int) { d.want(200, "", "GET", streamPath, "", asSSE) },
+		"attachment": func(i int) {
+			c := d.dial(execAttachPath + "?frames=lines")
+			expect(t, c, `text: {"stream":"stdout","seq":2,"line":"x"}`)
+			if i%2 == 0 {
+				_ = c.Close(websocket.StatusNormalClosure, "")
+			} else {
+				_ = c.CloseNow()
+			}
+		},
+	} {
+		once(0)
+		eventually(t, "the "+name+" is let go", tape.idle)
+		before := runtime.NumGoroutine()
+		for i := range 100 {
+			once(i)
+		}
+		eventually(t, "all goroutines of each "+name+" are gone", func() bool { return tape.idle() && runtime.NumGoroutine() <= before+2 })
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/sandboxapi"
 )
@@ -240,26 +238,8 @@ func resumesExactly(t *testing.T, goOn func(after string) []told) {
 	}
 }
 
-// beating is a door whose streams say soon that they live.
-func beating(t *testing.T, every time.Duration) *door {
-	t.Helper()
-	d := newDoor(t)
-	pol, err := policy.Parse(nil, policy.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	h, err := sandboxapi.New(sandboxapi.Options{Manager: d.manager, Policy: func() *policy.Policy { return pol }, Heartbeat: every})
-	if err != nil {
-		t.Fatal(err)
-	}
-	srv := httptest.NewServer(h)
-	t.Cleanup(srv.Close)
-	d.url = srv.URL
-	return d
-}
-
 func TestStreamHeartbeat(t *testing.T) {
-	d := beating(t, 5*time.Millisecond)
+	d := newDoor(t, func(o *sandboxapi.Options) { o.Heartbeat = 5 * time.Millisecond })
 	tape := d.running()
 	tape.print(false, "x")
 	for accept, want := range map[string]string{

@@ -2,8 +2,10 @@ package stream
 
 import (
 	"net"
+	"strings"
 	"testing"
 	"testing/synctest"
+	"unicode/utf8"
 
 	"github.com/bermhq/berm/runtime"
 )
@@ -61,4 +63,20 @@ func TestPumpPieces(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Output is cut between characters into pieces, each with its place.
+func TestBatch(t *testing.T) {
+	var b batch
+	text, got := strings.Repeat("€", maxEvent/2), ""
+	b.add(runtime.Chunk{Seq: int64(len(text)), Data: []byte(text)})
+	b.add(runtime.Chunk{Seq: int64(len(text)) + 1, Data: []byte("x")})
+	for _, p := range b.pieces {
+		if got += string(p.Data); p.Seq != int64(len(got)) || len(p.Data) > maxEvent || !utf8.Valid(p.Data) {
+			t.Errorf("%d bytes up to %d after %d", len(p.Data), p.Seq, len(got))
+		}
+	}
+	if got != text+"x" || len(b.pieces) != 2 || b.size != len(got) {
+		t.Errorf("%d of %d bytes in %d pieces", len(got), b.size, len(b.pieces))
+	}
 }

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/bermhq/berm/proxy/apitype"
 )
 
 // TestSendFileStalls checks that who doesn't read is cut off, and who reads slowly isn't.
@@ -64,5 +66,18 @@ func TestSendFileStalls(t *testing.T) {
 	}
 	if err := <-sent; err != nil {
 		t.Error(err)
+	}
+}
+
+func TestExecInput(t *testing.T) {
+	t.Parallel()
+	r := httptest.NewRequest(http.MethodPost, "/", nil)
+	most, text := make([]byte, maxStdin), "x"
+	for body, ok := range map[*apitype.ExecRequest]bool{
+		{StdinBase64: most}: true, {StdinBase64: append(most, 0)}: false, {StdinBase64: most[:1], Stdin: &text}: false,
+	} {
+		if _, err := execRequest(r, *body); (err == nil) != ok {
+			t.Errorf("%d bytes: %v", len(body.StdinBase64), err)
+		}
 	}
 }
