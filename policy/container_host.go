@@ -22,8 +22,7 @@ const (
 
 // ports judges what is published on the host.
 func (j *containerJudge) ports(asked []ContainerPort) {
-	if len(asked) > maxPorts {
-		j.invalid(rulePortSyntax, "HostConfig.PortBindings", fmt.Sprint(len(asked)), fmt.Sprintf("at most %d", maxPorts), fmt.Sprintf("there are %d ports, more than %d", len(asked), maxPorts))
+	if j.tooMany(rulePortSyntax, "HostConfig.PortBindings", len(asked), maxPorts, "there are %d ports") {
 		return
 	}
 	low, high, _ := parsePortRange(j.api.PortRange)
@@ -38,7 +37,7 @@ func (j *containerJudge) ports(asked []ContainerPort) {
 			continue
 		}
 		if j.api.Ports == wordOff {
-			j.deny(rulePorts, p.Field, shown, "no ports, as long as the profile's engine_api.ports is off", fmt.Sprintf("port %q is refused: profile %s has engine_api.ports off", shorten(shown), j.profile.Name))
+			j.off(rulePorts, p.Field, "port", shown, "ports", "no ports")
 			continue
 		}
 		if p.HostPort != 0 && (p.HostPort < low || end > high) {
@@ -105,8 +104,7 @@ func extraHost(s string) (name, address string) {
 }
 
 func (j *containerJudge) dnsList(field string, asked []string, allowed string, good func(string) bool) []string {
-	if len(asked) > maxDNS {
-		j.invalid(ruleDNSSyntax, field, fmt.Sprint(len(asked)), fmt.Sprintf("at most %d", maxDNS), fmt.Sprintf("%s has %d entries, more than %d", field, len(asked), maxDNS))
+	if j.tooMany(ruleDNSSyntax, field, len(asked), maxDNS, field+" has %d entries") {
 		return nil
 	}
 	if len(asked) > 0 && j.api.DNS != wordOn {
@@ -131,8 +129,7 @@ func (j *containerJudge) logs(req ContainerRequest) {
 	}
 	j.spec.LogDriver = driver
 	if !slices.Contains(j.api.LogDrivers, driver) {
-		allowed := orList(j.api.LogDrivers)
-		j.deny(ruleLogDriver, field+".Type", driver, allowed, fmt.Sprintf("log driver %q is refused; allowed is %s", shorten(driver), allowed))
+		j.refused(ruleLogDriver, field+".Type", "log driver", driver, orList(j.api.LogDrivers))
 		return
 	}
 	options := map[string]string{}
@@ -144,8 +141,7 @@ func (j *containerJudge) logs(req ContainerRequest) {
 		value, good := req.LogOptions[name], forms[name]
 		switch {
 		case good == nil:
-			allowed := inList(sortedKeys(forms), "none")
-			j.deny(ruleLogOptions, field+".Config."+shorten(name), name, allowed, fmt.Sprintf("log option %q is refused; allowed is %s", shorten(name), allowed))
+			j.refused(ruleLogOptions, field+".Config."+shorten(name), "log option", name, inList(sortedKeys(forms), "none"))
 		case !good(value):
 			j.deny(ruleLogOptions, field+".Config."+name, value, logValues,
 				fmt.Sprintf("log option %s has a value of %q, which is refused; allowed is %s", name, shorten(value), logValues))

@@ -35,9 +35,7 @@ func (j *containerJudge) mounts(req ContainerRequest) {
 	}
 	for i, m := range req.Mounts {
 		if len(m.Options) > 0 {
-			options := strings.Join(m.Options, ", ")
-			j.deny(ruleMountOptions, m.Field, options, "no options but read-only, and the size of a tmpfs",
-				fmt.Sprintf("mount option %q is refused; allowed is read-only, and the size of a tmpfs", shorten(options)))
+			j.refused(ruleMountOptions, m.Field, "mount option", strings.Join(m.Options, ", "), "read-only, and the size of a tmpfs")
 		}
 		asked := m.Target
 		m.Target = j.containerTarget(m.Field, asked)
@@ -51,7 +49,7 @@ func (j *containerJudge) mounts(req ContainerRequest) {
 			m.SizeBytes, m.Source = j.tmpfsBytes(m.Field, m.SizeBytes), ""
 			j.spec.Tmpfs = append(j.spec.Tmpfs, m)
 		default:
-			j.deny(ruleMountType, m.Field, m.Type, orList(mountTypes), fmt.Sprintf("a mount of type %q is refused; allowed is %s", shorten(m.Type), orList(mountTypes)))
+			j.refused(ruleMountType, m.Field, "a mount of type", m.Type, orList(mountTypes))
 		}
 	}
 }
@@ -147,7 +145,7 @@ func (j *containerJudge) volume(m ContainerMount) {
 func (j *containerJudge) volumesOn(field, name string) bool {
 	on := j.api.Volumes == wordOwn
 	if !on {
-		j.deny(ruleVolumes, field, name, "no volumes, as long as the profile's engine_api.volumes is off", fmt.Sprintf("volume %q is refused: profile %s has engine_api.volumes off", shorten(name), j.profile.Name))
+		j.off(ruleVolumes, field, "volume", name, "volumes", "no volumes")
 	}
 	return on
 }
@@ -174,7 +172,7 @@ func (p *Policy) VolumeCreate(profile string, req VolumeCreateRequest) error {
 		j.volumeName("Name", req.Name)
 	}
 	if !slices.Contains([]string{"", "local"}, req.Driver) {
-		j.deny(ruleVolumeOptions, "Driver", req.Driver, "local", fmt.Sprintf("volume driver %q is refused; allowed is local", shorten(req.Driver)))
+		j.refused(ruleVolumeOptions, "Driver", "volume driver", req.Driver, "local")
 	}
 	for _, name := range sortedKeys(req.Options) {
 		j.deny(ruleVolumeOptions, "DriverOpts."+shorten(name), name, "no options", fmt.Sprintf("volume option %q is refused: none is allowed", shorten(name)))

@@ -9,7 +9,10 @@ import (
 	"strings"
 )
 
-const maxNetworks = 32
+const (
+	maxNetworks   = 32
+	noOwnNetworks = "no networks of the caller's own"
+)
 
 // networkJudge judges the networks that a container joins, and those that callers create.
 type networkJudge struct{ *containerJudge }
@@ -17,8 +20,7 @@ type networkJudge struct{ *containerJudge }
 // networks judges all that a container joins, as one set.
 func (j networkJudge) networks(req ContainerRequest) {
 	asked := req.Networks
-	if len(asked) > maxNetworks {
-		j.invalid(ruleNetworkTooMany, "NetworkingConfig.EndpointsConfig", fmt.Sprint(len(asked)), fmt.Sprintf("at most %d", maxNetworks), fmt.Sprintf("there are %d networks, more than %d", len(asked), maxNetworks))
+	if j.tooMany(ruleNetworkTooMany, "NetworkingConfig.EndpointsConfig", len(asked), maxNetworks, "there are %d networks") {
 		return
 	}
 	if len(asked) == 0 {
@@ -27,9 +29,8 @@ func (j networkJudge) networks(req ContainerRequest) {
 	s, none := &j.spec, false
 	for _, n := range asked {
 		if len(n.Options) > 0 {
-			options := strings.Join(n.Options, ", ")
-			allowed := "the option left out; names, links and addresses on networks of the caller's own"
-			j.deny(ruleNetworkOptions, n.Field, options, allowed, fmt.Sprintf("network option %q is refused; allowed is %s", shorten(options), allowed))
+			const allowed = "the option left out; names, links and addresses on networks of the caller's own"
+			j.refused(ruleNetworkOptions, n.Field, "network option", strings.Join(n.Options, ", "), allowed)
 		}
 		switch n.Mode {
 		case NetDefault:
@@ -129,7 +130,7 @@ func (j networkJudge) namedNetwork(n ContainerNetwork) {
 func (j networkJudge) ownNetwork(n ContainerNetwork) {
 	switch {
 	case j.api.Networks == wordOff:
-		j.networksOff(n.Field, n.Asked)
+		j.off(ruleNetworkOwn, n.Field, "network", n.Asked, "networks", noOwnNetworks)
 	case n.ID == "":
 		j.foreignNetwork(n)
 	case j.internal() && !n.Internal:
@@ -137,11 +138,6 @@ func (j networkJudge) ownNetwork(n ContainerNetwork) {
 	default:
 		j.join(n)
 	}
-}
-
-func (j networkJudge) networksOff(field, name string) {
-	j.deny(ruleNetworkOwn, field, name, "no networks of the caller's own, as long as the profile's engine_api.networks is off",
-		fmt.Sprintf("network %q is refused: profile %s has engine_api.networks off", shorten(name), j.profile.Name))
 }
 
 // foreignNetwork says the same of a network that is somebody else's and of one that
@@ -169,14 +165,14 @@ func (p *Policy) NetworkCreate(profile string, req NetworkCreateRequest) (Networ
 	}
 	j := networkJudge{container}
 	if j.api.Networks == wordOff {
-		j.networksOff("Name", req.Name)
+		j.off(ruleNetworkOwn, "Name", "network", req.Name, "networks", noOwnNetworks)
 	}
 	if !j.ownNetworkName(req.Name) {
 		const allowed = "letters, digits, _, . and -, 128 at most, other than an ID and the names of the engine's and the policy's own networks"
-		j.deny(ruleNetworkName, "Name", req.Name, allowed, fmt.Sprintf("network name %q is refused; allowed is %s", shorten(req.Name), allowed))
+		j.refused(ruleNetworkName, "Name", "network name", req.Name, allowed)
 	}
 	if req.Driver != "" && req.Driver != "bridge" {
-		j.deny(ruleNetworkOptions, "Driver", req.Driver, "bridge", fmt.Sprintf("network driver %q is refused; allowed is bridge", shorten(req.Driver)))
+		j.refused(ruleNetworkOptions, "Driver", "network driver", req.Driver, "bridge")
 	}
 	for _, name := range sortedKeys(req.Options) {
 		j.networkOption(name, req.Options[name])
@@ -240,7 +236,7 @@ func (j networkJudge) subnet(s NetworkSubnet) (judged NetworkSubnet, ipv6, ok bo
 		p, err := netip.ParsePrefix(pool)
 		return err == nil && inside(p, subnet)
 	}) {
-		j.deny(ruleNetworkSubnet, s.Field, s.Subnet, "a subnet of "+j.poolsInWords(), fmt.Sprintf("subnet %q is refused; allowed is a subnet of %s", shorten(s.Subnet), j.poolsInWords()))
+		j.refused(ruleNetworkSubnet, s.Field, "subnet", s.Subnet, "a subnet of "+j.poolsInWords())
 	}
 	judged = NetworkSubnet{Field: s.Field, Subnet: subnet.String()}
 	if s.Range != "" {
@@ -281,8 +277,7 @@ func (j networkJudge) ownNetworkName(name string) bool {
 func (j networkJudge) networkOption(name, value string) {
 	field, form := "Options."+shorten(name), networkOptions[name]
 	if form == nil {
-		allowed := orList(sortedKeys(networkOptions))
-		j.deny(ruleNetworkOptions, field, name, allowed, fmt.Sprintf("network option %q is refused; allowed is %s", shorten(name), allowed))
+		j.refused(ruleNetworkOptions, field, "network option", name, orList(sortedKeys(networkOptions)))
 		return
 	}
 	mtu, err := strconv.Atoi(value)

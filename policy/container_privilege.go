@@ -38,7 +38,7 @@ func (j *containerJudge) capabilities(req ContainerRequest) {
 		case !slices.Contains(knownCapabilities, name):
 			j.invalid(ruleCapability, "HostConfig.CapAdd", c, allowed, fmt.Sprintf("capability %q doesn't exist; allowed is %s", shorten(c), allowed))
 		case !slices.Contains(j.api.Capabilities, name):
-			j.deny(ruleCapability, "HostConfig.CapAdd", c, allowed, fmt.Sprintf("capability %q is not one of profile %s's; allowed is %s", shorten(c), j.profile.Name, allowed))
+			j.unlisted(ruleCapability, "HostConfig.CapAdd", "capability", c, allowed)
 		default:
 			has[name] = true
 		}
@@ -69,7 +69,7 @@ func (j *containerJudge) securityOptions(asked []string) {
 		}
 		if !slices.Contains(securityDefaults[name], value) {
 			// Not all of it: it could be a whole seccomp profile.
-			j.deny(ruleSecurityOpt, field, opt, allowed, fmt.Sprintf("security option %q is refused; allowed is %s", shorten(opt), allowed))
+			j.refused(ruleSecurityOpt, field, "security option", opt, allowed)
 		}
 	}
 }
@@ -84,8 +84,7 @@ func (j *containerJudge) namespaces(asked []ContainerNamespace) {
 			j.spec.IpcNone = true
 			continue
 		}
-		j.deny(ruleNamespace, n.Field, n.Mode, "the container's own: leave it out",
-			fmt.Sprintf("%s namespace %q is refused; allowed is the container's own", shorten(n.Kind), shorten(n.Mode)))
+		j.refused(ruleNamespace, n.Field, shorten(n.Kind)+" namespace", n.Mode, "the container's own: leave it out")
 	}
 	j.userns("HostConfig.UsernsMode")
 }
@@ -139,8 +138,7 @@ func (j *containerJudge) user(asked string, groups []string) {
 	if len(asked) > maxEnvName {
 		j.invalid(ruleUser, field, asked, "a user, or two numbers as 1000:1000", fmt.Sprintf("user is over %d bytes long", maxEnvName))
 	}
-	if len(groups) > maxGroups {
-		j.invalid(ruleUser, "HostConfig.GroupAdd", fmt.Sprint(len(groups)), fmt.Sprintf("at most %d", maxGroups), fmt.Sprintf("GroupAdd has %d entries, more than %d", len(groups), maxGroups))
+	if j.tooMany(ruleUser, "HostConfig.GroupAdd", len(groups), maxGroups, "GroupAdd has %d entries") {
 		return
 	}
 	j.spec.Groups = groups
@@ -157,7 +155,7 @@ func (j *containerJudge) user(asked string, groups []string) {
 	}
 	for _, g := range groups {
 		if !isNonRoot(g) || strings.Contains(g, ":") {
-			j.deny(ruleUser, "HostConfig.GroupAdd", g, "numbers other than 0", fmt.Sprintf("group %q is refused; allowed are numbers other than 0", shorten(g)))
+			j.refused(ruleUser, "HostConfig.GroupAdd", "group", g, "a number other than 0")
 		}
 	}
 }

@@ -78,8 +78,7 @@ func (j *containerJudge) sysctls(asked map[string]string) {
 	for _, name := range sortedKeys(asked) {
 		field := "HostConfig.Sysctls." + shorten(name)
 		if !slices.Contains(j.api.Sysctls, name) {
-			allowed := inList(j.api.Sysctls, "none")
-			j.deny(ruleSysctl, field, name, allowed, fmt.Sprintf("sysctl %q is not one of profile %s's; allowed is %s", shorten(name), j.profile.Name, allowed))
+			j.unlisted(ruleSysctl, field, "sysctl", name, inList(j.api.Sysctls, "none"))
 			continue
 		}
 		if v := asked[name]; len(v) > maxSysctlBytes || strings.ContainsFunc(v, unicode.IsControl) {
@@ -108,7 +107,7 @@ func (j *containerJudge) ulimits(asked []ContainerUlimit) {
 		field := "HostConfig.Ulimits." + shorten(u.Name)
 		switch {
 		case !ok && !own, own && min(u.Soft, u.Hard) < -1:
-			j.deny(ruleUlimit, field, u.Name, allowed, fmt.Sprintf("ulimit %q is refused; allowed is %s", shorten(u.Name), allowed))
+			j.refused(ruleUlimit, field, "ulimit", u.Name, allowed)
 			continue
 		case seen[u.Name]:
 			j.invalid(ruleUlimit, field, u.Name, "each limit once", fmt.Sprintf("ulimit %s is there twice", u.Name))

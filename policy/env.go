@@ -154,9 +154,7 @@ func matchAny(patterns []string, name string) bool {
 // carries a value.
 func (j *judge) env(asked map[string]string) map[string]string {
 	rules := j.policy.env
-	if len(asked) > maxEnvVars {
-		j.invalid(ruleEnvSyntax, "env", fmt.Sprint(len(asked)), fmt.Sprintf("%d variables at most", maxEnvVars),
-			fmt.Sprintf("env has %d variables, more than %d", len(asked), maxEnvVars))
+	if j.tooMany(ruleEnvSyntax, "env", len(asked), maxEnvVars, "env has %d variables") {
 		return nil
 	}
 	env, size := map[string]string{}, 0

@@ -167,6 +167,20 @@ func (j *judge) deny(rule, field, value, allowed, message string) {
 	j.refuse(Reason{Rule: rule, Field: field, Value: shorten(value), Allowed: allowed, Message: message})
 }
 
+// refused denies a value of a kind, and says what is allowed in its place.
+func (j *judge) refused(rule, field, kind, value, allowed string) {
+	j.deny(rule, field, value, allowed, fmt.Sprintf("%s %q is refused; allowed is %s", kind, shorten(value), allowed))
+}
+
+// tooMany reports whether there are more than most of something, which is invalid then. Format
+// tells how many there are.
+func (j *judge) tooMany(rule, field string, n, most int, format string) bool {
+	if n > most {
+		j.invalid(rule, field, fmt.Sprint(n), fmt.Sprintf("at most %d", most), fmt.Sprintf(format+", more than %d", n, most))
+	}
+	return n > most
+}
+
 func (j *judge) invalid(rule, field, value, allowed, message string) {
 	j.refuse(Reason{Rule: rule, Field: field, Value: shorten(value), Allowed: allowed, Message: message, Invalid: true})
 }

@@ -171,6 +171,17 @@ func (j *containerJudge) operation(op string) {
 	}
 }
 
+// unlisted denies a value that isn't on a list of the profile's.
+func (j *containerJudge) unlisted(rule, field, kind, value, allowed string) {
+	j.deny(rule, field, value, allowed, fmt.Sprintf("%s %q is not one of profile %s's; allowed is %s", kind, shorten(value), j.profile.Name, allowed))
+}
+
+// off denies a value of a kind that the profile has switched off by a key.
+func (j *containerJudge) off(rule, field, kind, value, key, none string) {
+	j.deny(rule, field, value, none+", as long as the profile's engine_api."+key+" is off",
+		fmt.Sprintf("%s %q is refused: profile %s has engine_api.%s off", kind, shorten(value), j.profile.Name, key))
+}
+
 // inList says what a list allows.
 func inList(list []string, none string) string {
 	if len(list) == 0 {
@@ -185,7 +196,7 @@ func (j *containerJudge) restart(asked string) string {
 	}
 	if !slices.Contains(j.api.Restart, asked) {
 		allowed := inList(append([]string{restartNo}, slices.DeleteFunc(slices.Clone(j.api.Restart), func(s string) bool { return s == restartNo })...), "")
-		j.deny(ruleRestart, "HostConfig.RestartPolicy.Name", asked, allowed, fmt.Sprintf("restart policy %q is not one of profile %s's; allowed is %s", shorten(asked), j.profile.Name, allowed))
+		j.unlisted(ruleRestart, "HostConfig.RestartPolicy.Name", "restart policy", asked, allowed)
 	}
 	return asked
 }
@@ -202,8 +213,7 @@ func (j *containerJudge) runtime(asked string) {
 		if class != "" {
 			list = append([]string{class}, list...)
 		}
-		allowed := inList(list, "none: leave it out")
-		j.deny(ruleRuntime, "HostConfig.Runtime", asked, allowed, fmt.Sprintf("runtime %q is not one of profile %s's; allowed is %s", shorten(asked), j.profile.Name, allowed))
+		j.unlisted(ruleRuntime, "HostConfig.Runtime", "runtime", asked, inList(list, "none: leave it out"))
 		return
 	}
 	j.spec.Runtime = asked

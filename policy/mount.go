@@ -75,9 +75,7 @@ func showMounts(reqs []MountRequest) []string {
 
 func (j *sandboxJudge) extraMounts(reqs []MountRequest) {
 	s := &j.spec
-	if len(reqs) > maxExtraMount {
-		j.invalid(ruleTooMany, "extra_mounts", fmt.Sprint(len(reqs)), fmt.Sprintf("at most %d", maxExtraMount),
-			fmt.Sprintf("extra_mounts has %d entries, more than %d", len(reqs), maxExtraMount))
+	if j.tooMany(ruleTooMany, "extra_mounts", len(reqs), maxExtraMount, "extra_mounts has %d entries") {
 		return
 	}
 	for i, r := range reqs {
