@@ -129,31 +129,24 @@ func unlessFull(e *Error) bool { return e.Code == "capacity" }
 
 func never(*Error) bool { return false }
 
-// reply is an answer that says yes.
-type reply struct {
-	status     int
-	retryAfter time.Duration
-	header     http.Header
-	body       io.ReadCloser // of a stream
-}
-
-// do makes a call, again where the server asks for it.
-func (c *Client) do(ctx context.Context, call call) (reply, error) {
+// do makes a call, again where the server asks for it. The body of the answer is open only if
+// the call is a stream.
+func (c *Client) do(ctx context.Context, call call) (*http.Response, error) {
 	var body []byte
 	if call.body != nil {
 		var err error
 		if body, err = json.Marshal(call.body); err != nil {
-			return reply{}, fmt.Errorf("encode request: %w", err)
+			return nil, fmt.Errorf("encode request: %w", err)
 		}
 	}
 	for retries := c.retries; ; retries-- {
-		rep, err := c.once(ctx, call, body)
+		resp, err := c.once(ctx, call, body)
 		apiErr, ok := errors.AsType[*Error](err)
 		if !ok || apiErr.RetryAfter == 0 || call.upload != nil || call.again != nil && !call.again(apiErr) || retries <= 0 {
-			return rep, err
+			return resp, err
 		}
 		if waitErr := wait(ctx, apiErr.RetryAfter); waitErr != nil {
-			return reply{}, errors.Join(waitErr, err)
+			return nil, errors.Join(waitErr, err)
 		}
 	}
 }
@@ -186,36 +179,31 @@ func (c *Client) request(ctx context.Context, call call, body []byte) (*http.Req
 	return req, nil
 }
 
-func (c *Client) once(ctx context.Context, call call, body []byte) (reply, error) {
+func (c *Client) once(ctx context.Context, call call, body []byte) (*http.Response, error) {
 	req, err := c.request(ctx, call, body)
 	if err != nil {
-		return reply{}, err
+		return nil, err
 	}
 	resp, err := c.http.Do(req)
-	if err != nil {
-		return reply{}, err
-	}
-	rep := reply{status: resp.StatusCode, retryAfter: retryAfter(resp), header: resp.Header}
-	if resp.StatusCode/100 == 2 && call.stream {
-		rep.body = resp.Body
-		return rep, nil
+	if err != nil || resp.StatusCode/100 == 2 && call.stream {
+		return resp, err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	switch {
 	case err != nil:
-		return reply{}, fmt.Errorf("read answer: %w", err)
+		return nil, fmt.Errorf("read answer: %w", err)
 	case len(data) > maxAnswer:
-		return reply{}, fmt.Errorf("read answer: it is larger than %d bytes", maxAnswer)
+		return nil, fmt.Errorf("read answer: it is larger than %d bytes", maxAnswer)
 	case resp.StatusCode/100 != 2:
-		return reply{}, ErrorOf(resp, data)
+		return nil, ErrorOf(resp, data)
 	case call.out == nil:
-		return rep, nil
+		return resp, nil
 	}
 	if err := json.Unmarshal(data, call.out); err != nil {
-		return reply{}, fmt.Errorf("decode answer: %w", err)
+		return nil, fmt.Errorf("decode answer: %w", err)
 	}
-	return rep, nil
+	return resp, nil
 }
 
 // done makes a call and drops its answer.

@@ -10,7 +10,6 @@ import (
 	"iter"
 	"net/http"
 	"net/url"
-	"strconv"
 	"unicode/utf8"
 
 	"github.com/bermhq/berm/proxy/apitype"
@@ -56,12 +55,11 @@ func (c *Client) open(ctx context.Context, path string, q url.Values, offset, le
 	case offset > 0:
 		h.Set("Range", fmt.Sprintf("bytes=%d-", offset))
 	}
-	rep, err := c.do(ctx, call{method: http.MethodGet, path: path, query: q, header: h, stream: true})
+	resp, err := c.do(ctx, call{method: http.MethodGet, path: path, query: q, header: h, stream: true})
 	if err != nil {
 		return nil, err
 	}
-	size, _ := strconv.ParseInt(rep.header.Get("Content-Length"), 10, 64) // 0 where the server doesn't say
-	return sized{rep.body, size}, nil
+	return sized{resp.Body, max(resp.ContentLength, 0)}, nil
 }
 
 // sized is a body with its size.

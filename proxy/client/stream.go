@@ -166,18 +166,18 @@ func (s *eventStream) read(ctx context.Context, call call) (more bool, err error
 // so long is broken; 0 is however long.
 func lines[T any](ctx context.Context, c *Client, call call, prefix string, silence time.Duration, f func(T) (more bool, err error)) error {
 	call.stream = true
-	rep, err := c.do(ctx, call)
+	resp, err := c.do(ctx, call)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = rep.body.Close() }()
+	defer func() { _ = resp.Body.Close() }()
 	var silent atomic.Bool
 	alarm := time.AfterFunc(time.Hour, func() {
 		silent.Store(true)
-		_ = rep.body.Close()
+		_ = resp.Body.Close()
 	})
 	defer alarm.Stop()
-	scan := bufio.NewScanner(rep.body)
+	scan := bufio.NewScanner(resp.Body)
 	scan.Buffer(nil, maxEvent)
 	scan.Split(wholeLines)
 	for {
