@@ -67,9 +67,7 @@ type dataBody struct {
 func bodyTokens(t *testing.T) *proxy.Tokens {
 	t.Helper()
 	tokens, err := proxy.ParseTokens(fmt.Appendf(nil, "tokens:\n- {name: a, tenant: red, token: %s}\n- {name: b, tenant: blue, token: %s}\n- {name: c, tenant: green, token: %s}\n", bodyToken, otherToken, thirdToken))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return tokens
 }
 

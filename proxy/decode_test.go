@@ -36,9 +36,7 @@ func TestDecodeJSON(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			var got apitype.SandboxRequest
-			if err := proxy.DecodeJSON([]byte(tt.in), &got); err != nil {
-				t.Fatal(err)
-			}
+			must(t, proxy.DecodeJSON([]byte(tt.in), &got))
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Error(diff)
 			}
@@ -170,9 +168,7 @@ func FuzzDecodeJSON(f *testing.F) {
 			t.Fatalf("%q: %s", in, diff)
 		}
 		out, err := json.Marshal(got)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if err := proxy.DecodeJSON(out, &back); err != nil {
 			t.Fatalf("%q came out as %q: %v", in, out, err)
 		}

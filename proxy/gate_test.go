@@ -37,9 +37,7 @@ func newDoor(t *testing.T, opts proxy.GateOptions, h proxy.Handler) (*proxy.Gate
 	t.Helper()
 	opts.Fail = writeFault
 	g, err := proxy.NewGate(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	mux := http.NewServeMux()
 	mux.Handle("/x", g.Handle(proxy.Route{Name: "/x", Scope: proxy.ScopeSandboxesRead}, h))
 	mux.Handle("/", g.Refuse(&proxy.Fault{Status: http.StatusNotFound, Code: "no_route"}))
@@ -83,9 +81,7 @@ func TestGatesShareARegistry(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	for range 2 {
 		g, err := proxy.NewGate(proxy.GateOptions{Fail: writeFault, Registry: reg})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		ask(g.Wrap(g.Refuse(errors.New("x"))), nil)
 	}
 	families, err := reg.Gather()
@@ -97,9 +93,7 @@ func TestGatesShareARegistry(t *testing.T) {
 func TestGateAuthentication(t *testing.T) {
 	tokens, err := proxy.ParseTokens([]byte(fmt.Sprintf(
 		"tokens: [{name: reader, token: %s, tenant: red, scopes: [sandboxes:read]}, {name: writer, token: %s, scopes: [sandboxes:write]}]", secretA, secretB)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, h := newDoor(t, proxy.GateOptions{Tokens: tokens}, func(w http.ResponseWriter, r *http.Request) error {
 		c := proxy.ExchangeOf(r.Context()).Caller
 		_, err := io.WriteString(w, c.Name+"@"+c.Tenant)
@@ -249,9 +243,7 @@ func TestGateContinuesTraces(t *testing.T) {
 
 func TestGateTellsOfRequests(t *testing.T) {
 	tokens, err := proxy.ParseTokens([]byte(secretA))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var logs bytes.Buffer
 	reg := prometheus.NewRegistry()
 	spans := tracetest.NewSpanRecorder()
@@ -274,9 +266,7 @@ func TestGateTellsOfRequests(t *testing.T) {
 	}
 
 	var line map[string]any
-	if err := json.NewDecoder(strings.NewReader(logs.String())).Decode(&line); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.NewDecoder(strings.NewReader(logs.String())).Decode(&line))
 	for _, k := range []string{"time", "duration_ms", "remote"} {
 		if line[k] == nil {
 			t.Errorf("%s is missing in the log line", k)
@@ -374,9 +364,7 @@ berm_http_panics_total 1
 func TestGateRecentErrors(t *testing.T) {
 	tokens, err := proxy.ParseTokens([]byte(fmt.Sprintf(
 		"tokens: [{name: a, token: %s, tenant: red}, {name: b, token: %s, tenant: blue}]", secretA, secretB)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	g, h := newDoor(t, proxy.GateOptions{Tokens: tokens}, func(_ http.ResponseWriter, r *http.Request) error {
 		return &proxy.Fault{Status: 404, Code: "not_found", Detail: r.URL.RawQuery}
 	})
@@ -423,9 +411,7 @@ func TestGateOverUnixSocket(t *testing.T) {
 	_, h := newDoor(t, proxy.GateOptions{}, fine)
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := proxy.Listen(t.Context(), "unix://"+path, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- proxy.Serve(ctx, l, h, proxy.ServeOptions{}) }()
@@ -433,9 +419,7 @@ func TestGateOverUnixSocket(t *testing.T) {
 		return new(net.Dialer).DialContext(ctx, "unix", path)
 	}}}
 	resp, err := c.Get("http://any.name/x")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_ = resp.Body.Close()
 	if resp.StatusCode != 200 {
 		t.Errorf("got %d", resp.StatusCode)
@@ -463,9 +447,7 @@ func TestGateAmbiguousLength(t *testing.T) {
 		"a length":               {"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}" + strings.Replace(next, "\r\n\r\n", "\r\nConnection: close\r\n\r\n", 1), 2},
 	} {
 		conn, err := net.Dial("tcp", srv.Listener.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_ = conn.SetReadDeadline(time.Now().Add(20 * time.Second)) // or a failure would hang
 		if _, err := io.WriteString(conn, tt.request); err != nil {
 			t.Fatal(err)
@@ -475,5 +457,13 @@ func TestGateAmbiguousLength(t *testing.T) {
 		if n := bytes.Count(all, []byte("HTTP/1.")); n != tt.answers {
 			t.Errorf("%s: %d answers, want %d: %q", name, n, tt.answers, all)
 		}
+	}
+}
+
+// must fails the test at once if anything has failed.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
 	}
 }

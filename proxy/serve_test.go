@@ -94,9 +94,7 @@ func TestListenUnix(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "berm.sock")
 	l, err := proxy.Listen(t.Context(), "unix://"+path, 0o640)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	fi, err := os.Lstat(path)
 	if err != nil || fi.Mode().Perm() != 0o640 || fi.Mode().Type() != fs.ModeSocket {
 		t.Errorf("got %v, %v", fi.Mode(), err)
@@ -120,9 +118,7 @@ func TestListenUnix(t *testing.T) {
 			t.Error("more than one directory was made")
 		}
 		l, err := proxy.Listen(t.Context(), "unix://"+filepath.Join(dir, "run", "s"), 0o600)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if fi, err := os.Stat(filepath.Join(dir, "run")); err != nil || fi.Mode().Perm()&0o022 != 0 {
 			t.Errorf("the directory: %v, %v", fi, err)
 		}
@@ -132,25 +128,17 @@ func TestListenUnix(t *testing.T) {
 	})
 	t.Run("stale", func(t *testing.T) {
 		stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		stale.SetUnlinkOnClose(false)
-		if err := stale.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, stale.Close())
 		l, err := proxy.Listen(t.Context(), "unix://"+path, 0o600)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if err := l.Close(); err != nil {
 			t.Error(err)
 		}
 	})
 	t.Run("a file", func(t *testing.T) {
-		if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(path, []byte("precious"), 0o600))
 		if _, err := proxy.Listen(t.Context(), "unix://"+path, 0o600); err == nil {
 			t.Error("a file was replaced")
 		}
@@ -169,9 +157,7 @@ func TestListenUnix(t *testing.T) {
 func serve(t *testing.T, h http.Handler, drain time.Duration) (url string, stop context.CancelFunc, done chan error) {
 	t.Helper()
 	l, err := proxy.Listen(t.Context(), "127.0.0.1:0", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	done = make(chan error, 1)
@@ -320,9 +306,7 @@ func TestServeLastWords(t *testing.T) {
 		w.WriteHeader(f.Status)
 		_, _ = io.WriteString(w, f.Code)
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, h := range map[string]proxy.Handler{
 		"503 going_down": func(_ http.ResponseWriter, r *http.Request) error {
 			<-r.Context().Done()
@@ -397,9 +381,7 @@ func TestServeHandsOnOptions(t *testing.T) {
 		w.WriteHeader(http.StatusTeapot)
 	}), time.Second)
 	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = conn.Close() }()
 	if _, err := io.WriteString(conn, "OPTIONS * HTTP/1.1\r\nHost: evil\r\nConnection: close\r\n\r\n"); err != nil {
 		t.Fatal(err)

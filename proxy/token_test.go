@@ -40,9 +40,7 @@ func TestParseTokens(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			tokens, err := proxy.ParseTokens([]byte(tt.in))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if tokens.Len() != len(tt.want) {
 				t.Errorf("got %d tokens, want %d", tokens.Len(), len(tt.want))
 			}

@@ -242,13 +242,9 @@ func BenchmarkHold(b *testing.B) {
 	dir := b.TempDir()
 	for b.Loop() {
 		sources, release, err := p.Hold(b.Context(), "s", []policy.Mount{mount(dir)})
-		if err != nil {
-			b.Fatal(err)
-		}
+		must(b, err)
 		held, err := NewPinned(sources[0], sources[0], false)
-		if err := errors.Join(err, Verify(os.Getpid(), []Pinned{held}), release()); err != nil {
-			b.Fatal(err)
-		}
+		must(b, errors.Join(err, Verify(os.Getpid(), []Pinned{held}), release()))
 	}
 }
 

@@ -364,9 +364,7 @@ func TestChangesMigrate(t *testing.T) {
 		INSERT INTO files VALUES ('a', 'k', 'x', '1', 'text/x', 10, 4, 5), ('a', 'l', 'x', '2', 'text/x', 10, 4, 5);
 		INSERT INTO changes VALUES ('c', 'a', 'k'), ('deleted-d', 'a', 'l');
 		INSERT INTO changed_files VALUES ('c', 'x', '1', 'text/new', 11, 4, 6), ('c', 'y', '3', 'text/y', 12, 7, 7);`)
-	if err = errors.Join(err, db.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, db.Close()))
 	s := open(t, path)
 	same(t, "files", []chat.Record{
 		{ID: "1", Name: "x", ContentType: "text/x", CreatedAt: instant(4)}, {ID: "3", Name: "y", ContentType: "text/y", CreatedAt: instant(7)},

@@ -32,9 +32,7 @@ func names(t *testing.T, b *berm, pageSize int) []string {
 	t.Helper()
 	var out []string
 	for f, err := range b.ChatFiles(t.Context(), "k", pageSize) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		out = append(out, f.Name)
 	}
 	return out
@@ -150,9 +148,7 @@ func TestPutChatFiles(t *testing.T) {
 	ctx := t.Context()
 	// What isn't documented: openapitest reads all of a body before it is sent.
 	c, err := client.New(client.Options{BaseURL: b.url, Token: red})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, cl := range map[string]*client.Client{"checked": b.Client, "streamed": c} {
 		files, err := cl.PutChatFiles(ctx, "k", parts(
 			client.NewChatFile{Name: "plain", Content: strings.NewReader("1")},
@@ -232,17 +228,11 @@ func TestSignFileURL(t *testing.T) {
 	do := func(method, url, body string) (int, string) {
 		t.Helper()
 		req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		resp, err := b.http.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		got, err := io.ReadAll(resp.Body)
-		if err = errors.Join(err, resp.Body.Close()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(err, resp.Body.Close()))
 		return resp.StatusCode, string(got)
 	}
 	put, err := b.SignFileURL(ctx, "k", apitype.FileURLRequest{Name: "a é.txt", Method: "PUT", MaxBytes: ptr[int64](4), TTL: ptr(apitype.Duration(time.Minute))})
@@ -250,9 +240,7 @@ func TestSignFileURL(t *testing.T) {
 		t.Fatalf("got %+v, %v", put, err)
 	}
 	get, err := b.SignFileURL(ctx, "k", apitype.FileURLRequest{Name: "a é.txt", Method: "GET"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, tt := range []struct {
 		method, url, body string
 		status            int

@@ -21,9 +21,7 @@ func newChat(t *testing.T) (*berm, *apitype.Workspace) {
 	t.Helper()
 	b := newBerm(t, runtimetest.FakeOptions{})
 	w, err := b.EnsureWorkspace(t.Context(), "user 7%")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if c, err := b.EnsureChat(t.Context(), "k", w.WorkspaceID); err != nil || c.ChatID != "k" || c.WorkspaceID != w.WorkspaceID {
 		t.Fatalf("got %+v, %v", c, err)
 	}
@@ -33,13 +31,9 @@ func newChat(t *testing.T) (*berm, *apitype.Workspace) {
 // all reads an answer that was opened.
 func all(t *testing.T, r io.ReadCloser, err error) string {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	got, err := io.ReadAll(r)
-	if err = errors.Join(err, r.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, r.Close()))
 	return string(got)
 }
 
@@ -86,9 +80,7 @@ func TestChats(t *testing.T) {
 		for range 2 {
 			var got []string
 			for c, err := range seq {
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				got = append(got, c.ChatID)
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
@@ -105,9 +97,7 @@ func TestChats(t *testing.T) {
 	_, err := b.as(t, blue, 0).Chat(ctx, "k")
 	wantCode(t, err, "chat_not_found")
 	other, err := b.EnsureWorkspace(ctx, "another")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, err = b.EnsureChat(ctx, "k", other.WorkspaceID)
 	wantCode(t, err, "chat_conflict")
 
@@ -161,13 +151,9 @@ func packed(t *testing.T, files ...[2]string) io.Reader {
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
 	for _, f := range files {
-		if err := errors.Join(w.WriteHeader(&tar.Header{Name: f[0], Mode: 0o755, Size: int64(len(f[1]))}), second(io.WriteString(w, f[1]))); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(w.WriteHeader(&tar.Header{Name: f[0], Mode: 0o755, Size: int64(len(f[1]))}), second(io.WriteString(w, f[1]))))
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Close())
 	return &archive
 }
 
@@ -181,9 +167,7 @@ func untar(t *testing.T, r io.ReadCloser) map[string]string {
 			_ = r.Close()
 			return files
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		files[strings.TrimPrefix(h.Name, "./")] = all(t, io.NopCloser(tr), nil)
 	}
 }
@@ -193,9 +177,7 @@ func TestChatTar(t *testing.T) {
 	b, w := newChat(t)
 	ctx := t.Context()
 	archive := packed(t, [2]string{"notes/", ""}, [2]string{"notes/in.txt", "hi"}, [2]string{"top.txt", "top"})
-	if err := b.WriteChatTar(ctx, "k", archive); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.WriteChatTar(ctx, "k", archive))
 	if f, err := b.ChatFileNamed(ctx, "k", "top.txt"); err != nil || f.SizeBytes != 3 {
 		t.Errorf("got %+v, %v", f, err)
 	}
@@ -204,16 +186,10 @@ func TestChatTar(t *testing.T) {
 		t.Fatal(err)
 	}
 	r, err := b.ReadChatTar(ctx, "k")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := b.WriteChatTar(ctx, "copy", r); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, b.WriteChatTar(ctx, "copy", r))
 	r, err = b.ReadChatTar(ctx, "copy")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	got := untar(t, r)
 	delete(got, "")
 	if diff := cmp.Diff(map[string]string{"history.md": "", "notes/": "", "notes/in.txt": "hi", "top.txt": "top"}, got); diff != "" {
@@ -228,9 +204,7 @@ func TestChatTar(t *testing.T) {
 func TestOddPaths(t *testing.T) {
 	t.Parallel()
 	c, err := client.New(client.Options{BaseURL: "http://127.0.0.1:1"}) // where nobody is
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx := t.Context()
 	for _, name := range []string{".", "..", "../x", "a/../b", `..\x`, `a\.`, "/.."} {
 		for _, err := range []error{

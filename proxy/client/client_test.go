@@ -40,9 +40,7 @@ func TestSandboxLife(t *testing.T) {
 		TTL: ptr(apitype.Duration(10 * time.Minute)), IdleTTL: ptr(apitype.Duration(time.Minute)),
 	}
 	made, err := b.Create(ctx, "k", req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if made.Result != "created" || made.Status != "running" || made.ContainerID == "" || made.Spec.MemoryMB != 64 || made.IdleExpiresAt == nil {
 		t.Errorf("got %+v", made)
 	}
@@ -159,9 +157,7 @@ func TestListPages(t *testing.T) {
 			for range 2 {
 				var got []string
 				for sb, err := range seq {
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					got = append(got, sb.Key)
 				}
 				if diff := cmp.Diff(tt.want, got); diff != "" {
@@ -190,9 +186,7 @@ func TestLogs(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	r, err := b.Logs(ctx, "k", client.LogOptions{Follow: true, Tail: 1, Since: time.Now(), Timestamps: true, Stream: "stdout"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cancel()
 	if _, err := io.ReadAll(r); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
@@ -214,9 +208,7 @@ func TestCreateWaitsForTheImage(t *testing.T) {
 	})
 	req := apitype.SandboxRequest{Image: ptr(ref)}
 	sb, err := b.CreateNoWait(t.Context(), "k", req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	<-began
 	if sb.Status != "starting" || sb.Pull == nil || sb.Result != "" {
 		t.Errorf("got %+v", sb)
@@ -281,9 +273,7 @@ func answer(status int, retryAfter, body string) *http.Response {
 func answered(t *testing.T, retries int, f transport) *client.Client {
 	t.Helper()
 	c, err := client.New(client.Options{BaseURL: "http://localhost", HTTPClient: &http.Client{Transport: f}, Retries: retries})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 
@@ -364,9 +354,7 @@ func TestToken(t *testing.T) {
 		return a
 	})}
 	c, err := client.New(client.Options{BaseURL: "http://localhost/", Token: red, HTTPClient: hc})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, err = c.Get(t.Context(), "k")
 	var e *client.Error
 	if !errors.As(err, &e) || e.Status != 307 || e.Code != "" || strings.Contains(err.Error(), red) {

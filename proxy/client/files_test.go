@@ -62,9 +62,7 @@ func TestFiles(t *testing.T) {
 	wantCode(t, b.MoveFile(ctx, "k", "/d/a.txt", odd, false), "file_exists")
 	var names []string
 	for info, err := range b.ListFiles(ctx, "k", "/d", 3) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		names = append(names, info.Path)
 	}
 	if diff := cmp.Diff([]string{"/d/a.txt", "/d/e", "/d/e/f", "/d/e/\ufffd", "/d/g", "/d/\ufffd+ &"}, names); diff != "" {
@@ -92,9 +90,7 @@ func TestFiles(t *testing.T) {
 		t.Error(err)
 	}
 	r, err := b.ReadTar(ctx, "k", "/d/g")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if diff := cmp.Diff(map[string]string{"g/": "", "g/in.txt": "hi"}, untar(t, r)); diff != "" {
 		t.Error(diff)
 	}
@@ -119,9 +115,7 @@ func TestWatchFiles(t *testing.T) {
 	}
 	var types []string
 	for e, err := range b.WatchFiles(ctx, "k", "/tmp", true) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		types = append(types, e.Type)
 		if e.Type == "ready" {
 			if _, err := b.WriteFile(ctx, "k", "/tmp/x", strings.NewReader("x"), client.WriteOptions{}); err != nil {
@@ -197,13 +191,9 @@ func TestPort(t *testing.T) {
 	}()
 	// What a port answers isn't documented.
 	c, err := client.New(client.Options{BaseURL: b.url, Token: red})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	resp, err := c.Port("k", 8000).Post("http://whatever/a%2Fb?q=1;2", "text/plain", strings.NewReader("body"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got, want := all(t, resp.Body, nil), `POST localhost:8000 /a%2Fb?q=1;2 body ""`; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
@@ -217,9 +207,7 @@ func TestPort(t *testing.T) {
 		t.Fatalf("got %+v, %v", u, err)
 	}
 	resp, err = http.Get(u.URL + "x")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got, want := all(t, resp.Body, nil), `GET localhost:8000 /x  ""`; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}

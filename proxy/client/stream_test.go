@@ -70,9 +70,7 @@ func TestExecLeft(t *testing.T) {
 	ctx := t.Context()
 	left := ""
 	for ev, err := range b.ExecStream(ctx, "k", withSandbox(apitype.ExecRequest{Command: apitype.Command{"sleep", "1000"}})) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		left = ev.Execution.ExecID
 		break
 	}
@@ -152,13 +150,9 @@ func TestProcess(t *testing.T) {
 
 	h := b.AttachProcess("k", "tools", client.AttachOptions{Lines: true})
 	c, _, err := websocket.Dial(ctx, h.URL, &websocket.DialOptions{HTTPClient: h.HTTPClient, HTTPHeader: h.Header})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = c.CloseNow() }()
-	if err := c.Write(ctx, websocket.MessageText, []byte("hello")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Write(ctx, websocket.MessageText, []byte("hello")))
 	if _, got, err := c.Read(ctx); err != nil || string(got) != `{"stream":"stdout","seq":6,"line":"hello"}` {
 		t.Errorf("got %s, %v", got, err)
 	}
@@ -318,15 +312,11 @@ func TestRawTakenUpAgain(t *testing.T) {
 	req := withSandbox(apitype.ExecRequest{Command: apitype.Command{"sh", "-c", strings.Repeat("echo 0123456789; echo end >&2; ", 40)}, ExecID: "job-1", Raw: true})
 	cut := &cutting{next: b.http.Transport, after: 3000}
 	c, err := client.New(client.Options{BaseURL: b.url, Token: red, HTTPClient: &http.Client{Transport: cut}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var at int64
 	n := 0
 	for ev, err := range c.ExecStream(ctx, "k", req) {
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		switch ev.Event {
 		case apitype.EventStart:
 			if n++; n > 1 || len(ev.Execution.Command) != 3 || ev.Execution.ExecID != "job-1" {

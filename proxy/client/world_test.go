@@ -88,9 +88,7 @@ func newBerm(t *testing.T, opts runtimetest.FakeOptions) *berm {
 func (b *berm) as(t *testing.T, token string, retries int) *client.Client {
 	t.Helper()
 	c, err := client.New(client.Options{BaseURL: b.url, Token: token, HTTPClient: b.http, Retries: retries})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 
@@ -104,4 +102,12 @@ func eventually(t *testing.T, what string, ok func() bool) {
 		time.Sleep(time.Millisecond)
 	}
 	t.Fatalf("it never came to: %s", what)
+}
+
+// must fails the test at once if anything has failed.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
 }

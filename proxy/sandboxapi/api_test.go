@@ -158,16 +158,12 @@ type door struct {
 func newDoor(t *testing.T, change ...func(*sandboxapi.Options)) *door {
 	t.Helper()
 	pol, err := policy.Parse(nil, policy.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	tokens, err := proxy.ParseTokens([]byte(`tokens:
 - {name: master, tenant: red, token: ` + master + `, max_sandboxes: 7}
 - {name: powerless, tenant: red, token: ` + powerless + `, scopes: [sandboxes:exec]}
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	d := &door{Checker: openapitest.New(t), t: t, manager: &scripted{}, metrics: &gatherer{}}
 	d.client = &http.Client{Transport: d.Transport(nil)}
 	d.opts = sandboxapi.Options{
@@ -185,9 +181,7 @@ func (d *door) rebuilt(change ...func(*sandboxapi.Options)) *door {
 		f(&opts)
 	}
 	h, err := sandboxapi.New(opts)
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	must(d.t, err)
 	srv := httptest.NewServer(h)
 	d.t.Cleanup(srv.Close)
 	out := *d
@@ -245,9 +239,7 @@ func (a answer) problem(t *testing.T) apitype.Problem {
 func (d *door) do(ctx context.Context, method, path, body string, change ...func(*http.Request)) *http.Response {
 	d.t.Helper()
 	r, err := http.NewRequestWithContext(ctx, method, d.url+path, strings.NewReader(body))
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	must(d.t, err)
 	r.Header.Set("X-API-Token", master)
 	if body != "" {
 		r.Header.Set("Content-Type", "application/json")
@@ -275,6 +267,22 @@ func (d *door) send(method, path, body string, change ...func(*http.Request)) an
 		d.t.Fatalf("%s %s: %v", method, path, err)
 	}
 	return answer{resp, string(b)}
+}
+
+// brokenOff reports whether an answer ends before it is whole.
+func (d *door) brokenOff(path string, change ...func(*http.Request)) bool {
+	r, err := http.NewRequest("GET", d.url+path, nil)
+	must(d.t, err)
+	r.Header.Set("X-API-Token", master)
+	for _, f := range change {
+		f(r)
+	}
+	resp, err := http.DefaultClient.Do(r)
+	if err == nil {
+		_, err = io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+	}
+	return err != nil
 }
 
 // want sends a request and checks the answer's status and code.

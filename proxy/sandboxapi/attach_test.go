@@ -29,9 +29,7 @@ func (d *door) dial(path string) *websocket.Conn {
 	ctx, cancel := context.WithTimeout(d.t.Context(), 30*time.Second)
 	defer cancel()
 	c, _, err := websocket.Dial(ctx, d.url+path, &websocket.DialOptions{HTTPClient: d.client, HTTPHeader: http.Header{"X-API-Token": {master}}})
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	must(d.t, err)
 	c.SetReadLimit(1 << 20)
 	d.t.Cleanup(func() { _ = c.CloseNow() })
 	return c
@@ -43,17 +41,13 @@ func receive(t *testing.T, c *websocket.Conn) string {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	typ, b, err := c.Read(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return map[websocket.MessageType]string{websocket.MessageText: "text: ", websocket.MessageBinary: "binary: "}[typ] + string(b)
 }
 
 func send(t *testing.T, c *websocket.Conn, typ websocket.MessageType, s string) {
 	t.Helper()
-	if err := c.Write(t.Context(), typ, []byte(s)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Write(t.Context(), typ, []byte(s)))
 }
 
 // closed reads until the other side closes, and answers how.
@@ -67,9 +61,7 @@ func closed(t *testing.T, c *websocket.Conn) websocket.CloseError {
 		if errors.As(err, &ce) {
 			return ce
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 }
 
@@ -194,9 +186,7 @@ func TestAttachResumesExactly(t *testing.T) {
 				return out
 			}
 			var l apitype.AttachLine
-			if err := json.Unmarshal(b, &l); err != nil {
-				t.Fatal(err)
-			}
+			must(t, json.Unmarshal(b, &l))
 			e := told{place: placeOf(l.Seq, l.Resume)}
 			if l.Stream == "stderr" {
 				e.stderr = l.Line + "|"
@@ -260,9 +250,7 @@ func TestAttachPings(t *testing.T) {
 		}
 		return true
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	read := c.CloseRead(t.Context())
 	for range 5 {
 		select {

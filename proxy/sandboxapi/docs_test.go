@@ -60,9 +60,7 @@ func TestGuide(t *testing.T) {
 	var guide []byte
 	for _, page := range []string{"api.md", "api-inside.md", "storage.md"} {
 		data, err := os.ReadFile("../../docs/" + page)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		guide = append(guide, data...)
 	}
 	var doc struct {
@@ -71,9 +69,7 @@ func TestGuide(t *testing.T) {
 			Schemas struct{ Code struct{ Enum []string } }
 		}
 	}
-	if err := json.Unmarshal(sandboxapi.Document(), &doc); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(sandboxapi.Document(), &doc))
 	var codes []string
 	for _, m := range regexp.MustCompile(`(?m)^- <a id="(\w+)"></a>\x60(\w+)\x60 \(`).FindAllStringSubmatch(string(guide), -1) {
 		if m[1] != m[2] {

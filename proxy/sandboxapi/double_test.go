@@ -377,3 +377,11 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 	t.Fatalf("it never came to: %s", what)
 }
+
+// must fails the test at once if anything has failed.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}

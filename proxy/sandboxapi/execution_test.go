@@ -142,20 +142,7 @@ func TestExecStdin(t *testing.T) {
 	first, body := io.Pipe()
 	answered := make(chan answer, 1)
 	go func() {
-		r, err := http.NewRequest("PUT", d.url+execsPath+"/job-1/stdin", first)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		r.Header.Set("X-API-Token", master)
-		resp, err := d.client.Do(r)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer func() { _ = resp.Body.Close() }()
-		b, _ := io.ReadAll(resp.Body)
-		answered <- answer{resp, string(b)}
+		answered <- d.send("PUT", execsPath+"/job-1/stdin", "", func(r *http.Request) { r.Body, r.ContentLength = first, -1 })
 	}()
 	has := func(want string) {
 		t.Helper()
@@ -271,9 +258,7 @@ func TestCallerGoneBehindBody(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			r, err := http.NewRequestWithContext(ctx, tt.method, d.url+tt.path, strings.NewReader("{}"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			r.Header.Set("X-API-Token", master)
 			gone := make(chan struct{})
 			go func() {
@@ -323,9 +308,7 @@ func TestStreamsDrain(t *testing.T) {
 	d := newDoor(t)
 	tape := d.running()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	served := make(chan error, 1)

@@ -199,9 +199,7 @@ func (h *house) put2(o *odd, name, content string) {
 		op := runtime.FileOp{Verb: runtime.FileWrite, Path: "/workspace" + name}
 		err = o.Fake.File(context.Background(), sb.ContainerID, op, runtime.FileIO{In: strings.NewReader(content)})
 	}
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must(h.t, err)
 }
 
 // TestLongUpload writes more than a body could otherwise have.
@@ -211,9 +209,7 @@ func TestLongUpload(t *testing.T) {
 	h := newHouse(t, func(f *runtimetest.Fake) runtime.AgentRuntime { o.Fake = f; return o })
 	o.set(func() { o.write = func(r io.Reader) (int64, error) { return io.Copy(io.Discard, r) } })
 	resp, err := h.client.Do(h.request("PUT", at("", "/f"), io.LimitReader(zeros{}, size)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = resp.Body.Close() }()
 	var info apitype.FileInfo
 	if err := json.NewDecoder(resp.Body).Decode(&info); err != nil || info.Size != size {

@@ -247,9 +247,7 @@ func TestNamesThatAreNotText(t *testing.T) {
 		t.Errorf("got %q, %q", a.body, cd)
 	}
 	body, err := json.Marshal(apitype.MoveRequest{FromBase64: []byte(name), ToBase64: []byte("/d/\xff")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	h.send(204, "", "POST", filesPath+"/move", string(body), withHeader("Content-Type", "application/json"))
 	var info apitype.FileInfo
 	h.send(200, "", "GET", filesPath+"/stat?path_base64=L2Qv_w==", "").decode(t, &info)
@@ -261,18 +259,14 @@ func TestNamesThatAreNotText(t *testing.T) {
 func TestWatchDrains(t *testing.T) {
 	h := newHouse(t, nil)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	h.url = "http://" + l.Addr().String()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	served := make(chan error, 1)
 	go func() { served <- proxy.Serve(ctx, l, h.handler, proxy.ServeOptions{}) }()
 	resp, err := h.client.Do(h.request("GET", at("/watch", "/workspace"), nil))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = resp.Body.Close() }()
 	cancel()
 	if got, err := io.ReadAll(resp.Body); err == nil || !strings.HasSuffix(string(got), "event: going_down\ndata: {\"type\":\"going_down\"}\n\n") {
@@ -293,9 +287,7 @@ func TestWatchFiles(t *testing.T) {
 	defer cancel()
 	h.send(404, "file_not_found", "GET", at("/watch", "/none"), "")
 	resp, err := h.client.Do(h.request("GET", at("/watch", "/workspace", "recursive", "true"), nil).WithContext(ctx))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = resp.Body.Close() }()
 	if ct := resp.Header.Get("Content-Type"); ct != "text/event-stream" {
 		t.Errorf("got %s", ct)
@@ -322,9 +314,7 @@ func TestWatchFiles(t *testing.T) {
 			continue
 		}
 		var e apitype.FileEvent
-		if err := json.Unmarshal([]byte(data), &e); err != nil {
-			t.Fatal(err)
-		}
+		must(t, json.Unmarshal([]byte(data), &e))
 		seen = e.Type == "create" && string(e.PathBase64) == "/workspace/new/\xff"
 	}
 	// Its end isn't taken for the end of all changes.

@@ -56,38 +56,28 @@ func newHouse(t *testing.T, wrap func(*runtimetest.Fake) runtime.AgentRuntime, c
 	h := &house{t: t, fake: runtimetest.NewFake(runtimetest.FakeOptions{Files: t.TempDir()})}
 	root := t.TempDir()
 	pol, err := policy.Parse(fmt.Appendf(nil, "{version: 1, mounts: {allowed_roots: [%q]}}", root), policy.Options{DefaultImage: runtimetest.DefaultImage})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	tokens, err := proxy.ParseTokens([]byte(`tokens:
 - {name: master, tenant: red, token: ` + master + `}
 - {name: powerless, tenant: red, token: ` + powerless + `, scopes: [status:read]}
 - {name: reader, tenant: red, token: ` + reader + `, scopes: [sandboxes:read]}
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var engine runtime.AgentRuntime = h.fake
 	if wrap != nil {
 		engine = wrap(h.fake)
 	}
 	current := func() *policy.Policy { return pol }
 	quotas, err := quota.New(t.Context(), quota.Options{Store: noStore{}, Off: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	h.Service, err = lifecycle.New(lifecycle.Options{Runtime: engine, Policy: current, Store: noStore{}, Quotas: quotas, Holder: mountpintest.Holder{}, Owner: "owner"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	opts := sandboxapi.Options{Manager: h.Service, Policy: current, Gate: proxy.GateOptions{Tokens: tokens}, Heartbeat: 20 * time.Millisecond}
 	for _, f := range change {
 		f(&opts)
 	}
 	handler, err := sandboxapi.New(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	h.handler = handler
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -107,9 +97,7 @@ func newHouse(t *testing.T, wrap func(*runtimetest.Fake) runtime.AgentRuntime, c
 	}
 	eventually(t, "it is ready", func() bool { return h.Ready(ctx) == nil })
 	work := filepath.Join(root, "k")
-	if err := os.Mkdir(work, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(work, 0o755))
 	h.session = h.create("k", policy.Request{HostPath: &work})
 	return h
 }
@@ -117,18 +105,14 @@ func newHouse(t *testing.T, wrap func(*runtimetest.Fake) runtime.AgentRuntime, c
 func (h *house) create(key string, req policy.Request) (session string) {
 	h.t.Helper()
 	res, err := h.Create(context.Background(), lifecycle.CreateRequest{Tenant: "red", Key: key, Request: req})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must(h.t, err)
 	return res.Sandbox.SessionID
 }
 
 func (h *house) request(method, path string, body io.Reader, change ...func(*http.Request)) *http.Request {
 	h.t.Helper()
 	r, err := http.NewRequest(method, h.url+path, body)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must(h.t, err)
 	r.Header.Set("X-API-Token", master)
 	for _, f := range change {
 		f(r)

@@ -31,17 +31,13 @@ func newPiped(t *testing.T, change ...func(*sandboxapi.Options)) *piped {
 	d := &piped{t: t, streams: newStreams()}
 	d.manager = &scripted{streams: d.streams}
 	pol, err := policy.Parse(nil, policy.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	opts := sandboxapi.Options{Manager: d.manager, Policy: func() *policy.Policy { return pol }}
 	for _, f := range change {
 		f(&opts)
 	}
 	h, err := sandboxapi.New(opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	l := &pipeListener{conns: make(chan net.Conn), quit: make(chan struct{})}
 	srv := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute}
 	served := make(chan error, 1)
@@ -86,9 +82,7 @@ func (s *sending) Close() error {
 func (d *piped) post(path string) string {
 	d.t.Helper()
 	resp, err := d.client.Post("http://localhost"+path, "", nil)
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	must(d.t, err)
 	defer func() { _ = resp.Body.Close() }()
 	b, err := io.ReadAll(resp.Body)
 	if err != nil || resp.StatusCode != http.StatusOK {
@@ -107,12 +101,8 @@ func TestAttachDeadBehindInput(t *testing.T) {
 		c, _, err := websocket.Dial(t.Context(), "http://localhost"+attachPath, &websocket.DialOptions{
 			HTTPClient: d.client, OnPingReceived: func(context.Context, []byte) bool { return false },
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Write(t.Context(), websocket.MessageBinary, []byte("x")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, c.Write(t.Context(), websocket.MessageBinary, []byte("x")))
 		c.CloseRead(t.Context())
 		time.Sleep(5 * time.Minute)
 		if tape.idle() {

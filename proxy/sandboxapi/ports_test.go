@@ -342,9 +342,7 @@ func TestPortStreams(t *testing.T) {
 	}))
 	out, in := io.Pipe()
 	resp, err := h.client.Do(h.request("POST", portPath+"/", out))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = resp.Body.Close() }()
 	buf := make([]byte, 5)
 	for _, text := range []string{"hello", "world"} {

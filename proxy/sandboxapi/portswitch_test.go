@@ -52,24 +52,18 @@ func TestPortWebSocket(t *testing.T) {
 		c, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(h.url, "http")+portPath+"/ws", &websocket.DialOptions{
 			HTTPHeader: http.Header{"X-Api-Token": {master}},
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		c.SetReadLimit(2 << 20)
 		return c
 	}
 	c := dial()
 	for _, text := range []string{"hello", strings.Repeat("x", 1<<20)} {
-		if err := c.Write(ctx, websocket.MessageText, []byte(text)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.Write(ctx, websocket.MessageText, []byte(text)))
 		if _, b, err := c.Read(ctx); err != nil || string(b) != text {
 			t.Fatalf("got %d bytes, %v", len(b), err)
 		}
 	}
-	if err := c.Write(ctx, websocket.MessageText, []byte("bye")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.Write(ctx, websocket.MessageText, []byte("bye")))
 	if _, _, err := c.Read(ctx); websocket.CloseStatus(err) != 4000 {
 		t.Errorf("it closed with %v", err)
 	}
@@ -95,9 +89,7 @@ func TestPortHalfClose(t *testing.T) {
 	})
 	c, r := h.switched()
 	_, _ = io.WriteString(c, "hello")
-	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, c.(*net.TCPConn).CloseWrite())
 	if b, err := io.ReadAll(r); err != nil || string(b) != "5 bytes, <nil>" {
 		t.Errorf("got %q, %v", b, err)
 	}
@@ -145,9 +137,7 @@ func TestPortsLeaveNothing(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	resp, err := h.client.Do(h.request("GET", portPath+"/wait", nil).WithContext(ctx))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cancel()
 	_ = resp.Body.Close()
 	eventually(t, "no connection is left", func() bool { return c.open.Load() == 0 })
@@ -163,9 +153,7 @@ func TestPortThatDoesntRead(t *testing.T) {
 	defer close(over)
 	h.fake.Listen(8000, func(c net.Conn) { <-over; _ = c.Close() })
 	conn, err := net.Dial("tcp", strings.TrimPrefix(h.url, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, _ = fmt.Fprintf(conn, "POST %s/ HTTP/1.1\r\nHost: localhost\r\nX-Api-Token: %s\r\nContent-Length: 1000000\r\n\r\n%s",
 		portPath, master, strings.Repeat("x", 100_000))
 	_ = conn.Close()
@@ -241,9 +229,7 @@ func (h *house) switches(then func(c net.Conn, r io.Reader)) {
 func (h *house) switched() (net.Conn, *bufio.Reader) {
 	h.t.Helper()
 	c, err := net.Dial("tcp", strings.TrimPrefix(h.url, "http://"))
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must(h.t, err)
 	h.t.Cleanup(func() { _ = c.Close() })
 	_, _ = fmt.Fprintf(c, "GET %s/ HTTP/1.1\r\nHost: localhost\r\nX-Api-Token: %s\r\nConnection: Upgrade\r\nUpgrade: own\r\n\r\n", portPath, master)
 	r := bufio.NewReader(c)

@@ -244,9 +244,7 @@ func withShelf(t testing.TB, s *shelf) func(*sandboxapi.Options) {
 - {name: librarian, tenant: red, token: ` + librarian + `, scopes: [storage:read, storage:write]}
 - {name: browser, tenant: red, token: ` + browser + `, scopes: [storage:read]}
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return func(o *sandboxapi.Options) { o.Workspaces, o.Chats, o.Gate.Tokens = desk{s}, s, tokens }
 }
 
@@ -277,13 +275,9 @@ func form(t testing.TB, files ...string) (body, kind string) {
 	w := multipart.NewWriter(&b)
 	for i := 0; i+1 < len(files); i += 2 {
 		p, err := w.CreatePart(textproto.MIMEHeader{"Content-Disposition": {multipart.FileContentDisposition("f", files[i])}, "Content-Type": {"text/plain"}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_, _ = io.WriteString(p, files[i+1])
 	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.Close())
 	return b.String(), w.FormDataContentType()
 }

@@ -213,9 +213,7 @@ func TestSignedURLsEnd(t *testing.T) {
 					r.Header.Set("Upgrade", tt.upgrade)
 				}
 				resp, err := h.client.Do(r)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				_, _ = io.Copy(io.Discard, resp.Body)
 				_ = resp.Body.Close()
 				status = resp.StatusCode
@@ -271,19 +269,13 @@ func forger(t *testing.T, signature string) (text, sum string, forge func(field 
 	t.Helper()
 	text, sum, _ = strings.Cut(signature, ".")
 	claims, err := base64.RawURLEncoding.DecodeString(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return text, sum, func(field string, value any) string {
 		var c map[string]any
-		if err := json.Unmarshal(claims, &c); err != nil {
-			t.Fatal(err)
-		}
+		must(t, json.Unmarshal(claims, &c))
 		c[field] = value
 		b, err := json.Marshal(c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return base64.RawURLEncoding.EncodeToString(b)
 	}
 }

@@ -251,9 +251,7 @@ func TestStreamHeartbeat(t *testing.T) {
 		lines := bufio.NewReader(resp.Body)
 		for beats := 0; beats < 3; {
 			line, err := lines.ReadString('\n')
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if line == want {
 				beats++
 			}

@@ -36,9 +36,7 @@ func (d *drip) Read(b []byte) (int, error) {
 func (d *piped) upload(method, path string, length int64, body io.Reader, kind string) (status int, code string, took time.Duration) {
 	d.t.Helper()
 	r, err := http.NewRequest(method, "http://localhost"+path, body)
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	must(d.t, err)
 	r.ContentLength = length
 	r.Header.Set("X-API-Token", master)
 	r.Header.Set("Content-Type", kind)
@@ -140,15 +138,11 @@ func TestSignedUploadsEnd(t *testing.T) {
 func (d *piped) signFile(body string) string {
 	d.t.Helper()
 	r, err := http.NewRequest("POST", "http://localhost"+chatPath+"/file-urls", strings.NewReader(body))
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	must(d.t, err)
 	r.Header.Set("X-API-Token", master)
 	r.Header.Set("Content-Type", "application/json")
 	resp, err := d.client.Do(r)
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	must(d.t, err)
 	defer func() { _ = resp.Body.Close() }()
 	var u apitype.FileURL
 	if err := json.NewDecoder(resp.Body).Decode(&u); err != nil || resp.StatusCode != 201 {

@@ -111,15 +111,7 @@ func fileAnswers(d *door) {
 	// A watch has no end to wait for.
 	watch := wayOp{"GET", at("/watch", "/none", "recursive", "true"), "", "", 404, false}
 	watch.answers(d)
-	r, err := http.NewRequest("GET", d.url+at("/watch", "/d"), nil)
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	r.Header.Set("X-API-Token", master)
-	resp, err := d.client.Do(r)
-	if err != nil {
-		d.t.Fatal(err)
-	}
+	resp := d.do(d.t.Context(), "GET", at("/watch", "/d"), "")
 	if _, err := io.ReadFull(resp.Body, make([]byte, len("event: ready\n"))); err != nil {
 		d.t.Error(err)
 	}
