@@ -54,6 +54,8 @@ type scripted struct {
 	renewed time.Duration
 }
 
+func (s *scripted) fail(err error) { s.err = err }
+
 func (s *scripted) outcome() (lifecycle.Sandbox, error) {
 	if s.panics {
 		panic("boo")
@@ -323,13 +325,16 @@ func handshake(r *http.Request) {
 
 func withHost(host string) func(*http.Request) { return func(r *http.Request) { r.Host = host } }
 
-// operations are all documented ones, each with a request that succeeds.
-var operations = []struct {
+// operation is a call with a request that succeeds.
+type operation struct {
 	method, path, body string
 	status             int
 	open               bool // needs no token
 	outcomes           []outcome
-}{
+}
+
+// operations are all that are documented, but for those of files, ports and storage.
+var operations = []operation{
 	{"PUT", "/api/v1/sandboxes/k", `{"image":"alpine"}`, 201, false, append(engine, denied, conflict, capacity, overQuota)},
 	{"GET", "/api/v1/sandboxes/k", "", 200, false, append(engine, missing)},
 	{"DELETE", "/api/v1/sandboxes/k", "", 200, false, append(engine, wrongState)},
@@ -371,6 +376,53 @@ var operations = []struct {
 	{"GET", "/docs", "", 200, true, nil},
 }
 
+const jsonType = "application/json"
+
+// answers goes through the statuses that all operations have, and through its outcomes, which
+// fail brings about. Kind is the type of its body, and stranger a token that lacks its scope,
+// if there is one.
+func (d *door) answers(op operation, kind, stranger string, fail func(error), change ...func(*http.Request)) {
+	d.t.Helper()
+	if kind != "" {
+		change = append(change, withHeader("Content-Type", kind))
+	}
+	want := func(status int, code, path, body string, more ...func(*http.Request)) {
+		d.t.Helper()
+		if op.method == "HEAD" {
+			code = ""
+		}
+		d.want(status, code, op.method, path, body, append(slices.Clone(change), more...)...)
+	}
+	want(op.status, "", op.path, op.body)
+	want(421, "host_refused", op.path, op.body, withHost("evil.example"))
+	want(403, "origin_refused", op.path, op.body, withHeader("Origin", "https://evil.example"))
+	if op.open {
+		want(op.status, "", op.path, op.body, withToken(""))
+	} else {
+		want(401, "unauthorized", op.path, op.body, withToken(""))
+		if stranger != "" {
+			want(403, "forbidden", op.path, op.body, withToken(stranger))
+		}
+		if op.path != "/metrics" {
+			want(400, "malformed", op.path+map[bool]string{true: "&", false: "?"}[strings.Contains(op.path, "?")]+"colour=red", op.body)
+		}
+	}
+	for _, o := range op.outcomes {
+		fail(o.err)
+		want(o.status, o.code, op.path, op.body)
+	}
+	fail(nil)
+	if kind == jsonType {
+		tooMuch := 1<<20 + 1
+		if strings.HasSuffix(op.path, "/exec") || strings.HasSuffix(op.path, "/execs") {
+			tooMuch = 24 << 20
+		}
+		want(413, "too_large", op.path, strings.Repeat(" ", tooMuch))
+		want(415, "unsupported_media_type", op.path, "{}", withHeader("Content-Type", "text/plain"))
+		want(400, "malformed", op.path, `{"colour":"red"}`)
+	}
+}
+
 // outcome is an error of the manager's and what is answered to it.
 type outcome struct {
 	err    error
@@ -404,44 +456,19 @@ func TestEveryAnswer(t *testing.T) {
 	d := newDoor(t)
 	for _, op := range operations {
 		d.calm()
+		kind, stranger := "", powerless
+		if (op.method == "PUT" || op.method == "POST") && !strings.HasSuffix(op.path, "/stdin") && !strings.HasSuffix(op.path, "/wait") {
+			kind = jsonType
+		}
+		if strings.HasSuffix(op.path, "/exec") || strings.Contains(op.path, "/execs") || strings.Contains(op.path, "/processes") {
+			stranger = ""
+		}
 		var change []func(*http.Request)
 		if op.status == http.StatusSwitchingProtocols {
 			d.want(426, "upgrade_required", op.method, op.path, op.body)
 			change = append(change, handshake)
 		}
-		want := func(status int, code, body string, more ...func(*http.Request)) {
-			t.Helper()
-			d.want(status, code, op.method, op.path, body, append(slices.Clone(change), more...)...)
-		}
-		want(op.status, "", op.body)
-		d.want(421, "host_refused", op.method, op.path, op.body, withHost("evil.example"))
-		d.want(403, "origin_refused", op.method, op.path, op.body, withHeader("Origin", "https://evil.example"))
-		if op.open {
-			d.want(200, "", op.method, op.path, op.body, withToken(""))
-		} else {
-			d.want(401, "unauthorized", op.method, op.path, op.body, withToken(""))
-			d.want(401, "unauthorized", op.method, op.path, op.body, withToken("token-of-a-stranger"))
-			if !strings.HasSuffix(op.path, "/exec") && !strings.Contains(op.path, "/execs") && !strings.Contains(op.path, "/processes") {
-				d.want(403, "forbidden", op.method, op.path, op.body, withToken(powerless))
-			}
-			if op.path != "/metrics" {
-				d.want(400, "malformed", op.method, op.path+"?colour=red", op.body)
-			}
-		}
-		for _, o := range op.outcomes {
-			d.manager.err = o.err
-			want(o.status, o.code, op.body)
-		}
-		if (op.method == "PUT" || op.method == "POST") && !strings.HasSuffix(op.path, "/stdin") && !strings.HasSuffix(op.path, "/wait") {
-			d.calm()
-			tooMuch := 1<<20 + 1
-			if strings.HasSuffix(op.path, "/exec") || strings.HasSuffix(op.path, "/execs") {
-				tooMuch = 24 << 20
-			}
-			d.want(413, "too_large", op.method, op.path, strings.Repeat(" ", tooMuch))
-			d.want(415, "unsupported_media_type", op.method, op.path, "{}", withHeader("Content-Type", "text/plain"))
-			d.want(400, "malformed", op.method, op.path, `{"colour":"red"}`)
-		}
+		d.answers(op, kind, stranger, d.manager.fail, change...)
 	}
 	d.calm()
 	d.manager.panics = true

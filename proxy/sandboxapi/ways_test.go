@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -36,49 +35,6 @@ func (s *scripted) Ports(ctx context.Context, tenant, key string) (*lifecycle.Ac
 	return s.house.Ports(ctx, tenant, key)
 }
 
-// wayOp is a call of files or ports.
-type wayOp struct {
-	method, path, body, kind string // kind is the body's type
-	status                   int
-	exec                     bool // the scope that it takes; otherwise sandboxes:read
-}
-
-func (o wayOp) typed(r *http.Request) {
-	if o.kind != "" {
-		r.Header.Set("Content-Type", o.kind)
-	}
-}
-
-// answers goes through the statuses that all these calls have.
-func (o wayOp) answers(d *door, more ...outcome) {
-	d.t.Helper()
-	want := func(status int, code string, change ...func(*http.Request)) {
-		d.t.Helper()
-		if o.method == "HEAD" {
-			code = ""
-		}
-		d.want(status, code, o.method, o.path, o.body, append([]func(*http.Request){o.typed}, change...)...)
-	}
-	want(o.status, "")
-	want(421, "host_refused", withHost("evil.example"))
-	want(403, "origin_refused", withHeader("Origin", "https://evil.example"))
-	want(401, "unauthorized", withToken(""))
-	if !o.exec {
-		want(403, "forbidden", withToken(powerless))
-	}
-	d.want(400, map[bool]string{true: "malformed"}[o.method != "HEAD"], o.method, o.path+map[bool]string{true: "&", false: "?"}[strings.Contains(o.path, "?")]+"colour=red", o.body, o.typed)
-	for _, x := range slices.Concat(engine, []outcome{missing, wrongState, capacity, cant}, more) {
-		d.manager.err = x.err
-		want(x.status, x.code)
-	}
-	d.manager.err = nil
-	if o.kind == "application/json" {
-		d.want(413, "too_large", o.method, o.path, strings.Repeat(" ", 1<<20+1))
-		d.want(415, "unsupported_media_type", o.method, o.path, o.body, withHeader("Content-Type", "text/plain"))
-		d.want(400, "malformed", o.method, o.path, `{"colour":"red"}`)
-	}
-}
-
 // fileAnswers goes through every status of the files calls.
 func fileAnswers(d *door) {
 	d.calm()
@@ -86,31 +42,27 @@ func fileAnswers(d *door) {
 	for _, name := range []string{"/d/f", "/d/g", "/d/h"} {
 		d.manager.house.put(name, "find me\n")
 	}
-	const octets, tarball, object = "application/octet-stream", "application/x-tar", "application/json"
-	for _, op := range []wayOp{
-		{"GET", at("", "/d/f"), "", "", 200, false},
-		{"HEAD", at("", "/d/f"), "", "", 200, false},
-		{"GET", at("/stat", "/d/f"), "", "", 200, false},
-		{"GET", at("/list", "/d", "depth", "2", "limit", "2"), "", "", 200, false},
-		{"GET", at("/glob", "/d", "pattern", "*"), "", "", 200, false},
-		{"GET", at("/search", "/d", "pattern", "me", "literal", "true", "ignore_case", "false", "include", "*"), "", "", 200, false},
-		{"GET", at("/tar", "/d"), "", "", 200, false},
-		{"DELETE", at("", "/d/h", "recursive", "true"), "", "", 204, true},
-		{"POST", filesPath + "/move", `{"from":"/d/g","to":"/d/h"}`, object, 204, true},
+	const octets, tarball = "application/octet-stream", "application/x-tar"
+	all := slices.Concat(engine, []outcome{missing, wrongState, capacity, cant})
+	for _, op := range []operation{
+		{"GET", at("", "/d/f"), "", 200, false, all},
+		{"HEAD", at("", "/d/f"), "", 200, false, all},
+		{"GET", at("/stat", "/d/f"), "", 200, false, all},
+		{"GET", at("/list", "/d", "depth", "2", "limit", "2"), "", 200, false, all},
+		{"GET", at("/glob", "/d", "pattern", "*"), "", 200, false, all},
+		{"GET", at("/search", "/d", "pattern", "me", "literal", "true", "ignore_case", "false", "include", "*"), "", 200, false, all},
+		{"GET", at("/tar", "/d"), "", 200, false, all},
+		{"GET", at("/watch", "/none", "recursive", "true"), "", 404, false, all}, // another has no end to wait for
 	} {
-		op.answers(d)
+		d.answers(op, "", powerless, d.manager.fail)
 	}
-	for _, op := range []wayOp{
-		{"PUT", at("", "/d/x", "mode", "0600", "mkdir", "true", "append", "false"), "x", octets, 200, true},
-		{"PUT", at("/tar", "/d"), string(make([]byte, 1024)), tarball, 204, true},
-		{"POST", filesPath + "/mkdir", `{"path":"/d/e","mode":"0700","parents":true}`, object, 204, true},
-		{"POST", filesPath + "/copy", `{"from":"/d/f","to":"/d/c"}`, object, 204, true},
-	} {
-		op.answers(d, overQuota)
-	}
-	// A watch has no end to wait for.
-	watch := wayOp{"GET", at("/watch", "/none", "recursive", "true"), "", "", 404, false}
-	watch.answers(d)
+	d.answers(operation{"DELETE", at("", "/d/h", "recursive", "true"), "", 204, false, all}, "", "", d.manager.fail)
+	d.answers(operation{"POST", filesPath + "/move", `{"from":"/d/g","to":"/d/h"}`, 204, false, all}, jsonType, "", d.manager.fail)
+	all = append(all, overQuota)
+	d.answers(operation{"PUT", at("", "/d/x", "mode", "0600", "mkdir", "true", "append", "false"), "x", 200, false, all}, octets, "", d.manager.fail)
+	d.answers(operation{"PUT", at("/tar", "/d"), string(make([]byte, 1024)), 204, false, all}, tarball, "", d.manager.fail)
+	d.answers(operation{"POST", filesPath + "/mkdir", `{"path":"/d/e","mode":"0700","parents":true}`, 204, false, all}, jsonType, "", d.manager.fail)
+	d.answers(operation{"POST", filesPath + "/copy", `{"from":"/d/f","to":"/d/c"}`, 204, false, all}, jsonType, "", d.manager.fail)
 	resp := d.do(d.t.Context(), "GET", at("/watch", "/d"), "")
 	if _, err := io.ReadFull(resp.Body, make([]byte, len("event: ready\n"))); err != nil {
 		d.t.Error(err)
@@ -143,7 +95,8 @@ func portAnswers(d *door) {
 		_ = c.Close()
 	})
 	defer close(stop)
-	wayOp{"POST", "/api/v1/sandboxes/k/urls", `{"port":8000,"ttl":"1h"}`, "application/json", 201, true}.answers(d)
+	urls := operation{"POST", "/api/v1/sandboxes/k/urls", `{"port":8000,"ttl":"1h"}`, 201, false, slices.Concat(engine, []outcome{missing, wrongState, capacity, cant})}
+	d.answers(urls, jsonType, "", d.manager.fail)
 
 	sign := func(d *door, body string) string {
 		var u apitype.PortURL
