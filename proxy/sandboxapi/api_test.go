@@ -147,12 +147,10 @@ func (g *gatherer) Gather() ([]*dto.MetricFamily, error) {
 // against the OpenAPI document.
 type door struct {
 	*openapitest.Checker
-	t       *testing.T
+	caller
 	opts    sandboxapi.Options
-	url     string
 	handler http.Handler
 	stop    func() // waits until all requests are answered
-	client  *http.Client
 	manager *scripted
 	metrics *gatherer
 }
@@ -166,7 +164,7 @@ func newDoor(t *testing.T, change ...func(*sandboxapi.Options)) *door {
 - {name: powerless, tenant: red, token: ` + powerless + `, scopes: [sandboxes:exec]}
 `))
 	must(t, err)
-	d := &door{Checker: openapitest.New(t), t: t, manager: &scripted{}, metrics: &gatherer{}}
+	d := &door{Checker: openapitest.New(t), caller: caller{t: t}, manager: &scripted{}, metrics: &gatherer{}}
 	d.client = &http.Client{Transport: d.Transport(nil)}
 	d.opts = sandboxapi.Options{
 		Manager: d.manager, Policy: func() *policy.Policy { return pol }, Gate: proxy.GateOptions{Tokens: tokens}, Gatherer: d.metrics, Version: "1.2.3",
@@ -236,50 +234,56 @@ func (a answer) problem(t *testing.T) apitype.Problem {
 	return p
 }
 
-// do sends a request of the master's, but for what change does to it, and returns the answer
-// as soon as it begins.
-func (d *door) do(ctx context.Context, method, path, body string, change ...func(*http.Request)) *http.Response {
-	d.t.Helper()
-	r, err := http.NewRequestWithContext(ctx, method, d.url+path, strings.NewReader(body))
-	must(d.t, err)
+// caller sends requests of the master's to a server.
+type caller struct {
+	t      *testing.T
+	url    string
+	client *http.Client
+}
+
+// request makes a request of the master's, but for what change does to it.
+func (c *caller) request(method, path string, body io.Reader, change ...func(*http.Request)) *http.Request {
+	c.t.Helper()
+	r, err := http.NewRequest(method, c.url+path, body)
+	must(c.t, err)
 	r.Header.Set("X-API-Token", master)
-	if body != "" {
-		r.Header.Set("Content-Type", "application/json")
-	}
 	for _, f := range change {
 		f(r)
 	}
-	resp, err := d.client.Do(r)
+	return r
+}
+
+// do sends a request, and returns the answer as soon as it begins.
+func (c *caller) do(ctx context.Context, method, path, body string, change ...func(*http.Request)) *http.Response {
+	c.t.Helper()
+	if body != "" {
+		change = append([]func(*http.Request){withHeader("Content-Type", jsonType)}, change...)
+	}
+	resp, err := c.client.Do(c.request(method, path, strings.NewReader(body), change...).WithContext(ctx))
 	if err != nil {
-		d.t.Fatalf("%s %s: %v", method, path, err)
+		c.t.Fatalf("%s %s: %v", method, path, err)
 	}
 	return resp
 }
 
 // send is do with the whole answer.
-func (d *door) send(method, path, body string, change ...func(*http.Request)) answer {
-	d.t.Helper()
-	resp := d.do(context.Background(), method, path, body, change...)
+func (c *caller) send(method, path, body string, change ...func(*http.Request)) answer {
+	c.t.Helper()
+	resp := c.do(context.Background(), method, path, body, change...)
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		return answer{Response: resp} // what follows has no end
 	}
 	b, err := io.ReadAll(resp.Body)
 	if err != nil {
-		d.t.Fatalf("%s %s: %v", method, path, err)
+		c.t.Fatalf("%s %s: %v", method, path, err)
 	}
 	return answer{resp, string(b)}
 }
 
 // brokenOff reports whether an answer ends before it is whole.
-func (d *door) brokenOff(path string, change ...func(*http.Request)) bool {
-	r, err := http.NewRequest("GET", d.url+path, nil)
-	must(d.t, err)
-	r.Header.Set("X-API-Token", master)
-	for _, f := range change {
-		f(r)
-	}
-	resp, err := http.DefaultClient.Do(r)
+func (c *caller) brokenOff(path string, change ...func(*http.Request)) bool {
+	resp, err := http.DefaultClient.Do(c.request("GET", path, nil, change...))
 	if err == nil {
 		_, err = io.ReadAll(resp.Body)
 		_ = resp.Body.Close()
@@ -288,15 +292,15 @@ func (d *door) brokenOff(path string, change ...func(*http.Request)) bool {
 }
 
 // want sends a request and checks the answer's status and code.
-func (d *door) want(status int, code, method, path, body string, change ...func(*http.Request)) answer {
-	d.t.Helper()
-	a := d.send(method, path, body, change...)
+func (c *caller) want(status int, code, method, path, body string, change ...func(*http.Request)) answer {
+	c.t.Helper()
+	a := c.send(method, path, body, change...)
 	var got struct{ Code string }
 	if code != "" {
 		_ = json.Unmarshal([]byte(a.body), &got)
 	}
 	if a.StatusCode != status || got.Code != code {
-		d.t.Errorf("%s %s: got %d %s, want %d %s\n%s", method, path, a.StatusCode, got.Code, status, code, a.body)
+		c.t.Errorf("%s %s: got %d %s, want %d %s\n%s", method, path, a.StatusCode, got.Code, status, code, a.body)
 	}
 	return a
 }

@@ -257,9 +257,7 @@ func TestCallerGoneBehindBody(t *testing.T) {
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			r, err := http.NewRequestWithContext(ctx, tt.method, d.url+tt.path, strings.NewReader("{}"))
-			must(t, err)
-			r.Header.Set("X-API-Token", master)
+			r := d.request(tt.method, tt.path, strings.NewReader("{}")).WithContext(ctx)
 			gone := make(chan struct{})
 			go func() {
 				defer close(gone)

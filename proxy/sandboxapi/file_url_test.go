@@ -106,11 +106,11 @@ func TestSignaturesArePurposeful(t *testing.T) {
 		o.Workspaces, o.Chats = desk{s}, s
 	})
 	port := strings.Trim(strings.TrimPrefix(h.signed("k", 8000, "1h").Path, "/p/"), "/")
-	h.send(403, "url_invalid", "GET", "/f/"+port, "", withToken(""))
+	h.want(403, "url_invalid", "GET", "/f/"+port, "", withToken(""))
 	var u apitype.FileURL
-	h.send(201, "", "POST", chatPath+"/file-urls", `{"name":"x","method":"GET"}`, withHeader("Content-Type", "application/json")).decode(t, &u)
-	h.send(200, "", "GET", u.Path, "", withToken(""))
-	h.send(403, "url_invalid", "GET", "/p/"+strings.TrimPrefix(u.Path, "/f/")+"/", "", withToken(""))
+	h.want(201, "", "POST", chatPath+"/file-urls", `{"name":"x","method":"GET"}`, withHeader("Content-Type", "application/json")).decode(t, &u)
+	h.want(200, "", "GET", u.Path, "", withToken(""))
+	h.want(403, "url_invalid", "GET", "/p/"+strings.TrimPrefix(u.Path, "/f/")+"/", "", withToken(""))
 }
 
 func TestFileURLRequests(t *testing.T) {

@@ -105,9 +105,9 @@ func TestBrokenAnswers(t *testing.T) {
 		}
 	}
 	o.set(func() { o.read = func(func(runtime.FileInfo) error, io.Writer) error { return boo } })
-	h.send(500, "internal", "GET", at("", "/f"), "")
+	h.want(500, "internal", "GET", at("", "/f"), "")
 	o.set(func() { o.read = func(func(runtime.FileInfo) error, io.Writer) error { return nil } })
-	h.send(500, "internal", "GET", at("", "/f"), "")
+	h.want(500, "internal", "GET", at("", "/f"), "")
 
 	// As long as nothing was sent, an error is answered like any other.
 	h.put2(o, "/r", "0123456789")
@@ -125,7 +125,7 @@ func TestBrokenAnswers(t *testing.T) {
 			if tt.name == "of /proc, failed at once" && header != "" {
 				continue // it has no range
 			}
-			a := h.send(tt.status, tt.code, "GET", at("", "/workspace/r"), "", withHeader("Range", header))
+			a := h.want(tt.status, tt.code, "GET", at("", "/workspace/r"), "", withHeader("Range", header))
 			if ct := a.Header.Get("Content-Type"); ct != "application/problem+json" || a.ContentLength != int64(len(a.body)) {
 				t.Errorf("%s, %s: %s of %d bytes", tt.name, header, ct, a.ContentLength)
 			}
@@ -137,11 +137,11 @@ func TestBrokenAnswers(t *testing.T) {
 		}
 	}
 	o.set(func() { o.read = say(0, "", nil) })
-	if a := h.send(200, "", "GET", at("", "/workspace/r"), ""); a.body != "" || a.Header.Get("ETag") == "" {
+	if a := h.want(200, "", "GET", at("", "/workspace/r"), ""); a.body != "" || a.Header.Get("ETag") == "" {
 		t.Errorf("an empty file: %q, %v", a.body, a.Header)
 	}
 	o.set(func() { o.read = say(4, "0", nil) }) // shorter by the time it is read
-	h.send(409, "file_wrong_kind", "GET", at("", "/workspace/r"), "", withHeader("Range", "bytes=2-8"))
+	h.want(409, "file_wrong_kind", "GET", at("", "/workspace/r"), "", withHeader("Range", "bytes=2-8"))
 
 	o.set(func() { o.tar = func(w io.Writer) error { _, _ = w.Write([]byte("part")); return boo } })
 	if _, _, err := get(at("/tar", "/d")); err == nil {
@@ -153,7 +153,7 @@ func TestBrokenAnswers(t *testing.T) {
 	if _, _, err := get(at("/list", "/d"), withHeader("Accept", "application/x-ndjson")); err == nil {
 		t.Error("half a list was taken for the whole")
 	}
-	h.send(500, "internal", "GET", at("/list", "/d"), "")
+	h.want(500, "internal", "GET", at("/list", "/d"), "")
 	// However long the names are, an answer isn't.
 	o.set(func() {
 		o.list = func(f func(runtime.FileInfo) error) error {
@@ -164,7 +164,7 @@ func TestBrokenAnswers(t *testing.T) {
 			}
 		}
 	})
-	a := h.send(200, "", "GET", at("/list", "/d", "limit", "10000"), "")
+	a := h.want(200, "", "GET", at("/list", "/d", "limit", "10000"), "")
 	if len(a.body) > 17<<20 || !strings.HasSuffix(a.body, `"truncated":true}`+"\n") {
 		t.Errorf("got %d bytes, …%s", len(a.body), a.body[max(0, len(a.body)-20):])
 	}

@@ -20,13 +20,13 @@ import (
 
 func TestReadAndWriteFiles(t *testing.T) {
 	h := newHouse(t, nil)
-	a := h.send(200, "", "PUT", at("", "/workspace/a/b.txt", "mkdir", "true", "mode", "0600"), "0123456789")
+	a := h.want(200, "", "PUT", at("", "/workspace/a/b.txt", "mkdir", "true", "mode", "0600"), "0123456789")
 	var info apitype.FileInfo
 	a.decode(t, &info)
 	if info.Path != "/workspace/a/b.txt" || info.Type != "file" || info.Size != 10 || info.Mode != "0600" || info.ModifiedAt.IsZero() {
 		t.Errorf("got %+v", info)
 	}
-	a = h.send(200, "", "GET", at("", "/workspace/a/b.txt"), "")
+	a = h.want(200, "", "GET", at("", "/workspace/a/b.txt"), "")
 	if a.body != "0123456789" || a.ContentLength != 10 {
 		t.Errorf("got %q of %d bytes", a.body, a.ContentLength)
 	}
@@ -42,57 +42,57 @@ func TestReadAndWriteFiles(t *testing.T) {
 	if !strings.HasPrefix(etag, `W/"`) {
 		t.Errorf("ETag is %q", etag)
 	}
-	h.send(304, "", "GET", at("", "/workspace/a/b.txt"), "", withHeader("If-None-Match", `"x", `+etag))
-	h.send(304, "", "HEAD", at("", "/workspace/a/b.txt"), "", withHeader("If-None-Match", etag))
-	a = h.send(200, "", "HEAD", at("", "/workspace/a/b.txt"), "")
+	h.want(304, "", "GET", at("", "/workspace/a/b.txt"), "", withHeader("If-None-Match", `"x", `+etag))
+	h.want(304, "", "HEAD", at("", "/workspace/a/b.txt"), "", withHeader("If-None-Match", etag))
+	a = h.want(200, "", "HEAD", at("", "/workspace/a/b.txt"), "")
 	if a.ContentLength != 10 || a.Header.Get("ETag") != etag {
 		t.Errorf("got %v", a.Header)
 	}
-	h.send(422, "", "HEAD", at("", "/workspace/a"), "")
-	h.send(404, "", "HEAD", at("", "/workspace/none"), "")
+	h.want(422, "", "HEAD", at("", "/workspace/a"), "")
+	h.want(404, "", "HEAD", at("", "/workspace/none"), "")
 
-	h.send(412, "precondition_failed", "PUT", at("", "/workspace/a/b.txt"), "x", withHeader("If-None-Match", "*"))
-	h.send(200, "", "PUT", at("", "/workspace/a/new"), "x", withHeader("If-None-Match", "*"))
-	h.send(200, "", "PUT", at("", "/workspace/a/b.txt", "append", "true"), "abc")
-	if a = h.send(200, "", "GET", at("", "/workspace/a/b.txt"), ""); a.body != "0123456789abc" || a.Header.Get("ETag") == etag {
+	h.want(412, "precondition_failed", "PUT", at("", "/workspace/a/b.txt"), "x", withHeader("If-None-Match", "*"))
+	h.want(200, "", "PUT", at("", "/workspace/a/new"), "x", withHeader("If-None-Match", "*"))
+	h.want(200, "", "PUT", at("", "/workspace/a/b.txt", "append", "true"), "abc")
+	if a = h.want(200, "", "GET", at("", "/workspace/a/b.txt"), ""); a.body != "0123456789abc" || a.Header.Get("ETag") == etag {
 		t.Errorf("got %q, %v", a.body, a.Header)
 	}
 	h.put("/workspace/empty", "")
-	if a = h.send(200, "", "GET", at("", "/workspace/empty"), ""); a.body != "" {
+	if a = h.want(200, "", "GET", at("", "/workspace/empty"), ""); a.body != "" {
 		t.Errorf("got %q", a.body)
 	}
 
-	h.send(404, "file_not_found", "GET", at("", "/workspace/none"), "")
-	h.send(404, "file_not_found", "PUT", at("", "/workspace/none/x"), "x")
-	h.send(404, "not_found", "GET", strings.Replace(at("", "/x"), "/k/", "/other/", 1), "")
-	h.send(422, "validation", "GET", at("", "/workspace/a"), "")
-	h.send(422, "validation", "GET", at("", "relative"), "")
-	h.send(422, "validation", "GET", filesPath, "")
-	h.send(422, "validation", "GET", at("", "/a\x00b"), "")
-	h.send(422, "validation", "GET", at("", "/"+strings.Repeat("a", 4096)), "")
-	h.send(422, "validation", "GET", at("", "/a", "path_base64", "L2E="), "")
-	h.send(422, "validation", "GET", filesPath+"?path_base64=%2A", "")
-	h.send(400, "malformed", "GET", at("", "/a", "colour", "red"), "")
-	h.send(422, "validation", "PUT", at("", "/x", "mode", "1777"), "x")
-	h.send(422, "validation", "PUT", at("", "/x", "mode", "9"), "x")
-	h.send(422, "validation", "PUT", at("", "/x"), "x", withHeader("If-None-Match", `"e"`))
-	h.send(422, "validation", "PUT", at("", "/x"), "x", withHeader("If-Match", `"e"`))
-	h.send(422, "validation", "PUT", at("", "/x"), "x", withHeader("Content-Range", "bytes 0-0/1"))
-	h.send(422, "validation", "PUT", at("", "/x", "append", "true"), "x", withHeader("If-None-Match", "*"))
-	h.send(415, "unsupported_media_type", "PUT", at("", "/x"), "x", withHeader("Content-Encoding", "gzip"))
-	h.send(404, "file_not_found", "GET", at("", "/x"), "")
+	h.want(404, "file_not_found", "GET", at("", "/workspace/none"), "")
+	h.want(404, "file_not_found", "PUT", at("", "/workspace/none/x"), "x")
+	h.want(404, "not_found", "GET", strings.Replace(at("", "/x"), "/k/", "/other/", 1), "")
+	h.want(422, "validation", "GET", at("", "/workspace/a"), "")
+	h.want(422, "validation", "GET", at("", "relative"), "")
+	h.want(422, "validation", "GET", filesPath, "")
+	h.want(422, "validation", "GET", at("", "/a\x00b"), "")
+	h.want(422, "validation", "GET", at("", "/"+strings.Repeat("a", 4096)), "")
+	h.want(422, "validation", "GET", at("", "/a", "path_base64", "L2E="), "")
+	h.want(422, "validation", "GET", filesPath+"?path_base64=%2A", "")
+	h.want(400, "malformed", "GET", at("", "/a", "colour", "red"), "")
+	h.want(422, "validation", "PUT", at("", "/x", "mode", "1777"), "x")
+	h.want(422, "validation", "PUT", at("", "/x", "mode", "9"), "x")
+	h.want(422, "validation", "PUT", at("", "/x"), "x", withHeader("If-None-Match", `"e"`))
+	h.want(422, "validation", "PUT", at("", "/x"), "x", withHeader("If-Match", `"e"`))
+	h.want(422, "validation", "PUT", at("", "/x"), "x", withHeader("Content-Range", "bytes 0-0/1"))
+	h.want(422, "validation", "PUT", at("", "/x", "append", "true"), "x", withHeader("If-None-Match", "*"))
+	h.want(415, "unsupported_media_type", "PUT", at("", "/x"), "x", withHeader("Content-Encoding", "gzip"))
+	h.want(404, "file_not_found", "GET", at("", "/x"), "")
 
 	for _, op := range [][2]string{{"GET", ""}, {"HEAD", ""}, {"GET", "/stat"}, {"GET", "/list"}, {"GET", "/tar"}} {
-		h.send(200, "", op[0], at(op[1], map[bool]string{true: "/workspace", false: "/workspace/a/b.txt"}[op[1] == "/list"]), "", withToken(reader))
+		h.want(200, "", op[0], at(op[1], map[bool]string{true: "/workspace", false: "/workspace/a/b.txt"}[op[1] == "/list"]), "", withToken(reader))
 	}
 	for _, op := range [][2]string{{"PUT", ""}, {"DELETE", ""}, {"PUT", "/tar"}} {
-		h.send(403, "forbidden", op[0], at(op[1], "/workspace/a/b.txt"), "x", withToken(reader))
+		h.want(403, "forbidden", op[0], at(op[1], "/workspace/a/b.txt"), "x", withToken(reader))
 	}
 	for _, call := range []string{"/mkdir", "/move", "/copy"} {
-		h.send(403, "forbidden", "POST", filesPath+call, "{}", withToken(reader))
+		h.want(403, "forbidden", "POST", filesPath+call, "{}", withToken(reader))
 	}
-	h.send(403, "forbidden", "GET", at("", "/workspace/a/b.txt"), "", withToken(powerless))
-	h.send(401, "unauthorized", "GET", at("", "/workspace/a/b.txt"), "", withToken(""))
+	h.want(403, "forbidden", "GET", at("", "/workspace/a/b.txt"), "", withToken(powerless))
+	h.want(401, "unauthorized", "GET", at("", "/workspace/a/b.txt"), "", withToken(""))
 }
 
 func TestRanges(t *testing.T) {
@@ -123,32 +123,32 @@ func TestRanges(t *testing.T) {
 		{"bytes=+1-2", "/f", 200, "0123456789", ""},
 		{"bytes=--1", "/f", 200, "0123456789", ""},
 	} {
-		a := h.send(tt.status, map[bool]string{true: "range"}[tt.status == 416], "GET", at("", tt.name), "", withHeader("Range", tt.header))
+		a := h.want(tt.status, map[bool]string{true: "range"}[tt.status == 416], "GET", at("", tt.name), "", withHeader("Range", tt.header))
 		if got := a.Header.Get("Content-Range"); got != tt.place || tt.status != 416 && (a.body != tt.body || a.ContentLength != int64(len(tt.body))) {
 			t.Errorf("%s: got %q, %q of %d bytes", tt.header, got, a.body, a.ContentLength)
 		}
 	}
-	a := h.send(200, "", "GET", at("", "/f"), "", withHeader("Range", "bytes=1-2"), withHeader("If-Range", `W/"x"`))
+	a := h.want(200, "", "GET", at("", "/f"), "", withHeader("Range", "bytes=1-2"), withHeader("If-Range", `W/"x"`))
 	if a.body != "0123456789" {
 		t.Errorf("got %q", a.body)
 	}
-	h.send(404, "file_not_found", "GET", at("", "/none"), "", withHeader("Range", "bytes=0-1"))
-	h.send(422, "validation", "GET", at("", "/"), "", withHeader("Range", "bytes=0-1"))
+	h.want(404, "file_not_found", "GET", at("", "/none"), "", withHeader("Range", "bytes=0-1"))
+	h.want(422, "validation", "GET", at("", "/"), "", withHeader("Range", "bytes=0-1"))
 }
 
 func TestTreeOfFiles(t *testing.T) {
 	h := newHouse(t, nil)
 	jsonBody := withHeader("Content-Type", "application/json")
-	h.send(204, "", "POST", filesPath+"/mkdir", `{"path":"/d/e","parents":true,"mode":"0700"}`, jsonBody)
-	h.send(404, "file_not_found", "POST", filesPath+"/mkdir", `{"path":"/x/y"}`, jsonBody)
-	h.send(409, "file_exists", "POST", filesPath+"/mkdir", `{"path":"/d"}`, jsonBody)
-	h.send(422, "validation", "POST", filesPath+"/mkdir", `{"path":"/y","mode":"rwx"}`, jsonBody)
-	h.send(422, "validation", "POST", filesPath+"/mkdir", `{}`, jsonBody)
-	h.send(400, "malformed", "POST", filesPath+"/mkdir", `{"path":"/y","colour":"red"}`, jsonBody)
+	h.want(204, "", "POST", filesPath+"/mkdir", `{"path":"/d/e","parents":true,"mode":"0700"}`, jsonBody)
+	h.want(404, "file_not_found", "POST", filesPath+"/mkdir", `{"path":"/x/y"}`, jsonBody)
+	h.want(409, "file_exists", "POST", filesPath+"/mkdir", `{"path":"/d"}`, jsonBody)
+	h.want(422, "validation", "POST", filesPath+"/mkdir", `{"path":"/y","mode":"rwx"}`, jsonBody)
+	h.want(422, "validation", "POST", filesPath+"/mkdir", `{}`, jsonBody)
+	h.want(400, "malformed", "POST", filesPath+"/mkdir", `{"path":"/y","colour":"red"}`, jsonBody)
 	h.put("/d/e/one.go", "package one // TODO\nx\nTODO again\n")
 	h.put("/d/two.txt", "todo")
 	var info apitype.FileInfo
-	h.send(200, "", "GET", at("/stat", "/d"), "").decode(t, &info)
+	h.want(200, "", "GET", at("/stat", "/d"), "").decode(t, &info)
 	if info.Type != "directory" || info.Path != "/d" {
 		t.Errorf("got %+v", info)
 	}
@@ -174,7 +174,7 @@ func TestTreeOfFiles(t *testing.T) {
 		{at("/glob", "/d", "pattern", "**", "limit", "1"), []string{"true", "/d/e"}},
 		{at("/glob", "/d", "pattern", "nothing"), []string{"false"}},
 	} {
-		got := paths(h.send(200, "", "GET", tt.path, ""))
+		got := paths(h.want(200, "", "GET", tt.path, ""))
 		if diff := cmp.Diff(tt.want, got); diff != "" {
 			t.Errorf("%s: %s", tt.path, diff)
 		}
@@ -184,73 +184,73 @@ func TestTreeOfFiles(t *testing.T) {
 		at("/list", "/d", "limit", "10001"), at("/glob", "/d"), at("/glob", "/d", "pattern", "[a"), at("/search", "/d"),
 		at("/search", "/d", "pattern", "("), at("/search", "/d", "pattern", "x", "literal", "yes"), at("/search", "/d", "pattern", "x", "include", "[a"),
 	} {
-		h.send(422, "validation", "GET", bad, "")
+		h.want(422, "validation", "GET", bad, "")
 	}
-	h.send(404, "file_not_found", "GET", at("/list", "/none"), "")
-	h.send(404, "file_not_found", "GET", at("/list", "/none"), "", withHeader("Accept", "application/x-ndjson"))
+	h.want(404, "file_not_found", "GET", at("/list", "/none"), "")
+	h.want(404, "file_not_found", "GET", at("/list", "/none"), "", withHeader("Accept", "application/x-ndjson"))
 
 	var found apitype.FileMatches
-	h.send(200, "", "GET", at("/search", "/d", "pattern", "todo", "ignore_case", "true", "include", "*.go"), "").decode(t, &found)
+	h.want(200, "", "GET", at("/search", "/d", "pattern", "todo", "ignore_case", "true", "include", "*.go"), "").decode(t, &found)
 	want := apitype.FileMatches{Matches: []apitype.FileMatch{
 		{Path: "/d/e/one.go", Line: 1, Text: "package one // TODO"}, {Path: "/d/e/one.go", Line: 3, Text: "TODO again"},
 	}}
 	if diff := cmp.Diff(want, found); diff != "" {
 		t.Error(diff)
 	}
-	a := h.send(200, "", "GET", at("/list", "/d", "depth", "9"), "", withHeader("Accept", "application/x-ndjson"))
+	a := h.want(200, "", "GET", at("/list", "/d", "depth", "9"), "", withHeader("Accept", "application/x-ndjson"))
 	if lines := strings.Count(a.body, "\n"); lines != 3 || a.Header.Get("Content-Type") != "application/x-ndjson" {
 		t.Errorf("got %d lines of %s", lines, a.Header.Get("Content-Type"))
 	}
-	a = h.send(200, "", "GET", at("/glob", "/d", "pattern", "nothing"), "", withHeader("Accept", "application/x-ndjson"))
+	a = h.want(200, "", "GET", at("/glob", "/d", "pattern", "nothing"), "", withHeader("Accept", "application/x-ndjson"))
 	if a.body != "" || a.Header.Get("Content-Type") != "application/x-ndjson" {
 		t.Errorf("got %q of %s", a.body, a.Header.Get("Content-Type"))
 	}
 
-	a = h.send(200, "", "GET", at("/tar", "/d/e"), "")
+	a = h.want(200, "", "GET", at("/tar", "/d/e"), "")
 	if a.Header.Get("Content-Type") != "application/x-tar" || a.Header.Get("Content-Disposition") != "attachment; filename=e.tar" {
 		t.Errorf("got %v", a.Header)
 	}
-	h.send(204, "", "PUT", at("/tar", "/d"), a.body)
-	h.send(404, "file_not_found", "PUT", at("/tar", "/none"), a.body)
-	h.send(422, "validation", "PUT", at("/tar", "/d"), "this is no archive"+strings.Repeat("x", 1024))
-	h.send(404, "file_not_found", "GET", at("/tar", "/none"), "")
+	h.want(204, "", "PUT", at("/tar", "/d"), a.body)
+	h.want(404, "file_not_found", "PUT", at("/tar", "/none"), a.body)
+	h.want(422, "validation", "PUT", at("/tar", "/d"), "this is no archive"+strings.Repeat("x", 1024))
+	h.want(404, "file_not_found", "GET", at("/tar", "/none"), "")
 
-	h.send(204, "", "POST", filesPath+"/move", `{"from":"/d/two.txt","to":"/d/three.txt"}`, jsonBody)
-	h.send(404, "file_not_found", "GET", at("", "/d/two.txt"), "")
-	h.send(204, "", "POST", filesPath+"/copy", `{"from":"/d/e","to":"/copy"}`, jsonBody)
-	if a := h.send(200, "", "GET", at("", "/copy/one.go"), ""); !strings.HasPrefix(a.body, "package one") {
+	h.want(204, "", "POST", filesPath+"/move", `{"from":"/d/two.txt","to":"/d/three.txt"}`, jsonBody)
+	h.want(404, "file_not_found", "GET", at("", "/d/two.txt"), "")
+	h.want(204, "", "POST", filesPath+"/copy", `{"from":"/d/e","to":"/copy"}`, jsonBody)
+	if a := h.want(200, "", "GET", at("", "/copy/one.go"), ""); !strings.HasPrefix(a.body, "package one") {
 		t.Errorf("got %q", a.body)
 	}
-	a = h.send(409, "file_exists", "POST", filesPath+"/copy", `{"from":"/d/three.txt","to":"/copy/one.go"}`, jsonBody)
+	a = h.want(409, "file_exists", "POST", filesPath+"/copy", `{"from":"/d/three.txt","to":"/copy/one.go"}`, jsonBody)
 	if p := a.problem(t); !strings.Contains(p.Detail, `"/copy/one.go"`) {
 		t.Errorf("it is about %q", p.Detail)
 	}
-	h.send(204, "", "POST", filesPath+"/copy", `{"from":"/d/three.txt","to":"/copy/one.go","replace":true}`, jsonBody)
-	h.send(409, "file_wrong_kind", "DELETE", at("", "/copy"), "")
-	h.send(204, "", "DELETE", at("", "/copy", "recursive", "true"), "")
-	h.send(404, "file_not_found", "DELETE", at("", "/copy"), "")
+	h.want(204, "", "POST", filesPath+"/copy", `{"from":"/d/three.txt","to":"/copy/one.go","replace":true}`, jsonBody)
+	h.want(409, "file_wrong_kind", "DELETE", at("", "/copy"), "")
+	h.want(204, "", "DELETE", at("", "/copy", "recursive", "true"), "")
+	h.want(404, "file_not_found", "DELETE", at("", "/copy"), "")
 }
 
 func TestNamesThatAreNotText(t *testing.T) {
 	h := newHouse(t, nil)
 	name := "/d/caf\xe9\n\"\u202e"
 	for _, enc := range []*base64.Encoding{base64.StdEncoding, base64.RawStdEncoding, base64.URLEncoding, base64.RawURLEncoding} {
-		h.send(200, "", "PUT", filesPath+"?mkdir=true&path_base64="+enc.EncodeToString([]byte(name)), "x") // with its plus signs bare
+		h.want(200, "", "PUT", filesPath+"?mkdir=true&path_base64="+enc.EncodeToString([]byte(name)), "x") // with its plus signs bare
 	}
 	var list apitype.FileList
-	h.send(200, "", "GET", at("/list", "/d"), "").decode(t, &list)
+	h.want(200, "", "GET", at("/list", "/d"), "").decode(t, &list)
 	if len(list.Files) != 1 || string(list.Files[0].PathBase64) != name || list.Files[0].Path != "/d/caf\ufffd\n\"\u202e" {
 		t.Fatalf("got %+v", list)
 	}
-	a := h.send(200, "", "GET", filesPath+"?path_base64="+url.QueryEscape(base64.StdEncoding.EncodeToString(list.Files[0].PathBase64)), "")
+	a := h.want(200, "", "GET", filesPath+"?path_base64="+url.QueryEscape(base64.StdEncoding.EncodeToString(list.Files[0].PathBase64)), "")
 	if cd := a.Header.Get("Content-Disposition"); a.body != "x" || !strings.HasPrefix(cd, "attachment; filename*=utf-8''caf%EF%BF%BD%0A%22") {
 		t.Errorf("got %q, %q", a.body, cd)
 	}
 	body, err := json.Marshal(apitype.MoveRequest{FromBase64: []byte(name), ToBase64: []byte("/d/\xff")})
 	must(t, err)
-	h.send(204, "", "POST", filesPath+"/move", string(body), withHeader("Content-Type", "application/json"))
+	h.want(204, "", "POST", filesPath+"/move", string(body), withHeader("Content-Type", "application/json"))
 	var info apitype.FileInfo
-	h.send(200, "", "GET", filesPath+"/stat?path_base64=L2Qv_w==", "").decode(t, &info)
+	h.want(200, "", "GET", filesPath+"/stat?path_base64=L2Qv_w==", "").decode(t, &info)
 	if string(info.PathBase64) != "/d/\xff" {
 		t.Errorf("got %+v", info)
 	}
@@ -285,7 +285,7 @@ func TestWatchFiles(t *testing.T) {
 	h := newHouse(t, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	h.send(404, "file_not_found", "GET", at("/watch", "/none"), "")
+	h.want(404, "file_not_found", "GET", at("/watch", "/none"), "")
 	resp, err := h.client.Do(h.request("GET", at("/watch", "/workspace", "recursive", "true"), nil).WithContext(ctx))
 	must(t, err)
 	defer func() { _ = resp.Body.Close() }()

@@ -2,15 +2,12 @@ package sandboxapi_test
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -19,7 +16,6 @@ import (
 	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
-	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/sandboxapi"
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
@@ -40,12 +36,10 @@ func (noStore) Projects(context.Context) ([]quota.Project, error)    { return ni
 // house is the API on a real manager, whose engine is in memory, with a sandbox "k".
 type house struct {
 	*lifecycle.Service
-	t       *testing.T
+	caller  // follows no redirects
 	fake    *runtimetest.Fake
-	url     string // of the server
 	handler http.Handler
 	session string
-	client  *http.Client // follows no redirects
 }
 
 const reader = "token-of-a-mere-reader"
@@ -53,7 +47,7 @@ const reader = "token-of-a-mere-reader"
 // newHouse takes what the manager is to have in the engine's stead; nil is the engine.
 func newHouse(t *testing.T, wrap func(*runtimetest.Fake) runtime.AgentRuntime, change ...func(*sandboxapi.Options)) *house {
 	t.Helper()
-	h := &house{t: t, fake: runtimetest.NewFake(runtimetest.FakeOptions{Files: t.TempDir()})}
+	h := &house{caller: caller{t: t}, fake: runtimetest.NewFake(runtimetest.FakeOptions{Files: t.TempDir()})}
 	root := t.TempDir()
 	pol, err := policy.Parse(fmt.Appendf(nil, "{version: 1, mounts: {allowed_roots: [%q]}}", root), policy.Options{DefaultImage: runtimetest.DefaultImage})
 	must(t, err)
@@ -109,40 +103,6 @@ func (h *house) create(key string, req policy.Request) (session string) {
 	return res.Sandbox.SessionID
 }
 
-func (h *house) request(method, path string, body io.Reader, change ...func(*http.Request)) *http.Request {
-	h.t.Helper()
-	r, err := http.NewRequest(method, h.url+path, body)
-	must(h.t, err)
-	r.Header.Set("X-API-Token", master)
-	for _, f := range change {
-		f(r)
-	}
-	return r
-}
-
-// send sends a request of the master's, and wants a status and, unless it is empty, a
-// problem's code.
-func (h *house) send(status int, code, method, path, body string, change ...func(*http.Request)) answer {
-	h.t.Helper()
-	resp, err := h.client.Do(h.request(method, path, strings.NewReader(body), change...))
-	if err != nil {
-		h.t.Fatalf("%s %s: %v", method, path, err)
-	}
-	defer func() { _ = resp.Body.Close() }()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		h.t.Fatalf("%s %s: %v", method, path, err)
-	}
-	var p apitype.Problem
-	if code != "" {
-		_ = json.Unmarshal(b, &p)
-	}
-	if resp.StatusCode != status || p.Code != code {
-		h.t.Errorf("%s %s: got %d, want %d %s\n%s", method, path, resp.StatusCode, status, code, b)
-	}
-	return answer{resp, string(b)}
-}
-
 const filesPath = "/api/v1/sandboxes/k/files"
 
 // at is the path of a files call.
@@ -156,5 +116,5 @@ func at(call, name string, query ...string) string {
 
 func (h *house) put(name, content string) {
 	h.t.Helper()
-	h.send(200, "", "PUT", at("", name, "mkdir", "true"), content)
+	h.want(200, "", "PUT", at("", name, "mkdir", "true"), content)
 }

@@ -20,15 +20,14 @@ import (
 
 // piped is the API behind pipes, so that it can run on a clock of its own.
 type piped struct {
-	t       *testing.T
+	caller
 	streams *streams
 	manager *scripted
-	client  *http.Client
 }
 
 func newPiped(t *testing.T, change ...func(*sandboxapi.Options)) *piped {
 	t.Helper()
-	d := &piped{t: t, streams: newStreams()}
+	d := &piped{caller: caller{t: t, url: "http://localhost"}, streams: newStreams()}
 	d.manager = &scripted{streams: d.streams}
 	pol, err := policy.Parse(nil, policy.Options{})
 	must(t, err)
@@ -78,19 +77,6 @@ func (s *sending) Close() error {
 	return s.Conn.Close()
 }
 
-// post answers the body of what has to be an answer of 200.
-func (d *piped) post(path string) string {
-	d.t.Helper()
-	resp, err := d.client.Post("http://localhost"+path, "", nil)
-	must(d.t, err)
-	defer func() { _ = resp.Body.Close() }()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusOK {
-		d.t.Fatalf("%s: %d %s, %v", path, resp.StatusCode, b, err)
-	}
-	return string(b)
-}
-
 // A caller is waited for whose pong can't be seen behind input that the process doesn't
 // take, but not one who is gone.
 func TestAttachDeadBehindInput(t *testing.T) {
@@ -123,7 +109,7 @@ func TestWaitProcessIsBounded(t *testing.T) {
 		d := newPiped(t)
 		for query, want := range map[string]time.Duration{"": time.Hour, "?timeout=2h": time.Hour, "?timeout=90s": 90 * time.Second} {
 			start := time.Now()
-			if body := d.post(processesPath + "/tools/wait" + query); !strings.Contains(body, `"state":"running"`) {
+			if body := d.want(200, "", "POST", processesPath+"/tools/wait"+query, "").body; !strings.Contains(body, `"state":"running"`) {
 				t.Errorf("%q: %s", query, body)
 			}
 			if took := time.Since(start); took != want {

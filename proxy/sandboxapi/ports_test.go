@@ -53,7 +53,7 @@ func (h *house) serve(port int, handler http.Handler) {
 
 func TestPorts(t *testing.T) {
 	h := newHouse(t, nil)
-	h.send(502, "port_unreachable", "GET", portPath+"/", "")
+	h.want(502, "port_unreachable", "GET", portPath+"/", "")
 	var got *http.Request
 	h.serve(8000, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		b, _ := io.ReadAll(r.Body)
@@ -64,7 +64,7 @@ func TestPorts(t *testing.T) {
 	}))
 	for _, method := range []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"} {
 		body := map[bool]string{true: "some body"}[strings.HasPrefix(method, "P")]
-		a := h.send(418, "", method, portPath+"/a%2Fb//c/...d/..e?q=1;r=%zz", body)
+		a := h.want(418, "", method, portPath+"/a%2Fb//c/...d/..e?q=1;r=%zz", body)
 		if a.body != body || a.Header.Get("X-Own") != "yes" || got.Method != method || got.RequestURI != "/a%2Fb//c/...d/..e?q=1;r=%zz" || got.Host != "localhost:8000" {
 			t.Errorf("%s: got %s %s of %s, %q, %v", method, got.Method, got.RequestURI, got.Host, a.body, a.Header)
 		}
@@ -88,19 +88,19 @@ func TestPorts(t *testing.T) {
 		{401, "unauthorized", portPath + "/", "token-of-a-stranger"},
 		{502, "port_unreachable", "/api/v1/sandboxes/k/ports/8001/", master},
 	} {
-		h.send(tt.status, tt.code, "GET", tt.path, "", withToken(tt.token))
+		h.want(tt.status, tt.code, "GET", tt.path, "", withToken(tt.token))
 	}
 	signed := strings.TrimSuffix(h.signed("k", 8000, "1h").Path, "/")
 	for _, tail := range []string{"/../x", "/a/..", "/.", "/./x", "/..%2f..%2fx", "/%2e%2e%2Fx", "/%2E/x", "/a/..%5cx"} {
-		h.send(400, "malformed", "GET", portPath+tail, "")
-		h.send(400, "malformed", "GET", signed+tail, "", withToken(""))
+		h.want(400, "malformed", "GET", portPath+tail, "")
+		h.want(400, "malformed", "GET", signed+tail, "", withToken(""))
 	}
-	h.send(403, "origin_refused", "GET", portPath+"/", "", withHeader("Origin", "https://evil.example"))
+	h.want(403, "origin_refused", "GET", portPath+"/", "", withHeader("Origin", "https://evil.example"))
 
 	h.fake.Listen(8002, func(c net.Conn) { _, _ = io.WriteString(c, "SSH-2.0-x\r\n"); _ = c.Close() })
-	h.send(502, "port_failed", "GET", "/api/v1/sandboxes/k/ports/8002/", "")
+	h.want(502, "port_failed", "GET", "/api/v1/sandboxes/k/ports/8002/", "")
 	h.fake.Listen(8003, func(c net.Conn) { _ = c.Close() })
-	a := h.send(502, "port_failed", "GET", "/api/v1/sandboxes/k/ports/8003/", "")
+	a := h.want(502, "port_failed", "GET", "/api/v1/sandboxes/k/ports/8003/", "")
 	if a.Header.Get("X-Request-Id") == "" || a.Header.Get("X-Content-Type-Options") != "nosniff" || a.Header.Get("Cache-Control") != "no-store" {
 		t.Errorf("got %v", a.Header)
 	}
@@ -109,11 +109,11 @@ func TestPorts(t *testing.T) {
 		_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nX: "+strings.Repeat("x", 1<<20))
 		_ = c.Close()
 	})
-	h.send(502, "port_failed", "GET", "/api/v1/sandboxes/k/ports/8004/", "")
+	h.want(502, "port_failed", "GET", "/api/v1/sandboxes/k/ports/8004/", "")
 	if _, err := h.Pause(t.Context(), "red", "k"); err != nil {
 		t.Fatal(err)
 	}
-	h.send(409, "wrong_state", "GET", portPath+"/", "")
+	h.want(409, "wrong_state", "GET", portPath+"/", "")
 }
 
 // TestPortHeaders checks what passes between callers and ports, and what doesn't.
@@ -131,7 +131,7 @@ func TestPortHeaders(t *testing.T) {
 			w.WriteHeader(http.StatusEarlyHints)
 		}
 	}))
-	a := h.send(200, "", "GET", portPath+"/", "", func(r *http.Request) {
+	a := h.want(200, "", "GET", portPath+"/", "", func(r *http.Request) {
 		r.Header = http.Header{
 			"X-Api-Token": {master}, "X-Own": {"1"}, "Connection": {"x-hop, close"}, "X-Hop": {"1"}, "Te": {"trailers"},
 			"Proxy-Authorization": {"Basic x"}, "Keep-Alive": {"1"}, "Upgrade-Insecure-Requests": {"1"},
@@ -152,7 +152,7 @@ func TestPortHeaders(t *testing.T) {
 	if a.Header.Get("X-Request-Id") != "req-1" {
 		t.Errorf("got %v", a.Header)
 	}
-	h.send(200, "", "GET", portPath+"/", "", withToken(""), withHeader("Authorization", "Bearer "+master))
+	h.want(200, "", "GET", portPath+"/", "", withToken(""), withHeader("Authorization", "Bearer "+master))
 	if v := got.Values("Authorization"); len(v) != 0 {
 		t.Errorf("a token reached the port: %q", v)
 	}
@@ -166,7 +166,7 @@ func TestPortHeaders(t *testing.T) {
 		"X-Content-Type-Options": {"own"}, "X-Request-Id": {"own"}, "Content-Security-Policy": {"sandbox allow-same-origin"},
 		"Content-Type": {"text/html"}, "Refresh": {"1"},
 	}
-	a = h.send(200, "", "GET", portPath+"/", "")
+	a = h.want(200, "", "GET", portPath+"/", "")
 	for _, name := range []string{"Service-Worker-Allowed", "Clear-Site-Data", "Strict-Transport-Security", "Alt-Svc", "X-Accel-Redirect", "X-Sendfile", "Nel", "Report-To"} {
 		if v := a.Header.Values(name); len(v) != 0 {
 			t.Errorf("%s came through as %q", name, v)
@@ -187,7 +187,7 @@ func TestPortHeaders(t *testing.T) {
 		t.Errorf("X-Request-Id is %q", v)
 	}
 	answer = http.Header{"Cache-Control": {"max-age=60"}}
-	a = h.send(200, "", "GET", portPath+"/hint", "")
+	a = h.want(200, "", "GET", portPath+"/hint", "")
 	if v := a.Header.Values("Cache-Control"); !slices.Equal(v, []string{"no-store"}) || a.Header.Get("X-Content-Type-Options") != "nosniff" {
 		t.Errorf("got %v", a.Header)
 	}
@@ -205,7 +205,7 @@ func TestPortHeaders(t *testing.T) {
 		"http://user@localhost:8000/x": portPath + "/x",
 	} {
 		answer = http.Header{"Location": {from}}
-		if a := h.send(200, "", "GET", portPath+"/", ""); a.Header.Get("Location") != to {
+		if a := h.want(200, "", "GET", portPath+"/", ""); a.Header.Get("Location") != to {
 			t.Errorf("%s became %s, want %s", from, a.Header.Get("Location"), to)
 		}
 	}
@@ -215,14 +215,14 @@ func TestPortHeaders(t *testing.T) {
 // it logs in with elsewhere, don't go in.
 func TestPortWithoutTokens(t *testing.T) {
 	h := newHouse(t, nil, func(o *sandboxapi.Options) { o.Gate.Tokens = nil })
-	h.send(201, "", "PUT", "/api/v1/sandboxes/k", "")
+	h.want(201, "", "PUT", "/api/v1/sandboxes/k", "")
 	var got, credentials []string
 	h.serve(8000, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		got, credentials = r.Header["Cookie"], r.Header["Authorization"]
 		http.SetCookie(w, &http.Cookie{Name: "own", Value: "1"})
 		w.Header().Set("WWW-Authenticate", `Basic realm="another's"`)
 	}))
-	a := h.send(200, "", "GET", portPath+"/", "", withHeader("Cookie", "session=somebody-elses; berm-port-own=1; berm-port-=x"))
+	a := h.want(200, "", "GET", portPath+"/", "", withHeader("Cookie", "session=somebody-elses; berm-port-own=1; berm-port-=x"))
 	if !slices.Equal(got, []string{"own=1"}) {
 		t.Errorf("the port got %q", got)
 	}
@@ -232,11 +232,11 @@ func TestPortWithoutTokens(t *testing.T) {
 	if v := a.Header.Values("WWW-Authenticate"); len(v) > 0 {
 		t.Errorf("a browser is asked for %q", v)
 	}
-	h.send(200, "", "GET", portPath+"/", "", withHeader("Authorization", "Basic dTpw"))
+	h.want(200, "", "GET", portPath+"/", "", withHeader("Authorization", "Basic dTpw"))
 	if len(credentials) > 0 {
 		t.Errorf("what a browser has for another port reached this one: %q", credentials)
 	}
-	h.send(200, "", "GET", portPath+"/", "", withHeader("Authorization", "Bearer own"))
+	h.want(200, "", "GET", portPath+"/", "", withHeader("Authorization", "Bearer own"))
 	if !slices.Equal(credentials, []string{"Bearer own"}) {
 		t.Errorf("the port got %q", credentials)
 	}
@@ -261,8 +261,8 @@ func TestPortCaching(t *testing.T) {
 			answer
 			want string
 		}{
-			{h.send(200, "", "GET", portPath+"/", ""), "no-store"},
-			{h.send(200, "", "GET", path, "", withToken("")), want},
+			{h.want(200, "", "GET", portPath+"/", ""), "no-store"},
+			{h.want(200, "", "GET", path, "", withToken("")), want},
 		} {
 			if v := a.Header.Values("Cache-Control"); !slices.Equal(v, []string{a.want}) {
 				t.Errorf("%q became %q, want %q", value, v, a.want)
@@ -383,19 +383,19 @@ func TestOrigins(t *testing.T) {
 		_, _ = io.WriteString(w, r.Header.Get("Origin"))
 	}))
 	path := h.signed("k", 8000, "1h").Path
-	a := h.send(200, "", "GET", path, "", withToken(""), withHeader("Origin", "null"))
+	a := h.want(200, "", "GET", path, "", withToken(""), withHeader("Origin", "null"))
 	if a.body != "http://localhost:8000" || a.Header.Get("Access-Control-Allow-Origin") != "null" || a.Header.Get("Access-Control-Allow-Credentials") != "" {
 		t.Errorf("got %s, %v", a.body, a.Header)
 	}
-	a = h.send(200, "", "GET", path, "", withToken(""), withHeader("Origin", h.url))
+	a = h.want(200, "", "GET", path, "", withToken(""), withHeader("Origin", h.url))
 	if a.body != "http://localhost:8000" {
 		t.Errorf("got %s", a.body)
 	}
-	a = h.send(200, "", "GET", path, "", withToken(""), withHeader("Origin", "https://evil.example"))
+	a = h.want(200, "", "GET", path, "", withToken(""), withHeader("Origin", "https://evil.example"))
 	if a.body != "https://evil.example" {
 		t.Errorf("got %s", a.body)
 	}
-	a = h.send(204, "", "OPTIONS", path, "", withToken(""), withHeader("Origin", "null"), withHeader("Access-Control-Request-Method", "PUT"),
+	a = h.want(204, "", "OPTIONS", path, "", withToken(""), withHeader("Origin", "null"), withHeader("Access-Control-Request-Method", "PUT"),
 		withHeader("Access-Control-Request-Headers", "content-type"))
 	if a.Header.Get("Access-Control-Allow-Origin") != "null" || !strings.Contains(a.Header.Get("Access-Control-Allow-Methods"), "PUT") ||
 		a.Header.Get("Access-Control-Allow-Headers") != "content-type" {

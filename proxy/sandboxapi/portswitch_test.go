@@ -133,7 +133,7 @@ func TestPortsLeaveNothing(t *testing.T) {
 		}
 	}))
 	for range 20 {
-		h.send(200, "", "GET", portPath+"/", "")
+		h.want(200, "", "GET", portPath+"/", "")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	resp, err := h.client.Do(h.request("GET", portPath+"/wait", nil).WithContext(ctx))
@@ -158,7 +158,7 @@ func TestPortThatDoesntRead(t *testing.T) {
 		portPath, master, strings.Repeat("x", 100_000))
 	_ = conn.Close()
 	eventually(t, "no connection is left", func() bool { return c.all.Load() == 1 && c.open.Load() == 0 })
-	h.send(504, "port_timeout", "POST", portPath+"/", strings.Repeat("x", 1<<20))
+	h.want(504, "port_timeout", "POST", portPath+"/", strings.Repeat("x", 1<<20))
 }
 
 // TestPatienceAfterSwitch checks that the limit of writes is one of requests alone.

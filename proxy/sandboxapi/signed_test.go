@@ -25,7 +25,7 @@ import (
 // signed has a signed URL made.
 func (h *house) signed(key string, port int, ttl string) apitype.PortURL {
 	h.t.Helper()
-	a := h.send(201, "", "POST", "/api/v1/sandboxes/"+key+"/urls", fmt.Sprintf(`{"port":%d,"ttl":%q}`, port, ttl), withHeader("Content-Type", "application/json"))
+	a := h.want(201, "", "POST", "/api/v1/sandboxes/"+key+"/urls", fmt.Sprintf(`{"port":%d,"ttl":%q}`, port, ttl), withHeader("Content-Type", "application/json"))
 	var u apitype.PortURL
 	a.decode(h.t, &u)
 	return u
@@ -68,7 +68,7 @@ func TestSignedURLs(t *testing.T) {
 	if u.URL != h.url+u.Path || u.ExpiresAt.Before(start.Add(10*time.Minute)) || u.ExpiresAt.After(time.Now().Add(10*time.Minute+time.Second)) {
 		t.Errorf("got %+v", u)
 	}
-	a := h.send(200, "", "GET", u.Path+"a%2fb?q=1", "", withToken(""), func(r *http.Request) {
+	a := h.want(200, "", "GET", u.Path+"a%2fb?q=1", "", withToken(""), func(r *http.Request) {
 		r.Header["Cookie"] = []string{"session=somebody-elses; berm-port-own=1; berm-port-=x"}
 		r.Header.Set("Referer", h.url+u.Path)
 		r.Header.Set("Authorization", "Bearer the-ports-own")
@@ -80,16 +80,16 @@ func TestSignedURLs(t *testing.T) {
 	if c := a.Header.Values("Set-Cookie"); !slices.Equal(c, []string{"berm-port-own=1; Path=" + u.Path}) || a.Header.Get("Referrer-Policy") != "no-referrer" {
 		t.Errorf("got %v", a.Header)
 	}
-	a = h.send(302, "", "GET", u.Path+"go", "", withToken(""))
+	a = h.want(302, "", "GET", u.Path+"go", "", withToken(""))
 	if loc := a.Header.Get("Location"); loc != u.Path+"there" {
 		t.Errorf("sent to %s", loc)
 	}
 	// Berm's own tokens don't go in, even where they aren't asked for.
-	h.send(200, "", "GET", u.Path, "", withHeader("Authorization", "Bearer "+master))
+	h.want(200, "", "GET", u.Path, "", withHeader("Authorization", "Bearer "+master))
 	if got.Header.Get("X-Api-Token") != "" || got.Header.Get("Authorization") != "" {
 		t.Errorf("the port got %v", got.Header)
 	}
-	h.send(421, "host_refused", "GET", u.Path, "", withHost("evil.example"))
+	h.want(421, "host_refused", "GET", u.Path, "", withHost("evil.example"))
 
 	text, sum, forge := forger(t, strings.Trim(strings.TrimPrefix(u.Path, "/p/"), "/"))
 	flip := func(s string, i int) string {
@@ -103,30 +103,30 @@ func TestSignedURLs(t *testing.T) {
 		"text": flip(text, 3) + "." + sum, "sum": text + "." + flip(sum, 0), "end of sum": text + "." + flip(sum, len(sum)-1), "half": text + "." + sum[:20],
 		"no sum": text, "empty sum": text + ".", "nothing": ".", "more": text + "." + sum + ".x", "padding": text + "." + sum + "=",
 	} {
-		a := h.send(403, "url_invalid", "GET", "/p/"+signature+"/", "", withToken(""))
+		a := h.want(403, "url_invalid", "GET", "/p/"+signature+"/", "", withToken(""))
 		if strings.Contains(strings.ReplaceAll(a.body, a.Header.Get("X-Request-Id"), ""), "8000") {
 			t.Errorf("%s: it tells %s", name, a.body)
 		}
 	}
-	h.send(404, "no_route", "GET", strings.TrimSuffix(u.Path, "/"), "", withToken(""))
-	h.send(400, "malformed", "GET", "/p/a%2fb/", "", withToken(""))
+	h.want(404, "no_route", "GET", strings.TrimSuffix(u.Path, "/"), "", withToken(""))
+	h.want(400, "malformed", "GET", "/p/a%2fb/", "", withToken(""))
 
 	// Neither another server's, nor after its time, nor for another sandbox.
 	other := newHouse(t, nil)
-	other.send(403, "url_invalid", "GET", u.Path, "", withToken(""))
+	other.want(403, "url_invalid", "GET", u.Path, "", withToken(""))
 	short := h.signed("k", 8000, "1s")
 	eventually(t, "it expires", func() bool { return time.Now().After(short.ExpiresAt) })
-	h.send(410, "url_expired", "GET", short.Path, "", withToken(""))
+	h.want(410, "url_expired", "GET", short.Path, "", withToken(""))
 	if _, err := h.Pause(t.Context(), "red", "k"); err != nil {
 		t.Fatal(err)
 	}
-	h.send(409, "wrong_state", "GET", u.Path, "", withToken(""))
+	h.want(409, "wrong_state", "GET", u.Path, "", withToken(""))
 	if _, err := h.Delete(t.Context(), "red", "k"); err != nil {
 		t.Fatal(err)
 	}
-	h.send(410, "url_expired", "GET", u.Path, "", withToken(""))
+	h.want(410, "url_expired", "GET", u.Path, "", withToken(""))
 	h.create("k", policy.Request{})
-	h.send(410, "url_expired", "GET", u.Path, "", withToken(""))
+	h.want(410, "url_expired", "GET", u.Path, "", withToken(""))
 
 	if s := log.String(); !strings.Contains(s, "/p/{signature}") || strings.Contains(s, text) || strings.Contains(s, sum) {
 		t.Error("the log has a signature, or nothing of signed URLs")
@@ -153,7 +153,7 @@ func TestSignedURLCredentials(t *testing.T) {
 		"Basic dTpw": false, "basic dTpw": false, "Basic": false, "Digest username=u": false, "Negotiate x": false, "NTLM x": false,
 		"Bearer own": true, "Token own": true,
 	} {
-		a := h.send(401, "", "GET", path, "", withToken(""), withHeader("Authorization", value))
+		a := h.want(401, "", "GET", path, "", withToken(""), withHeader("Authorization", value))
 		if passes != (len(got) == 1 && got[0] == value) || !passes && len(got) > 0 {
 			t.Errorf("%s reached the port as %q", value, got)
 		}
@@ -163,7 +163,7 @@ func TestSignedURLCredentials(t *testing.T) {
 			}
 		}
 	}
-	if a := h.send(401, "", "GET", portPath+"/", ""); a.Header.Get("WWW-Authenticate") == "" {
+	if a := h.want(401, "", "GET", portPath+"/", ""); a.Header.Get("WWW-Authenticate") == "" {
 		t.Error("who has a token isn't told what the port wants")
 	}
 }
@@ -243,12 +243,12 @@ func TestSignedURLRequests(t *testing.T) {
 		{422, "validation", `{"port":80,"ttl":0}`},
 		{400, "malformed", `{"port":80,"host":"x"}`},
 	} {
-		h.send(tt.status, tt.code, "POST", path, tt.body, jsonBody)
+		h.want(tt.status, tt.code, "POST", path, tt.body, jsonBody)
 	}
-	h.send(404, "not_found", "POST", "/api/v1/sandboxes/other/urls", `{"port":1}`, jsonBody)
-	h.send(403, "forbidden", "POST", path, `{"port":1}`, jsonBody, withToken(reader))
-	h.send(401, "unauthorized", "POST", path, `{"port":1}`, jsonBody, withToken(""))
-	h.send(502, "port_unreachable", "GET", h.signed("k", 1, "1h").Path, "", withToken(""))
+	h.want(404, "not_found", "POST", "/api/v1/sandboxes/other/urls", `{"port":1}`, jsonBody)
+	h.want(403, "forbidden", "POST", path, `{"port":1}`, jsonBody, withToken(reader))
+	h.want(401, "unauthorized", "POST", path, `{"port":1}`, jsonBody, withToken(""))
+	h.want(502, "port_unreachable", "GET", h.signed("k", 1, "1h").Path, "", withToken(""))
 }
 
 // TestSigningKey checks that what one process signs is good for the next.
@@ -257,7 +257,7 @@ func TestSigningKey(t *testing.T) {
 	with := func(o *sandboxapi.Options) { o.SigningKey = key }
 	a, b := newHouse(t, nil, with), newHouse(t, nil, with)
 	// Only the session is another there.
-	b.send(410, "url_expired", "GET", a.signed("k", 8000, "1h").Path, "", withToken(""))
+	b.want(410, "url_expired", "GET", a.signed("k", 8000, "1h").Path, "", withToken(""))
 	opts := sandboxapi.Options{Manager: a, Policy: func() *policy.Policy { return nil }, SigningKey: key[1:]}
 	if _, err := sandboxapi.New(opts); err == nil {
 		t.Error("a short key was taken")

@@ -176,11 +176,11 @@ func (f *failing) Put(context.Context, string, string, chat.PutFile, io.Reader) 
 }
 
 // signFile gives the path of a signed URL.
-func (d *door) signFile(body string) string {
-	d.t.Helper()
-	a := d.want(201, "", "POST", chatPath+"/file-urls", body)
+func (c *caller) signFile(body string) string {
+	c.t.Helper()
+	a := c.want(201, "", "POST", chatPath+"/file-urls", body)
 	var u apitype.FileURL
-	a.decode(d.t, &u)
+	a.decode(c.t, &u)
 	return u.Path
 }
 
@@ -382,10 +382,7 @@ func TestRoutes(t *testing.T) {
 		{"GET", chatPath + "/file-urls", 405, ""},
 	} {
 		s.asked = nil
-		r, err := http.NewRequest(tt.method, d.url+tt.path, nil)
-		must(t, err)
-		r.Header.Set("X-API-Token", master)
-		resp, err := http.DefaultClient.Do(r)
+		resp, err := http.DefaultClient.Do(d.request(tt.method, tt.path, nil))
 		must(t, err)
 		_ = resp.Body.Close()
 		if got := strings.Join(s.asked, " "); resp.StatusCode != tt.status || got != tt.about {

@@ -3,7 +3,6 @@ package sandboxapi_test
 import (
 	"encoding/json"
 	"io"
-	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -35,11 +34,8 @@ func (d *drip) Read(b []byte) (int, error) {
 // upload sends a body, and gives the answer's status, a problem's code, and what it took.
 func (d *piped) upload(method, path string, length int64, body io.Reader, kind string) (status int, code string, took time.Duration) {
 	d.t.Helper()
-	r, err := http.NewRequest(method, "http://localhost"+path, body)
-	must(d.t, err)
+	r := d.request(method, path, body, withHeader("Content-Type", kind))
 	r.ContentLength = length
-	r.Header.Set("X-API-Token", master)
-	r.Header.Set("Content-Type", kind)
 	start := time.Now()
 	resp, err := d.client.Do(r)
 	if err != nil {
@@ -132,23 +128,6 @@ func TestSignedUploadsEnd(t *testing.T) {
 			}
 		})
 	}
-}
-
-// signFile gives the path of a signed URL.
-func (d *piped) signFile(body string) string {
-	d.t.Helper()
-	r, err := http.NewRequest("POST", "http://localhost"+chatPath+"/file-urls", strings.NewReader(body))
-	must(d.t, err)
-	r.Header.Set("X-API-Token", master)
-	r.Header.Set("Content-Type", "application/json")
-	resp, err := d.client.Do(r)
-	must(d.t, err)
-	defer func() { _ = resp.Body.Close() }()
-	var u apitype.FileURL
-	if err := json.NewDecoder(resp.Body).Decode(&u); err != nil || resp.StatusCode != 201 {
-		d.t.Fatalf("got %d, %v", resp.StatusCode, err)
-	}
-	return u.Path
 }
 
 // TestSignedFaults checks that who has but an address learns neither what else its owner
