@@ -232,22 +232,6 @@ func TestTry(t *testing.T) {
 	}
 }
 
-// BenchmarkHold measures what a held mount adds to a container's start: held, verified and
-// released.
-func BenchmarkHold(b *testing.B) {
-	p, err := NewPinner(filepath.Join(b.TempDir(), "pins"))
-	if err != nil {
-		b.Skip(err)
-	}
-	dir := b.TempDir()
-	for b.Loop() {
-		sources, release, err := p.Hold(b.Context(), "s", []policy.Mount{mount(dir)})
-		must(b, err)
-		held, err := NewPinned(sources[0], sources[0], false)
-		must(b, errors.Join(err, Verify(os.Getpid(), []Pinned{held}), release()))
-	}
-}
-
 // must fails the test at once if anything has failed.
 func must(t testing.TB, errs ...error) {
 	t.Helper()

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -97,32 +96,6 @@ func TestEndTooFarAway(t *testing.T) {
 	must(t, s.Put(context.Background(), r))
 	if got := records(t, s)[0].Deadline; got.Year() != 2262 {
 		t.Errorf("the deadline came back as %s", got)
-	}
-}
-
-func TestManyAtOnce(t *testing.T) {
-	ctx := context.Background()
-	s := open(t, filepath.Join(t.TempDir(), "berm.db"))
-	var wg sync.WaitGroup
-	for i := range 50 {
-		wg.Go(func() {
-			r := record(string(rune('A' + i)))
-			if err := s.Put(ctx, r); err != nil {
-				t.Error(err)
-			}
-			if err := s.Touch(ctx, map[string]time.Time{r.SessionID: r.LastUsedAt}); err != nil {
-				t.Error(err)
-			}
-			if i%2 == 0 {
-				if err := s.Delete(ctx, r.SessionID); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	if n := len(records(t, s)); n != 25 {
-		t.Errorf("%d records, want 25", n)
 	}
 }
 

@@ -223,7 +223,7 @@ func TestChatInSandbox(t *testing.T) {
 
 func TestSignFileURL(t *testing.T) {
 	t.Parallel()
-	b, _ := newChat(t)
+	b, w := newChat(t)
 	ctx := t.Context()
 	do := func(method, url, body string) (int, string) {
 		t.Helper()
@@ -250,6 +250,14 @@ func TestSignFileURL(t *testing.T) {
 	} {
 		if status, got := do(tt.method, tt.url, tt.body); status != tt.status || status == 200 && got != "1234" {
 			t.Errorf("%s %.30s: %d %s, want %d", tt.method, tt.url, status, got, tt.status)
+		}
+	}
+	must(t, b.DeleteChat(ctx, "k")) // with which its addresses end, whatever chat comes next
+	_, err = b.EnsureChat(ctx, "k", w.WorkspaceID)
+	must(t, err)
+	for method, url := range map[string]string{"GET": get.URL, "PUT": put.URL} {
+		if status, got := do(method, url, ""); status != http.StatusGone {
+			t.Errorf("%s of a chat that is gone: %d %s", method, status, got)
 		}
 	}
 	_, err = b.SignFileURL(ctx, "k", apitype.FileURLRequest{Name: "x", Method: "POST"})

@@ -49,15 +49,12 @@ type passage struct {
 	failed error
 }
 
-// Serve answers a request, or fails before anything was answered.
+// Serve answers a request, or fails before anything was answered. Each request has a
+// connection of its own: one that was kept could have been given up by the other side just
+// when a request that can't be repeated goes out.
 func (o Options) Serve(w http.ResponseWriter, r *http.Request) error {
-	o.Tokenless = o.Tokenless || o.Signed
-	return (&passage{Options: o}).serve(w, r)
-}
-
-// serve answers. Each request has a connection of its own: one that was kept could have
-// been given up by the other side just when a request that can't be repeated goes out.
-func (p *passage) serve(w http.ResponseWriter, r *http.Request) error {
+	p := &passage{Options: o}
+	p.Tokenless = o.Tokenless || o.Signed
 	path, err := url.PathUnescape(p.Tail)
 	if err != nil {
 		return proxy.Malformed("the path can't be decoded")

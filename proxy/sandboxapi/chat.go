@@ -36,11 +36,7 @@ func (a *api) deleteChat(w http.ResponseWriter, r *http.Request) error {
 func (a *api) readHistory(w http.ResponseWriter, r *http.Request) error {
 	tenant, chatID := target(r)
 	c, err := a.Chats.History(r.Context(), tenant, chatID)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = c.Close() }()
-	return sendContent(w, r, c, "text/markdown; charset=utf-8")
+	return sendContent(w, r, c, err)
 }
 
 type historyFunc = func(c chats, ctx context.Context, tenant, chatID string, size int64, r io.Reader) (chat.File, error)

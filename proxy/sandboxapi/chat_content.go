@@ -1,6 +1,7 @@
 package sandboxapi
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"net/http"
@@ -14,9 +15,17 @@ import (
 // sendStep is how many bytes of a file have to leave within one stall.
 const sendStep = 1 << 20
 
-// sendContent sends a file's content, or a part of it. Its size is that which it had when
-// it was opened, whatever becomes of it meanwhile.
-func sendContent(w http.ResponseWriter, r *http.Request, c *chat.Content, kind string) error {
+// sendContent sends a file's content, or a part of it, unless there is an error, and closes it.
+// Its size is that which it had when it was opened, whatever becomes of it meanwhile.
+func sendContent(w http.ResponseWriter, r *http.Request, c *chat.Content, err error) error {
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	kind := cmp.Or(c.Info.ContentType, octetStream)
+	if c.Info.Name == chat.HistoryName {
+		kind = "text/markdown; charset=utf-8"
+	}
 	h, size := w.Header(), c.Info.Size
 	modified := c.Info.ModifiedAt.UTC().Format(http.TimeFormat)
 	if noneMatch(r, c.ETag) {

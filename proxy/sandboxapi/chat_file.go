@@ -1,7 +1,6 @@
 package sandboxapi
 
 import (
-	"cmp"
 	"errors"
 	"io"
 	"mime"
@@ -59,11 +58,7 @@ func (a *api) chatFilesNamed(r *http.Request, tenant, chatID, name string) ([]ch
 func (a *api) readChatFile(w http.ResponseWriter, r *http.Request) error {
 	tenant, chatID := target(r)
 	c, err := a.Chats.Content(r.Context(), tenant, chatID, param(r, "name"))
-	if err != nil {
-		return err
-	}
-	defer func() { _ = c.Close() }()
-	return sendContent(w, r, c, cmp.Or(c.Info.ContentType, octetStream))
+	return sendContent(w, r, c, err)
 }
 
 // writeChatFile takes a file's content as it comes.
@@ -155,14 +150,10 @@ func (a *api) readFileByID(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	c, err := a.Chats.Content(r.Context(), f.Tenant, f.ChatID, f.Name)
-	if err != nil {
-		return err
+	if err == nil && c.Info.ID != f.ID { // another took its name meanwhile
+		err = errors.Join(&chat.FileNotFoundError{Name: f.ID}, c.Close())
 	}
-	defer func() { _ = c.Close() }()
-	if c.Info.ID != f.ID { // another took its name meanwhile
-		return &chat.FileNotFoundError{Name: f.ID}
-	}
-	return sendContent(w, r, c, cmp.Or(c.Info.ContentType, octetStream))
+	return sendContent(w, r, c, err)
 }
 
 func (a *api) deleteFile(w http.ResponseWriter, r *http.Request) error {

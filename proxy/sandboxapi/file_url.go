@@ -1,7 +1,6 @@
 package sandboxapi
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -142,17 +141,14 @@ func (a *api) readSignedFile(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	file, err := a.Chats.Content(r.Context(), c.Tenant, c.Chat, c.Name)
-	if err == nil {
-		defer func() { _ = file.Close() }()
-	}
 	// Once it is open: it could be that of a chat which was made in between.
-	if err := a.usable(r.Context(), c, false); err != nil {
-		return err
+	if gone := a.usable(r.Context(), c, false); gone != nil {
+		if err == nil {
+			_ = file.Close()
+		}
+		return gone
 	}
-	if err != nil {
-		return err
-	}
-	return sendContent(w, r, file, cmp.Or(file.Info.ContentType, octetStream))
+	return sendContent(w, r, file, err)
 }
 
 // writeSignedFile takes the file that the address is for.
