@@ -163,8 +163,8 @@ func (a *api) routeSandboxes(handle routing) {
 func (a *api) routeMembers(handle routing) {
 	const scope = proxy.ScopeSandboxesExec
 	execs, processes := a.execs(), a.managed()
-	handle("POST", one+"/exec", scope, a.exec, "raw")
-	handle("POST", one+"/execs", scope, a.startExec, "stream", "raw")
+	handle("POST", one+"/exec", scope, a.existingOrMade(a.exec), "raw")
+	handle("POST", one+"/execs", scope, a.existingOrMade(a.startExec), "stream", "raw")
 	handle("GET", one+"/execs", scope, execs.all)
 	handle("GET", oneExec, scope, execs.one(a.Manager.Process))
 	handle("DELETE", oneExec, scope, execs.one(a.Manager.Kill))
@@ -174,7 +174,7 @@ func (a *api) routeMembers(handle routing) {
 	handle("PUT", oneExec+"/stdin", scope, a.execStdin, "close")
 	handle("GET", oneExec+"/stream", scope, execs.stream, "after", "raw")
 	handle("GET", oneExec+"/attach", scope, execs.attached, "frames", "after")
-	handle("POST", one+"/processes", scope, a.startProcess)
+	handle("POST", one+"/processes", scope, a.existingOrMade(withBody(false, a.startProcess)))
 	handle("GET", one+"/processes", scope, processes.all)
 	handle("GET", oneProcess, scope, processes.one(a.Manager.Process))
 	handle("DELETE", oneProcess, scope, processes.one(a.Manager.Stop))
@@ -192,14 +192,10 @@ const anyQuery = "*"
 // key of the path is that of the Exchange from then on.
 func checked(h proxy.Handler, queries []string) proxy.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
-		err := checkTarget(r, queries)
-		if err == nil {
-			return h(w, r)
+		if err := checkTarget(r, queries); err != nil {
+			return unread(w, r, err)
 		}
-		if r.ContentLength != 0 {
-			newUpload(w, r).done()
-		}
-		return err
+		return h(w, r)
 	}
 }
 
@@ -236,10 +232,21 @@ func withBody[T any](optional bool, h func(w http.ResponseWriter, r *http.Reques
 // which takes memory.
 func (a *api) existing(h proxy.Handler) proxy.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
-		if err := a.exists(r); err != nil {
+		tenant, key := target(r)
+		if _, err := a.Manager.Get(r.Context(), tenant, key); err != nil {
 			return err
 		}
 		return h(w, r)
+	}
+}
+
+// existingOrMade is existing for a call whose body may ask for a sandbox.
+func (a *api) existingOrMade(h proxy.Handler) proxy.Handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		if proxy.Require(r, proxy.ScopeSandboxesWrite) == nil {
+			return h(w, r)
+		}
+		return a.existing(h)(w, r)
 	}
 }
 

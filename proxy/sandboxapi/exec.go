@@ -22,8 +22,8 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 	if err := knownQuery(r); err != nil {
 		return err
 	}
-	body, err := a.execBody(w, r)
-	if err != nil {
+	var body apitype.ExecRequest
+	if err := proxy.DecodeBody(w, r, maxExecBody, false, &body); err != nil {
 		return err
 	}
 	for field, there := range map[string]bool{
@@ -53,30 +53,6 @@ func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	return reply(w, http.StatusOK, execResult(res), nil)
-}
-
-// execBody reads the body of a command.
-func (a *api) execBody(w http.ResponseWriter, r *http.Request) (body apitype.ExecRequest, err error) {
-	if err := a.existsOrMade(r); err != nil {
-		return body, err
-	}
-	return body, proxy.DecodeBody(w, r, maxExecBody, false, &body)
-}
-
-// existsOrMade is exists for a call whose body may ask for a sandbox.
-func (a *api) existsOrMade(r *http.Request) error {
-	if proxy.Require(r, proxy.ScopeSandboxesWrite) == nil {
-		return nil
-	}
-	return a.exists(r)
-}
-
-// exists fails unless the caller has a sandbox under the key. Calls ask before they read a
-// body, which takes memory.
-func (a *api) exists(r *http.Request) error {
-	tenant, key := target(r)
-	_, err := a.Manager.Get(r.Context(), tenant, key)
-	return err
 }
 
 func execRequest(r *http.Request, b apitype.ExecRequest) (lifecycle.ExecRequest, error) {

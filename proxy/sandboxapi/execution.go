@@ -100,8 +100,8 @@ func (a *api) startRequest(w http.ResponseWriter, r *http.Request, q url.Values)
 	if err != nil {
 		return opts, req, err
 	}
-	body, err := a.execBody(w, r)
-	if err != nil {
+	var body apitype.ExecRequest
+	if err := proxy.DecodeBody(w, r, maxExecBody, false, &body); err != nil {
 		return opts, req, err
 	}
 	if body.OutputLimit != nil {

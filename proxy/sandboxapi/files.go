@@ -6,7 +6,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"io"
 	"io/fs"
 	"net/http"
 	"net/url"
@@ -27,31 +26,34 @@ const (
 	maxFoundSize = 16 << 20 // bytes of one answer that isn't in lines
 )
 
+// fileHandler serves an operation that the query describes.
+type fileHandler = func(w http.ResponseWriter, r *http.Request, files *lifecycle.Access, op runtime.FileOp) error
+
 // routeFiles has the handlers of files calls.
 func (a *api) routeFiles(handle routing) {
 	const files = one + "/files"
 	for _, call := range []struct {
 		method, path string
 		verb         runtime.FileVerb
-		h            proxy.Handler
+		h            fileHandler
 	}{
-		{"GET", "", runtime.FileRead, a.readFile},
-		{"HEAD", "", runtime.FileRead, a.readFile},
-		{"PUT", "", runtime.FileWrite, a.writeFile},
-		{"DELETE", "", runtime.FileRemove, a.removeFile},
-		{"GET", "/stat", runtime.FileStat, a.statFile},
-		{"GET", "/list", runtime.FileList, a.findFiles(runtime.FileList, "files")},
-		{"GET", "/glob", runtime.FileGlob, a.findFiles(runtime.FileGlob, "files")},
-		{"GET", "/search", runtime.FileSearch, a.findFiles(runtime.FileSearch, "matches")},
+		{"GET", "", runtime.FileRead, readFile},
+		{"HEAD", "", runtime.FileRead, readFile},
+		{"PUT", "", runtime.FileWrite, writeFile},
+		{"DELETE", "", runtime.FileRemove, changeFile},
+		{"GET", "/stat", runtime.FileStat, answerStat},
+		{"GET", "/list", runtime.FileList, findFiles("files")},
+		{"GET", "/glob", runtime.FileGlob, findFiles("files")},
+		{"GET", "/search", runtime.FileSearch, findFiles("matches")},
 		{"GET", "/watch", runtime.FileWatch, a.watchFiles},
-		{"GET", "/tar", runtime.FileTarRead, a.readTar},
-		{"PUT", "/tar", runtime.FileTarWrite, a.writeTar},
+		{"GET", "/tar", runtime.FileTarRead, readTar},
+		{"PUT", "/tar", runtime.FileTarWrite, writeTar},
 	} {
 		scope := proxy.ScopeSandboxesRead
 		if call.method == "PUT" || call.method == "DELETE" {
 			scope = proxy.ScopeSandboxesExec
 		}
-		handle(call.method, files+call.path, scope, call.h, append([]string{"path", "path_base64"}, fileQueries[call.verb]...)...)
+		handle(call.method, files+call.path, scope, a.fileCall(call.verb, call.h), append([]string{"path", "path_base64"}, fileQueries[call.verb]...)...)
 	}
 	handle("POST", files+"/mkdir", proxy.ScopeSandboxesExec, changeFiles(a, decodeMkdir))
 	handle("POST", files+"/move", proxy.ScopeSandboxesExec, changeFiles(a, decodeMove(runtime.FileMove)))
@@ -77,14 +79,19 @@ var fileQueries = map[runtime.FileVerb][]string{
 	runtime.FileRemove: {"recursive"}, runtime.FileWatch: {"recursive"},
 }
 
-// fileOp decodes an operation that the query describes, and finds the sandbox.
-func (a *api) fileOp(r *http.Request, verb runtime.FileVerb) (*lifecycle.Access, runtime.FileOp, error) {
-	op := runtime.FileOp{Verb: verb}
-	if err := decodeFileQuery(r.URL.Query(), &op); err != nil {
-		return nil, op, err
+// fileCall decodes an operation that the query describes, finds the sandbox, and has h go on.
+func (a *api) fileCall(verb runtime.FileVerb, h fileHandler) proxy.Handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		op := runtime.FileOp{Verb: verb}
+		if err := decodeFileQuery(r.URL.Query(), &op); err != nil {
+			return unread(w, r, err)
+		}
+		files, err := a.files(r)
+		if err != nil {
+			return unread(w, r, err)
+		}
+		return h(w, r, files, op)
 	}
-	files, err := a.files(r)
-	return files, op, err
 }
 
 func decodeFileQuery(q url.Values, op *runtime.FileOp) (err error) {
@@ -162,11 +169,7 @@ func limitQuery(q url.Values) (int, error) {
 	return n, nil
 }
 
-func (a *api) statFile(w http.ResponseWriter, r *http.Request) error {
-	files, op, err := a.fileOp(r, runtime.FileStat)
-	if err != nil {
-		return err
-	}
+func answerStat(w http.ResponseWriter, r *http.Request, files *lifecycle.Access, op runtime.FileOp) error {
 	info, err := statFile(r.Context(), files, op.Path)
 	return reply(w, http.StatusOK, fileInfo(info), err)
 }
@@ -184,20 +187,16 @@ var errEnough = errors.New("there is enough")
 
 // findFiles answers what an operation finds, as one object with a list of that name, or in
 // lines.
-func (a *api) findFiles(verb runtime.FileVerb, name string) proxy.Handler {
-	return func(w http.ResponseWriter, r *http.Request) error {
-		files, op, err := a.fileOp(r, verb)
-		if err != nil {
-			return err
-		}
+func findFiles(name string) fileHandler {
+	return func(w http.ResponseWriter, r *http.Request, files *lifecycle.Access, op runtime.FileOp) error {
 		lines := wantsNDJSON(r)
-		if op.Limit == 0 && (verb != runtime.FileList || !lines) {
+		if op.Limit == 0 && (op.Verb != runtime.FileList || !lines) {
 			op.Limit = defaultFound
 		}
 		var out interface {
 			add(v any) error
 			end(err error) error
-		} = &findings{w: w, name: name, limit: op.Limit, bounded: verb != runtime.FileList, items: []json.RawMessage{}}
+		} = &findings{w: w, name: name, limit: op.Limit, bounded: op.Verb != runtime.FileList, items: []json.RawMessage{}}
 		if lines {
 			out = newLineWriter(w, op.Limit)
 		}
@@ -251,13 +250,13 @@ func changeFiles[T any](a *api, decode func(body T) (runtime.FileOp, error)) pro
 		if err != nil {
 			return err
 		}
-		return doFile(w, r, files, op, nil)
+		return changeFile(w, r, files, op)
 	}))
 }
 
-// doFile does an operation without an answer.
-func doFile(w http.ResponseWriter, r *http.Request, files *lifecycle.Access, op runtime.FileOp, in io.Reader) error {
-	return noContent(w, files.File(r.Context(), op, runtime.FileIO{In: in}))
+// changeFile does an operation that has nothing to answer.
+func changeFile(w http.ResponseWriter, r *http.Request, files *lifecycle.Access, op runtime.FileOp) error {
+	return noContent(w, files.File(r.Context(), op, runtime.FileIO{}))
 }
 
 func decodeMkdir(body apitype.MkdirRequest) (op runtime.FileOp, err error) {
@@ -280,23 +279,11 @@ func decodeMove(verb runtime.FileVerb) func(apitype.MoveRequest) (runtime.FileOp
 	}
 }
 
-func (a *api) removeFile(w http.ResponseWriter, r *http.Request) error {
-	files, op, err := a.fileOp(r, runtime.FileRemove)
-	if err != nil {
-		return err
-	}
-	return doFile(w, r, files, op, nil)
-}
-
 // writeFile takes a file's content as it comes.
-func (a *api) writeFile(w http.ResponseWriter, r *http.Request) error {
+func writeFile(w http.ResponseWriter, r *http.Request, files *lifecycle.Access, op runtime.FileOp) error {
 	body := newUpload(w, r)
 	defer body.done()
 	noClash, err := wholeBody(r)
-	if err != nil {
-		return err
-	}
-	files, op, err := a.fileOp(r, runtime.FileWrite)
 	if err != nil {
 		return err
 	}
@@ -335,17 +322,13 @@ func plainBody(r *http.Request) error {
 	return nil
 }
 
-func (a *api) writeTar(w http.ResponseWriter, r *http.Request) error {
+func writeTar(w http.ResponseWriter, r *http.Request, files *lifecycle.Access, op runtime.FileOp) error {
 	body := newUpload(w, r)
 	defer body.done()
 	if err := plainBody(r); err != nil {
 		return err
 	}
-	files, op, err := a.fileOp(r, runtime.FileTarWrite)
-	if err != nil {
-		return err
-	}
-	return doFile(w, r, files, op, body)
+	return noContent(w, files.File(r.Context(), op, runtime.FileIO{In: body}))
 }
 
 func fileInfo(info runtime.FileInfo) apitype.FileInfo {

@@ -12,14 +12,7 @@ import (
 )
 
 // startProcess starts a managed process, and answers when it is ready.
-func (a *api) startProcess(w http.ResponseWriter, r *http.Request) error {
-	if err := a.existsOrMade(r); err != nil {
-		return err
-	}
-	var body apitype.ProcessRequest
-	if err := proxy.DecodeBody(w, r, proxy.MaxBody, false, &body); err != nil {
-		return err
-	}
+func (a *api) startProcess(w http.ResponseWriter, r *http.Request, body apitype.ProcessRequest) error {
 	req, err := processRequest(r, body)
 	if err != nil {
 		return err

@@ -22,11 +22,7 @@ import (
 )
 
 // readFile sends a file's content, or a part of it.
-func (a *api) readFile(w http.ResponseWriter, r *http.Request) error {
-	files, op, err := a.fileOp(r, runtime.FileRead)
-	if err != nil {
-		return err
-	}
+func readFile(w http.ResponseWriter, r *http.Request, files *lifecycle.Access, op runtime.FileOp) error {
 	d := &download{Response: stream.NewResponse(w), r: r, name: op.Path, length: -1}
 	part, ranged := rangeOf(r)
 	if !ranged && r.Method != http.MethodHead {
@@ -218,11 +214,7 @@ func noRange(w http.ResponseWriter, size int64) error {
 }
 
 // readTar sends a file or a tree as an archive.
-func (a *api) readTar(w http.ResponseWriter, r *http.Request) error {
-	files, op, err := a.fileOp(r, runtime.FileTarRead)
-	if err != nil {
-		return err
-	}
+func readTar(w http.ResponseWriter, r *http.Request, files *lifecycle.Access, op runtime.FileOp) error {
 	name := path.Base(op.Path)
 	if name == "/" {
 		name = "root"
@@ -278,11 +270,7 @@ func (l *lineWriter) end(err error) error {
 }
 
 // watchFiles sends changes as they happen.
-func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
-	files, op, err := a.fileOp(r, runtime.FileWatch)
-	if err != nil {
-		return err
-	}
+func (a *api) watchFiles(w http.ResponseWriter, r *http.Request, files *lifecycle.Access, op runtime.FileOp) error {
 	if err := skipBody(w, r); err != nil {
 		return err
 	}
@@ -296,7 +284,7 @@ func (a *api) watchFiles(w http.ResponseWriter, r *http.Request) error {
 	defer beat.Wait()
 	beatCtx, quiet := context.WithCancel(ctx)
 	defer quiet()
-	err = files.File(ctx, op, runtime.FileIO{Event: func(e runtime.FileEvent) error {
+	err := files.File(ctx, op, runtime.FileIO{Event: func(e runtime.FileEvent) error {
 		if e.Type == runtime.FileReady {
 			beat.Go(func() { s.BeatUntil(beatCtx, a.Heartbeat) })
 		}
