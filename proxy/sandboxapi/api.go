@@ -193,7 +193,7 @@ const anyQuery = "*"
 func checked(h proxy.Handler, queries []string) proxy.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		if err := checkTarget(r, queries); err != nil {
-			return unread(w, r, err)
+			return err
 		}
 		return h(w, r)
 	}

@@ -84,11 +84,11 @@ func (a *api) fileCall(verb runtime.FileVerb, h fileHandler) proxy.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		op := runtime.FileOp{Verb: verb}
 		if err := decodeFileQuery(r.URL.Query(), &op); err != nil {
-			return unread(w, r, err)
+			return err
 		}
 		files, err := a.files(r)
 		if err != nil {
-			return unread(w, r, err)
+			return err
 		}
 		return h(w, r, files, op)
 	}

@@ -60,15 +60,6 @@ func newUpload(w http.ResponseWriter, r *http.Request) *upload {
 	return &upload{r: r.Body, rc: http.NewResponseController(w), last: proxy.LastRequest(r)}
 }
 
-// unread returns an error that comes before a request's body is read, once its sender has had
-// a moment to send that.
-func unread(w http.ResponseWriter, r *http.Request, err error) error {
-	if r.ContentLength != 0 {
-		newUpload(w, r).done()
-	}
-	return err
-}
-
 // taking is a handler of what goes into storage, where room is kept for it: so it has a
 // pace. If its body can't be read to its end, that is the answer.
 func taking(h func(w http.ResponseWriter, r *http.Request, body *upload) error) proxy.Handler {
