@@ -37,13 +37,13 @@ func (c *Client) ChatFile(ctx context.Context, fileID string) (*apitype.ChatFile
 // ChatFileNamed answers a file of a chat by its name. Code chat_file_not_found: it has none.
 func (c *Client) ChatFileNamed(ctx context.Context, chatID, name string) (*apitype.ChatFile, error) {
 	var list apitype.ChatFileList
-	resp, err := c.do(ctx, call{method: http.MethodGet, path: at("chats", chatID, "files"), query: url.Values{"name": {name}}, out: &list})
+	rep, err := c.do(ctx, call{method: http.MethodGet, path: at("chats", chatID, "files"), query: url.Values{"name": {name}}, out: &list})
 	if err != nil {
 		return nil, err
 	}
 	if len(list.Files) == 0 {
 		p := apitype.Problem{
-			Status: http.StatusNotFound, Code: "chat_file_not_found", Detail: fmt.Sprintf("there is no file %q", name), RequestID: resp.Header.Get("X-Request-Id"),
+			Status: http.StatusNotFound, Code: "chat_file_not_found", Detail: fmt.Sprintf("there is no file %q", name), RequestID: rep.Header.Get("X-Request-Id"),
 		}
 		return nil, &Error{Status: p.Status, Code: p.Code, Problem: p}
 	}

@@ -129,24 +129,26 @@ func unlessFull(e *Error) bool { return e.Code == "capacity" }
 
 func never(*Error) bool { return false }
 
-// do makes a call, again where the server asks for it. The body of the answer is open only if
-// the call is a stream.
-func (c *Client) do(ctx context.Context, call call) (*http.Response, error) {
+// reply is an answer that says yes. Its body is open only if the call is a stream.
+type reply struct{ *http.Response }
+
+// do makes a call, again where the server asks for it.
+func (c *Client) do(ctx context.Context, call call) (reply, error) {
 	var body []byte
 	if call.body != nil {
 		var err error
 		if body, err = json.Marshal(call.body); err != nil {
-			return nil, fmt.Errorf("encode request: %w", err)
+			return reply{}, fmt.Errorf("encode request: %w", err)
 		}
 	}
 	for retries := c.retries; ; retries-- {
-		resp, err := c.once(ctx, call, body)
+		rep, err := c.once(ctx, call, body)
 		apiErr, ok := errors.AsType[*Error](err)
 		if !ok || apiErr.RetryAfter == 0 || call.upload != nil || call.again != nil && !call.again(apiErr) || retries <= 0 {
-			return resp, err
+			return rep, err
 		}
 		if waitErr := wait(ctx, apiErr.RetryAfter); waitErr != nil {
-			return nil, errors.Join(waitErr, err)
+			return reply{}, errors.Join(waitErr, err)
 		}
 	}
 }
@@ -179,31 +181,31 @@ func (c *Client) request(ctx context.Context, call call, body []byte) (*http.Req
 	return req, nil
 }
 
-func (c *Client) once(ctx context.Context, call call, body []byte) (*http.Response, error) {
+func (c *Client) once(ctx context.Context, call call, body []byte) (reply, error) {
 	req, err := c.request(ctx, call, body)
 	if err != nil {
-		return nil, err
+		return reply{}, err
 	}
 	resp, err := c.http.Do(req)
 	if err != nil || resp.StatusCode/100 == 2 && call.stream {
-		return resp, err
+		return reply{resp}, err
 	}
 	defer func() { _ = resp.Body.Close() }()
 	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("read answer: %w", err)
+		return reply{}, fmt.Errorf("read answer: %w", err)
 	case len(data) > maxAnswer:
-		return nil, fmt.Errorf("read answer: it is larger than %d bytes", maxAnswer)
+		return reply{}, fmt.Errorf("read answer: it is larger than %d bytes", maxAnswer)
 	case resp.StatusCode/100 != 2:
-		return nil, ErrorOf(resp, data)
+		return reply{}, ErrorOf(resp, data)
 	case call.out == nil:
-		return resp, nil
+		return reply{resp}, nil
 	}
 	if err := json.Unmarshal(data, call.out); err != nil {
-		return nil, fmt.Errorf("decode answer: %w", err)
+		return reply{}, fmt.Errorf("decode answer: %w", err)
 	}
-	return resp, nil
+	return reply{resp}, nil
 }
 
 // done makes a call and drops its answer.

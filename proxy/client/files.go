@@ -55,11 +55,11 @@ func (c *Client) open(ctx context.Context, path string, q url.Values, offset, le
 	case offset > 0:
 		h.Set("Range", fmt.Sprintf("bytes=%d-", offset))
 	}
-	resp, err := c.do(ctx, call{method: http.MethodGet, path: path, query: q, header: h, stream: true})
+	rep, err := c.do(ctx, call{method: http.MethodGet, path: path, query: q, header: h, stream: true})
 	if err != nil {
 		return nil, err
 	}
-	return sized{resp.Body, max(resp.ContentLength, 0)}, nil
+	return sized{rep.Body, max(rep.ContentLength, 0)}, nil
 }
 
 // sized is a body with its size.

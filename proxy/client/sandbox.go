@@ -41,12 +41,12 @@ func (c *Client) CreateNoWait(ctx context.Context, key string, req apitype.Sandb
 // create tells after how long to ask again, if the sandbox isn't there yet.
 func (c *Client) create(ctx context.Context, key string, req apitype.SandboxRequest) (*apitype.Sandbox, time.Duration, error) {
 	var sb apitype.Sandbox
-	resp, err := c.do(ctx, call{method: http.MethodPut, path: at("sandboxes", key), body: req, out: &sb})
+	rep, err := c.do(ctx, call{method: http.MethodPut, path: at("sandboxes", key), body: req, out: &sb})
 	if err != nil {
 		return nil, 0, err
 	}
-	if resp.StatusCode == http.StatusAccepted {
-		return &sb, max(retryAfter(resp), time.Second), nil
+	if rep.StatusCode == http.StatusAccepted {
+		return &sb, max(retryAfter(rep.Response), time.Second), nil
 	}
 	return &sb, 0, nil
 }

@@ -166,18 +166,18 @@ func (s *eventStream) read(ctx context.Context, call call) (more bool, err error
 // so long is broken; 0 is however long.
 func lines[T any](ctx context.Context, c *Client, call call, prefix string, silence time.Duration, f func(T) (more bool, err error)) error {
 	call.stream = true
-	resp, err := c.do(ctx, call)
+	rep, err := c.do(ctx, call)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = resp.Body.Close() }()
+	defer func() { _ = rep.Body.Close() }()
 	var silent atomic.Bool
 	alarm := time.AfterFunc(time.Hour, func() {
 		silent.Store(true)
-		_ = resp.Body.Close()
+		_ = rep.Body.Close()
 	})
 	defer alarm.Stop()
-	scan := bufio.NewScanner(resp.Body)
+	scan := bufio.NewScanner(rep.Body)
 	scan.Buffer(nil, maxEvent)
 	scan.Split(wholeLines)
 	for {

@@ -72,9 +72,9 @@ func TestSendFileStalls(t *testing.T) {
 func TestExecInput(t *testing.T) {
 	t.Parallel()
 	r := httptest.NewRequest(http.MethodPost, "/", nil)
-	most, text := make([]byte, maxStdin), "x"
+	more, text := make([]byte, maxStdin+1), "x"
 	for body, ok := range map[*apitype.ExecRequest]bool{
-		{StdinBase64: most}: true, {StdinBase64: append(most, 0)}: false, {StdinBase64: most[:1], Stdin: &text}: false,
+		{StdinBase64: more[:maxStdin]}: true, {StdinBase64: more}: false, {StdinBase64: more[:1], Stdin: &text}: false,
 	} {
 		if _, err := execRequest(r, *body); (err == nil) != ok {
 			t.Errorf("%d bytes: %v", len(body.StdinBase64), err)
