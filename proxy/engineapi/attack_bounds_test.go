@@ -114,8 +114,9 @@ func (b bounds) limits(h *container.HostConfig) (e excess) {
 		e.unless((u.Name == "nofile" || u.Name == "nproc" || u.Name == "core") && u.Hard >= 0 && u.Hard <= 1024 && u.Soft <= u.Hard, "Ulimits", u)
 	}
 	e.unless(h.LogConfig.Type == "none" || h.LogConfig.Type == "json-file" && h.LogConfig.Config["max-size"] != "", "LogConfig", h.LogConfig.Type)
-	for name := range h.LogConfig.Config {
-		e.unless(slices.Contains([]string{"max-size", "max-file", "compress", "mode", "max-buffer-size", "labels"}, name), "LogConfig", name)
+	for name, value := range h.LogConfig.Config {
+		e.unless(slices.Contains([]string{"max-size", "max-file", "compress", "mode", "max-buffer-size", "labels", "tag"}, name), "LogConfig", name)
+		e.unless(name != "tag" || !strings.ContainsAny(value, "($|\" "), "LogConfig tag", value) // the engine executes it
 	}
 	return e
 }

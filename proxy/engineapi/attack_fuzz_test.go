@@ -107,7 +107,7 @@ var fields = map[string]func(*dice) string{
 	},
 	"HostConfig.LogConfig": func(d *dice) string {
 		return fmt.Sprintf(`{"Type":%q,"Config":{%s}}`, d.of("", "json-file", "none", "local", "gelf", "syslog"), d.some(2, func() string {
-			return fmt.Sprintf(`%q:%q`, d.of("max-size", "max-file", "env", "labels", "tag", "gelf-address"), d.of("1m", "100g", "-1", "3", "x", ""))
+			return fmt.Sprintf(`%q:%q`, d.of("max-size", "max-file", "env", "labels", "tag", "gelf-address"), d.of("1m", "100g", "-1", "3", "x", "", "{{.Name}}", "{{.ExtraAttributes nil}}"))
 		}))
 	},
 	"HostConfig.RestartPolicy": func(d *dice) string {
