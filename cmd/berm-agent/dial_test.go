@@ -156,6 +156,7 @@ func TestDialReset(t *testing.T) {
 // Who takes nothing is sent nothing more, either way, and a Berm that hangs up frees
 // the port's side.
 func TestDialBackpressure(t *testing.T) {
+	t.Parallel()
 	took, gone := make(chan int64, 1), make(chan struct{})
 	stop := make(chan struct{})
 	port := listen(t, "tcp4", "127.0.0.1:0", func(c *net.TCPConn) {
@@ -163,7 +164,7 @@ func TestDialBackpressure(t *testing.T) {
 		go func() { // floods
 			var n int64
 			for {
-				_ = c.SetWriteDeadline(time.Now().Add(time.Second))
+				_ = c.SetWriteDeadline(time.Now().Add(300 * time.Millisecond))
 				m, err := c.Write(make([]byte, 64<<10))
 				if n += int64(m); err != nil {
 					break
@@ -181,7 +182,7 @@ func TestDialBackpressure(t *testing.T) {
 	if n := <-took; n > 64<<20 {
 		t.Errorf("%d bytes were taken that nobody wanted", n)
 	}
-	must(t, k.stream.SetWriteDeadline(time.Now().Add(time.Second)))
+	must(t, k.stream.SetWriteDeadline(time.Now().Add(300*time.Millisecond)))
 	sent := 0
 	for ; sent < 64<<20; sent += wire.MaxData {
 		if k.w.Send(wire.KindData, make([]byte, wire.MaxData)) != nil {
@@ -201,11 +202,12 @@ func TestDialBackpressure(t *testing.T) {
 
 // Berm hangs up while the other side takes nothing, and says nothing.
 func TestDialStalled(t *testing.T) {
+	t.Parallel()
 	port := listen(t, "tcp4", "127.0.0.1:0", func(c *net.TCPConn) {
 		t.Cleanup(func() { _ = c.Close() })
 	})
 	k, _, ended := begun(t, dialRequest(port))
-	must(t, k.stream.SetWriteDeadline(time.Now().Add(time.Second)))
+	must(t, k.stream.SetWriteDeadline(time.Now().Add(300*time.Millisecond)))
 	for k.w.Send(wire.KindData, make([]byte, wire.MaxData)) == nil {
 	}
 	must(t, k.stream.Close())

@@ -31,7 +31,7 @@ func fileTalk(t *testing.T, late bool) (k *talk, ended chan error) {
 		}
 	}
 	go func() { _ = srv.session(there) }()
-	return newTalk(t, here), ended
+	return newTalkOf(t, here, 50*time.Millisecond), ended
 }
 
 // begun is a fileTalk in which an operation has begun.

@@ -26,33 +26,33 @@ var hiding = map[string]string{
 
 func TestKill(t *testing.T) {
 	for user, uid := range users {
-		s := newSandbox(t, uid)
-		k := s.accept()
-		k.start(&wire.Start{ID: "bystander", Command: []string{"sleep", "4713"}})
-		await(t, "the bystander", func() bool { return strings.Contains(k.inside(), "sleep 4713") })
-		for name, script := range hiding {
-			t.Run(user+"/"+name, func(t *testing.T) {
-				k.t = t
+		t.Run(user, func(t *testing.T) {
+			t.Parallel()
+			k := newSandbox(t, uid).accept()
+			k.start(&wire.Start{ID: "bystander", Command: []string{"sleep", "4713"}})
+			await(t, "the bystander", func() bool { return strings.Contains(k.inside(), "sleep 4713") })
+			for name, script := range hiding {
 				k.start(&wire.Start{ID: "x", Command: []string{"sh", "-c", script}})
 				await(t, "its start", func() bool { return strings.Contains(k.inside(), "sleep 4712") })
 				k.sure(&wire.Request{Op: wire.OpKill, Process: &wire.Process{ID: "x"}})
 				if left := k.inside(); left != "sleep 4713 \n" {
-					t.Errorf("left:\n%s", left)
+					t.Errorf("%s: left:\n%s", name, left)
 				}
 				if info := k.await("x"); info.ExitCode != 137 || info.Signal != 9 || !info.Killed || info.OOMKilled || info.TimedOut {
-					t.Errorf("%+v", info)
+					t.Errorf("%s: %+v", name, info)
 				}
 				k.sure(&wire.Request{Op: wire.OpForget, Process: &wire.Process{ID: "x"}})
-			})
-		}
-		if info := k.ask(wire.OpProcess, "bystander").info; !info.Running {
-			t.Errorf("bystander: %+v", info)
-		}
+			}
+			if info := k.ask(wire.OpProcess, "bystander").info; !info.Running {
+				t.Errorf("bystander: %+v", info)
+			}
+		})
 	}
 }
 
 // A command is killed, with its tree, when nobody waits for it any more.
 func TestCommandEndsWithItsStream(t *testing.T) {
+	t.Parallel()
 	s := newSandbox(t, 65534)
 	k := s.accept()
 	k.start(&wire.Start{ID: "bystander", Command: []string{"sleep", "4713"}})
@@ -85,6 +85,7 @@ func TestCommandEndsWithItsStream(t *testing.T) {
 }
 
 func TestTimeout(t *testing.T) {
+	t.Parallel()
 	s := newSandbox(t, 65534)
 	k := s.accept()
 	for name, script := range hiding {
@@ -126,6 +127,7 @@ func TestDaemonsLive(t *testing.T) {
 func TestSupervisorKilled(t *testing.T) {
 	for user, uid := range users {
 		t.Run(user, func(t *testing.T) {
+			t.Parallel()
 			k := newSandbox(t, uid).accept()
 			if a := k.run("daemon", "setsid -f sleep 4716 >/dev/null 2>&1"); a.failure != nil {
 				t.Fatal(a.failure)
@@ -159,6 +161,7 @@ func TestSupervisorKilled(t *testing.T) {
 
 // Kill returns although a sandbox does what it can against it.
 func TestKillIsBounded(t *testing.T) {
+	t.Parallel()
 	k := newSandbox(t, 0).accept()
 	k.start(&wire.Start{ID: "saviour", Command: []string{"sh", "-c", "while :; do kill -CONT -1; done"}})
 	k.start(&wire.Start{ID: "x", Command: []string{"sh", "-c", "while :; do setsid -f sleep 4712; sleep 0.001; done"}})

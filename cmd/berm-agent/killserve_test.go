@@ -19,6 +19,7 @@ func (s *sandbox) enter(args ...string) *exec.Cmd {
 func TestKillServe(t *testing.T) {
 	for name, signal := range map[string]string{"stopped": "STOP", "killed": "KILL"} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			s := newSandbox(t, 0)
 			k := s.accept()
 			k.start(&wire.Start{ID: "before", Command: []string{"sleep", "4713"}})

@@ -35,6 +35,7 @@ func TestLink(t *testing.T) {
 }
 
 func TestRedial(t *testing.T) {
+	t.Parallel()
 	s := newSandbox(t, 65534)
 	k := s.accept()
 	k.start(&wire.Start{ID: "x", Command: []string{"sleep", "1000"}})
@@ -107,6 +108,7 @@ func leave(t *testing.T, s *sandbox, start *wire.Start) *outcome {
 
 // Nothing is lost that Berm has taken the connection's end for, whatever was on its way.
 func TestBreakInMuchOutput(t *testing.T) {
+	t.Parallel()
 	s := newSandbox(t, 0)
 	const lines = 400_000
 	start := &wire.Start{ID: "x", Command: []string{"sh", "-c", fmt.Sprintf("seq %d; sleep 0.5", lines)}, KeepBytes: wire.MaxKeep}
@@ -138,6 +140,7 @@ func TestBreakInMuchOutput(t *testing.T) {
 
 // Garbage ends its stream, or its session, and nothing else.
 func TestGarbage(t *testing.T) {
+	t.Parallel()
 	s := newSandbox(t, 0)
 	for _, garbage := range []string{"GET / HTTP/1.1\r\n\r\n", "\x02\x00\x00\x00\x01{", "\x02\xff\xff\xff\xff", "\x04\x00\x00\x00\x00", "\x02\x00\x00\x00\x04null\x05\x00\x00\x00\x00"} {
 		k := s.accept()

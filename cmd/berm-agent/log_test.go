@@ -204,6 +204,7 @@ func TestLogIsBounded(t *testing.T) {
 		"a tiny log":  {minBytes, func(i int) string { return fmt.Sprintf("%d%s\n", i, strings.Repeat("x", 2000)) }},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := startWriter(t, t.TempDir(), tt.limit)
 			var all strings.Builder
 			for i := 0; all.Len() < 20*tt.limit; i++ {
@@ -283,6 +284,7 @@ func TestLogWithoutADirectory(t *testing.T) {
 
 // The bound holds when a file can't be put aside, until it can.
 func TestLogThatCantBeRotated(t *testing.T) {
+	t.Parallel()
 	w := startWriter(t, t.TempDir(), minBytes)
 	obstacle := filepath.Join(w.dir, "log.1")
 	must(t, os.MkdirAll(filepath.Join(obstacle, "x"), 0o700))

@@ -14,7 +14,7 @@ const idleMemory = 3072
 
 // What work takes is given back after it.
 func TestMemoryIsGivenBack(t *testing.T) {
-	t.Parallel() // it waits for most of its time
+	t.Parallel()
 	s := newSandbox(t, 0)
 	k := s.accept()
 	k.patience(2 * time.Minute)

@@ -12,6 +12,7 @@ import (
 )
 
 func TestOOM(t *testing.T) {
+	t.Parallel()
 	engine.Require(t, "containerd") // root, for a control group
 	s := prepareSandbox(t)
 	limit := "memory.max"

@@ -32,18 +32,21 @@ type talk struct {
 	w      *wire.Writer
 }
 
-func newTalk(t *testing.T, c net.Conn) *talk {
+func newTalk(t *testing.T, c net.Conn) *talk { return newTalkOf(t, c, time.Second) }
+
+// newTalkOf makes a session whose streams, once closed here, wait so long for the other side.
+func newTalkOf(t *testing.T, c net.Conn, closing time.Duration) *talk {
 	t.Helper()
 	t.Cleanup(func() { _ = c.Close() }) // it may be closed
 	must(t, c.SetDeadline(time.Now().Add(20*time.Second)))
-	mux, hello, err := greet(c)
+	mux, hello, err := greet(c, closing)
 	must(t, err)
 	must(t, c.SetDeadline(time.Time{}))
 	return &talk{t: t, conn: c, mux: mux, late: 20 * time.Second, hello: hello}
 }
 
 // greet reads Hello.
-func greet(c net.Conn) (mux *yamux.Session, hello wire.Hello, err error) {
+func greet(c net.Conn, closing time.Duration) (mux *yamux.Session, hello wire.Hello, err error) {
 	payload, err := wire.NewReader(c).Expect(wire.KindHello) // after which nothing comes by itself
 	if err != nil {
 		return nil, hello, err
@@ -51,7 +54,7 @@ func greet(c net.Conn) (mux *yamux.Session, hello wire.Hello, err error) {
 	if err := wire.Decode(payload, &hello); err != nil || hello.Version != wire.Version {
 		return nil, hello, fmt.Errorf("hello %+v, %w", hello, err)
 	}
-	mux, err = yamux.Client(c, wire.Mux(20*time.Second, time.Second))
+	mux, err = yamux.Client(c, wire.Mux(20*time.Second, closing))
 	return mux, hello, err
 }
 

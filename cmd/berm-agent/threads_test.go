@@ -25,7 +25,7 @@ func (s *sandbox) confine(controller, limit string, most int) {
 	if _, err := os.Stat(s.seen + "/" + controller); err == nil {
 		s.seen += "/" + controller
 	}
-	s.group = filepath.Join(s.seen, fmt.Sprintf("berm-agent-test-%d", os.Getpid()))
+	s.group = filepath.Join(s.seen, "berm-agent-test-"+filepath.Base(s.dir))
 	must(s.t, os.Mkdir(s.group, 0o755))
 	s.t.Cleanup(func() {
 		await(s.t, "the control group's end", func() bool { return os.Remove(s.group) == nil })
@@ -119,6 +119,7 @@ func TestFull(t *testing.T) {
 		fill bool
 	}{"by commands": {40, true}, "hardly": {30, false}, "at the least": {20, true}} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			s := prepareSandbox(t)
 			s.confine("pids", "pids.max", tt.most)
 			s.boot(0)
