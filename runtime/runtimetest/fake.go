@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -188,21 +189,17 @@ func (f *Fake) kill(id string, oom bool) {
 
 // Info implements runtime.Runtime.
 func (f *Fake) Info(ctx context.Context) (runtime.Info, error) {
-	if _, err := f.begin(ctx, "info", ""); err != nil {
-		return runtime.Info{}, err
-	}
-	return runtime.Info{
-		Backend: "fake", Version: "1", OS: "linux", Architecture: "amd64",
-		CPUs: 4, MemoryBytes: 8 << 30, CgroupVersion: "2",
-	}, f.after("info", "")
+	return call(ctx, f, "info", "", func() (runtime.Info, error) {
+		return runtime.Info{
+			Backend: "fake", Version: "1", OS: "linux", Architecture: "amd64",
+			CPUs: 4, MemoryBytes: 8 << 30, CgroupVersion: "2",
+		}, nil
+	})
 }
 
 // Sweep implements runtime.Runtime. There is never anything to find.
 func (f *Fake) Sweep(ctx context.Context) error {
-	if _, err := f.begin(ctx, "sweep", ""); err != nil {
-		return err
-	}
-	return f.after("sweep", "")
+	return f.do(ctx, "sweep", "", func() error { return nil })
 }
 
 // begin counts a call and lets it fail or take its time. The channel is closed
@@ -231,6 +228,35 @@ func (f *Fake) begin(ctx context.Context, op, id string) (down <-chan struct{}, 
 		return nil, fmt.Errorf("%s %s: %w", op, id, errDown)
 	}
 	return down, nil
+}
+
+// call counts a call, and does its work with f.mu held, unless it fails before. What it has
+// opened is closed if it fails afterwards.
+func call[T any](ctx context.Context, f *Fake, op, id string, work func() (T, error)) (T, error) {
+	var out T
+	_, err := f.begin(ctx, op, id)
+	if err != nil {
+		return out, err
+	}
+	f.mu.Lock()
+	result, err := work()
+	f.mu.Unlock()
+	if err != nil {
+		return out, err
+	}
+	if err := f.after(op, id); err != nil {
+		if opened, ok := any(result).(io.Closer); ok {
+			_ = opened.Close()
+		}
+		return out, err
+	}
+	return result, nil
+}
+
+// do is call for what returns nothing.
+func (f *Fake) do(ctx context.Context, op, id string, work func() error) error {
+	_, err := call(ctx, f, op, id, func() (struct{}, error) { return struct{}{}, work() })
+	return err
 }
 
 func (f *Fake) after(op, id string) error {

@@ -43,27 +43,15 @@ type fakeContainer struct {
 
 // Create implements runtime.Runtime.
 func (f *Fake) Create(ctx context.Context, spec runtime.Spec) (runtime.Container, error) {
-	if _, err := f.begin(ctx, "create", spec.Name); err != nil {
-		return runtime.Container{}, err
-	}
-	if err := checkSpec(spec); err != nil {
-		return runtime.Container{}, fmt.Errorf("create %s: %w", spec.Name, err)
-	}
-	f.mu.Lock()
-	c, err := f.create(spec)
-	var info runtime.Container
-	if err == nil {
-		info = c.info
+	return call(ctx, f, "create", spec.Name, func() (runtime.Container, error) {
+		c, err := f.create(spec)
+		if err != nil {
+			return runtime.Container{}, fmt.Errorf("create %s: %w", spec.Name, err)
+		}
+		info := c.info
 		f.runMain(c)
-	}
-	f.mu.Unlock()
-	if err != nil {
-		return runtime.Container{}, fmt.Errorf("create %s: %w", spec.Name, err)
-	}
-	if err := f.after("create", spec.Name); err != nil {
-		return runtime.Container{}, err
-	}
-	return info, nil
+		return info, nil
+	})
 }
 
 // capabilities are all that Linux knows.
@@ -97,6 +85,9 @@ func checkSpec(spec runtime.Spec) error {
 
 // create makes the container; f.mu is held.
 func (f *Fake) create(spec runtime.Spec) (*fakeContainer, error) {
+	if err := checkSpec(spec); err != nil {
+		return nil, err
+	}
 	if f.names[spec.Name] != nil {
 		return nil, fmt.Errorf("the name is taken: %w", errdefs.ErrAlreadyExists)
 	}
@@ -210,48 +201,37 @@ func (f *Fake) end(c *fakeContainer, code int, oom bool) {
 
 // Inspect implements runtime.Runtime.
 func (f *Fake) Inspect(ctx context.Context, id string) (runtime.Container, error) {
-	if _, err := f.begin(ctx, "inspect", id); err != nil {
-		return runtime.Container{}, err
-	}
-	f.mu.Lock()
-	c, err := f.find(id)
-	var info runtime.Container
-	if err == nil {
-		info = c.info
-	}
-	f.mu.Unlock()
-	if err != nil {
-		return runtime.Container{}, err
-	}
-	return info, f.after("inspect", id)
+	return call(ctx, f, "inspect", id, func() (runtime.Container, error) {
+		c, err := f.find(id)
+		if err != nil {
+			return runtime.Container{}, err
+		}
+		return c.info, nil
+	})
 }
 
 // List implements runtime.Runtime.
 func (f *Fake) List(ctx context.Context, labels map[string]string) ([]runtime.Container, error) {
-	if _, err := f.begin(ctx, "list", ""); err != nil {
-		return nil, err
-	}
-	var cs []runtime.Container
-	f.mu.Lock()
-	for _, c := range f.containers {
-		if runtime.HasLabels(c.info.Labels, labels) {
-			cs = append(cs, runtime.Container{
-				ID: c.info.ID, Name: c.info.Name, Image: c.info.Image, State: c.info.State,
-				Labels: c.info.Labels, CreatedAt: c.info.CreatedAt,
-			})
+	return call(ctx, f, "list", "", func() (cs []runtime.Container, _ error) {
+		for _, c := range f.containers {
+			if runtime.HasLabels(c.info.Labels, labels) {
+				cs = append(cs, runtime.Container{
+					ID: c.info.ID, Name: c.info.Name, Image: c.info.Image, State: c.info.State,
+					Labels: c.info.Labels, CreatedAt: c.info.CreatedAt,
+				})
+			}
 		}
-	}
-	f.mu.Unlock()
-	return cs, f.after("list", "")
+		return cs, nil
+	})
 }
 
 // Remove implements runtime.Runtime.
 func (f *Fake) Remove(ctx context.Context, id string) error {
-	if _, err := f.begin(ctx, "remove", id); err != nil {
-		return err
-	}
-	f.mu.Lock()
-	if c := f.containers[id]; c != nil {
+	return f.do(ctx, "remove", id, func() error {
+		c := f.containers[id]
+		if c == nil {
+			return nil
+		}
 		f.end(c, 128+9, false)
 		if c.root != "" {
 			_ = os.RemoveAll(c.root) // the test's end removes it, too
@@ -260,9 +240,8 @@ func (f *Fake) Remove(ctx context.Context, id string) error {
 		delete(f.names, c.info.Name)
 		c.info.State = runtime.StateUnknown
 		f.emit(runtime.Event{Type: runtime.EventRemoved, ContainerID: id, Labels: c.info.Labels, Time: time.Now()})
-	}
-	f.mu.Unlock()
-	return f.after("remove", id)
+		return nil
+	})
 }
 
 // Pause implements runtime.Runtime.
@@ -276,33 +255,23 @@ func (f *Fake) Resume(ctx context.Context, id string) error {
 }
 
 func (f *Fake) setState(ctx context.Context, op, id string, from, to runtime.State, typ runtime.EventType) error {
-	if _, err := f.begin(ctx, op, id); err != nil {
-		return err
-	}
-	if err := f.moveState(op, id, from, to, typ); err != nil {
-		return err
-	}
-	return f.after(op, id)
-}
-
-func (f *Fake) moveState(op, id string, from, to runtime.State, typ runtime.EventType) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	c, err := f.find(id)
-	switch {
-	case err != nil:
-		return err
-	case c.info.State == from:
-		c.info.State = to
-		f.emit(runtime.Event{Type: typ, ContainerID: id, Labels: c.info.Labels, Time: time.Now()})
-		if to == runtime.StateRunning && c.due {
-			c.due = false
-			f.runMain(c)
+	return f.do(ctx, op, id, func() error {
+		c, err := f.find(id)
+		switch {
+		case err != nil:
+			return err
+		case c.info.State == from:
+			c.info.State = to
+			f.emit(runtime.Event{Type: typ, ContainerID: id, Labels: c.info.Labels, Time: time.Now()})
+			if to == runtime.StateRunning && c.due {
+				c.due = false
+				f.runMain(c)
+			}
+		case c.info.State != to:
+			return fmt.Errorf("%s %s, which is %s: %w", op, id, c.info.State, errdefs.ErrFailedPrecondition)
 		}
-	case c.info.State != to:
-		return fmt.Errorf("%s %s, which is %s: %w", op, id, c.info.State, errdefs.ErrFailedPrecondition)
-	}
-	return nil
+		return nil
+	})
 }
 
 func (f *Fake) find(id string) (*fakeContainer, error) {

@@ -57,11 +57,14 @@ func (f *Fake) File(ctx context.Context, id string, op runtime.FileOp, fio runti
 		return err
 	}
 	name := "file_" + string(op.Verb)
-	c, err := f.inside(ctx, name, id)
-	if err != nil {
+	if _, err := f.begin(ctx, name, id); err != nil {
 		return err
 	}
-	err = f.makeRoot(c)
+	f.mu.Lock()
+	c, err := f.running(name, id)
+	if err == nil {
+		err = f.makeRoot(c)
+	}
 	f.mu.Unlock()
 	if err == nil && op.Verb == runtime.FileWatch {
 		return f.watchFiles(ctx, c, op, fio.Event)

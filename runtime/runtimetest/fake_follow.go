@@ -97,20 +97,13 @@ func (f *Fake) Follow(ctx context.Context, id, process string, how runtime.Follo
 	if how.From < runtime.FromFirst {
 		return nil, runtime.Invalid("output after %d", how.From)
 	}
-	_, p, err := f.process(ctx, "process_follow", id, process)
-	if err != nil {
-		return nil, err
-	}
-	w, err := p.follow(how)
-	f.mu.Unlock()
-	if err != nil {
-		return nil, fmt.Errorf("follow process %q in %s: %w", process, id, err)
-	}
-	if err := f.after("process_follow", id); err != nil {
-		_ = w.Close()
-		return nil, err
-	}
-	return w, nil
+	return with(ctx, f, "process_follow", id, process, func(p *fakeProcess) (runtime.Follower, error) {
+		w, err := p.follow(how)
+		if err != nil {
+			err = fmt.Errorf("follow process %q in %s: %w", process, id, err)
+		}
+		return w, err
+	})
 }
 
 // follow adds a follower; f.mu is held.
@@ -204,29 +197,18 @@ type fakeInput struct {
 
 // Input implements runtime.Processes.
 func (f *Fake) Input(ctx context.Context, id, process string) (runtime.Input, error) {
-	_, p, err := f.process(ctx, "process_input", id, process)
-	if err != nil {
-		return nil, err
-	}
-	in := &fakeInput{p: p}
-	switch {
-	case p.inEnded:
-		err = p.noInput()
-	case p.writer != nil:
-		err = fmt.Errorf("process %q in %s has a writer: %w", process, id, errdefs.ErrAlreadyExists)
-	default:
+	return with(ctx, f, "process_input", id, process, func(p *fakeProcess) (runtime.Input, error) {
+		switch {
+		case p.inEnded:
+			return nil, p.noInput()
+		case p.writer != nil:
+			return nil, fmt.Errorf("process %q in %s has a writer: %w", process, id, errdefs.ErrAlreadyExists)
+		}
+		in := &fakeInput{p: p}
 		in.ctx, in.end = context.WithCancelCause(context.Background())
 		p.writer = in
-	}
-	f.mu.Unlock()
-	if err != nil {
-		return nil, err
-	}
-	if err := f.after("process_input", id); err != nil {
-		_ = in.Close()
-		return nil, err
-	}
-	return in, nil
+		return in, nil
+	})
 }
 
 func (p *fakeProcess) noInput() error {
@@ -300,22 +282,15 @@ type fakeEvents struct {
 
 // Events implements runtime.Processes.
 func (f *Fake) Events(ctx context.Context, id string) (runtime.Events, error) {
-	c, err := f.inside(ctx, "process_events", id)
-	if err != nil {
-		return nil, err
-	}
-	e := &fakeEvents{f: f, c: c, changed: map[*fakeProcess]bool{}, wake: make(chan struct{}, 1)}
-	e.ctx, e.end = context.WithCancelCause(context.Background())
-	if c.events == nil {
-		c.events = map[*fakeEvents]bool{}
-	}
-	c.events[e] = true
-	f.mu.Unlock()
-	if err := f.after("process_events", id); err != nil {
-		_ = e.Close()
-		return nil, err
-	}
-	return e, nil
+	return inside(ctx, f, "process_events", id, func(c *fakeContainer) (runtime.Events, error) {
+		e := &fakeEvents{f: f, c: c, changed: map[*fakeProcess]bool{}, wake: make(chan struct{}, 1)}
+		e.ctx, e.end = context.WithCancelCause(context.Background())
+		if c.events == nil {
+			c.events = map[*fakeEvents]bool{}
+		}
+		c.events[e] = true
+		return e, nil
+	})
 }
 
 // tellOf tells those who follow the processes of one that has started or ended; f.mu is

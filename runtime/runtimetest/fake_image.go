@@ -24,16 +24,7 @@ func (f *Fake) AddImage(ref string, img runtime.Image) {
 
 // Image implements runtime.Runtime.
 func (f *Fake) Image(ctx context.Context, ref string) (runtime.Image, error) {
-	if _, err := f.begin(ctx, "image", ref); err != nil {
-		return runtime.Image{}, err
-	}
-	f.mu.Lock()
-	img, err := findImage(f.images, ref)
-	f.mu.Unlock()
-	if err != nil {
-		return runtime.Image{}, err
-	}
-	return img, f.after("image", ref)
+	return call(ctx, f, "image", ref, func() (runtime.Image, error) { return findImage(f.images, ref) })
 }
 
 // Pull implements runtime.Runtime.
@@ -102,29 +93,21 @@ type fakeNetwork struct {
 
 // EnsureNetwork implements runtime.Runtime. Each network is a /16 of its own.
 func (f *Fake) EnsureNetwork(ctx context.Context, n runtime.Network) error {
-	if _, err := f.begin(ctx, "ensure_network", n.Name); err != nil {
-		return err
-	}
-	if n.Name == "" || strings.ContainsAny(n.Name, "/ ") {
-		return fmt.Errorf("network name %q: %w", n.Name, errdefs.ErrInvalidArgument)
-	}
-	f.mu.Lock()
-	there := f.networks[n.Name]
-	if there == nil && n.External {
-		f.mu.Unlock()
-		return fmt.Errorf("network %s: %w", n.Name, errdefs.ErrNotFound)
-	}
-	if there != nil && (there.info.Internal != n.Internal || there.info.Isolated != n.Isolated && !n.External) {
-		f.mu.Unlock()
-		return fmt.Errorf("network %s is another: %w", n.Name, errdefs.ErrFailedPrecondition)
-	}
-	if there == nil {
-		n.ID = newID()
-		n.CreatedAt = time.Now()
-		f.networks[n.Name] = &fakeNetwork{info: n, next: f.freeSubnet()}
-	}
-	f.mu.Unlock()
-	return f.after("ensure_network", n.Name)
+	return f.do(ctx, "ensure_network", n.Name, func() error {
+		there := f.networks[n.Name]
+		switch {
+		case n.Name == "" || strings.ContainsAny(n.Name, "/ "):
+			return fmt.Errorf("network name %q: %w", n.Name, errdefs.ErrInvalidArgument)
+		case there == nil && n.External:
+			return fmt.Errorf("network %s: %w", n.Name, errdefs.ErrNotFound)
+		case there != nil && (there.info.Internal != n.Internal || there.info.Isolated != n.Isolated && !n.External):
+			return fmt.Errorf("network %s is another: %w", n.Name, errdefs.ErrFailedPrecondition)
+		case there == nil:
+			n.ID, n.CreatedAt = newID(), time.Now()
+			f.networks[n.Name] = &fakeNetwork{info: n, next: f.freeSubnet()}
+		}
+		return nil
+	})
 }
 
 // freeSubnet returns the first address to hand out of a /16 that is in no use.
@@ -149,18 +132,14 @@ func (n *fakeNetwork) take() string {
 
 // Networks implements runtime.Runtime.
 func (f *Fake) Networks(ctx context.Context, labels map[string]string) ([]runtime.Network, error) {
-	if _, err := f.begin(ctx, "networks", ""); err != nil {
-		return nil, err
-	}
-	f.mu.Lock()
-	var ns []runtime.Network
-	for _, n := range f.networks {
-		if runtime.HasLabels(n.info.Labels, labels) {
-			ns = append(ns, n.info)
+	return call(ctx, f, "networks", "", func() (ns []runtime.Network, _ error) {
+		for _, n := range f.networks {
+			if runtime.HasLabels(n.info.Labels, labels) {
+				ns = append(ns, n.info)
+			}
 		}
-	}
-	f.mu.Unlock()
-	return ns, f.after("networks", "")
+		return ns, nil
+	})
 }
 
 // AddVolume puts a volume into the engine, and takes the one of its name out. It is in
@@ -173,34 +152,25 @@ func (f *Fake) AddVolume(v runtime.Volume, containerID string) {
 
 // Volumes implements runtime.Collector.
 func (f *Fake) Volumes(ctx context.Context, labels map[string]string) ([]runtime.Volume, error) {
-	if _, err := f.begin(ctx, "volumes", ""); err != nil {
-		return nil, err
-	}
-	f.mu.Lock()
-	var vs []runtime.Volume
-	for _, v := range f.volumes {
-		if runtime.HasLabels(v.info.Labels, labels) {
-			vs = append(vs, v.info)
+	return call(ctx, f, "volumes", "", func() (vs []runtime.Volume, _ error) {
+		for _, v := range f.volumes {
+			if runtime.HasLabels(v.info.Labels, labels) {
+				vs = append(vs, v.info)
+			}
 		}
-	}
-	f.mu.Unlock()
-	return vs, f.after("volumes", "")
+		return vs, nil
+	})
 }
 
 // RemoveVolume implements runtime.Collector.
 func (f *Fake) RemoveVolume(ctx context.Context, name string) error {
-	if _, err := f.begin(ctx, "remove_volume", name); err != nil {
-		return err
-	}
-	f.mu.Lock()
-	v := f.volumes[name]
-	if v != nil && f.containers[v.container] != nil {
-		f.mu.Unlock()
-		return fmt.Errorf("volume %s is in use: %w", name, errdefs.ErrFailedPrecondition)
-	}
-	delete(f.volumes, name)
-	f.mu.Unlock()
-	return f.after("remove_volume", name)
+	return f.do(ctx, "remove_volume", name, func() error {
+		if v := f.volumes[name]; v != nil && f.containers[v.container] != nil {
+			return fmt.Errorf("volume %s is in use: %w", name, errdefs.ErrFailedPrecondition)
+		}
+		delete(f.volumes, name)
+		return nil
+	})
 }
 
 // RemoveNetworkID implements runtime.Collector.
@@ -218,16 +188,11 @@ func (f *Fake) RemoveNetworkID(ctx context.Context, id string) error {
 
 // RemoveNetwork implements runtime.Runtime.
 func (f *Fake) RemoveNetwork(ctx context.Context, name string) error {
-	if _, err := f.begin(ctx, "remove_network", name); err != nil {
-		return err
-	}
-	f.mu.Lock()
-	n := f.networks[name]
-	if n != nil && n.users > 0 {
-		f.mu.Unlock()
-		return fmt.Errorf("network %s has containers: %w", name, errdefs.ErrFailedPrecondition)
-	}
-	delete(f.networks, name)
-	f.mu.Unlock()
-	return f.after("remove_network", name)
+	return f.do(ctx, "remove_network", name, func() error {
+		if n := f.networks[name]; n != nil && n.users > 0 {
+			return fmt.Errorf("network %s has containers: %w", name, errdefs.ErrFailedPrecondition)
+		}
+		delete(f.networks, name)
+		return nil
+	})
 }

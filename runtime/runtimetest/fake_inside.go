@@ -38,32 +38,24 @@ func (f *Fake) Dial(ctx context.Context, id string, port int) (runtime.Conn, err
 	if port < 1 || port > 65535 {
 		return nil, runtime.Invalid("port %d", port)
 	}
-	c, err := f.inside(ctx, "dial", id)
-	if err != nil {
-		return nil, err
-	}
-	serve := f.ports[port]
-	if serve == nil {
-		f.mu.Unlock()
-		return nil, fmt.Errorf("nobody listens at port %d of %s: %w", port, id, errdefs.ErrFailedPrecondition)
-	}
-	ours, theirs := connPair()
-	if c.conns == nil {
-		c.conns = map[*pairConn]struct{}{}
-	}
-	c.conns[theirs] = struct{}{}
-	f.mu.Unlock()
-	go func() {
-		serve(theirs)
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		delete(c.conns, theirs)
-	}()
-	if err := f.after("dial", id); err != nil {
-		_ = ours.Close()
-		return nil, err
-	}
-	return ours, nil
+	return inside(ctx, f, "dial", id, func(c *fakeContainer) (runtime.Conn, error) {
+		serve := f.ports[port]
+		if serve == nil {
+			return nil, fmt.Errorf("nobody listens at port %d of %s: %w", port, id, errdefs.ErrFailedPrecondition)
+		}
+		ours, theirs := connPair()
+		if c.conns == nil {
+			c.conns = map[*pairConn]struct{}{}
+		}
+		c.conns[theirs] = struct{}{}
+		go func() {
+			serve(theirs)
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			delete(c.conns, theirs)
+		}()
+		return ours, nil
+	})
 }
 
 // pairConn is one end of a connection each direction of which can be closed by itself.

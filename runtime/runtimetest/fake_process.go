@@ -62,35 +62,35 @@ func (p *fakeProcess) notify() {
 	p.changed = make(chan struct{})
 }
 
-// inside finds a container that runs, once the call may begin; f.mu is held if there is
-// no error.
-func (f *Fake) inside(ctx context.Context, op, id string) (*fakeContainer, error) {
-	if _, err := f.begin(ctx, op, id); err != nil {
-		return nil, err
-	}
-	f.mu.Lock()
+// inside is call for one in a container that runs.
+func inside[T any](ctx context.Context, f *Fake, op, id string, work func(*fakeContainer) (T, error)) (T, error) {
+	return call(ctx, f, op, id, func() (T, error) {
+		c, err := f.running(op, id)
+		if err != nil {
+			return *new(T), err
+		}
+		return work(c)
+	})
+}
+
+// running finds a container that runs; f.mu is held.
+func (f *Fake) running(op, id string) (*fakeContainer, error) {
 	c, err := f.find(id)
 	if err == nil && c.info.State != runtime.StateRunning {
 		err = fmt.Errorf("%s in %s, which is %s: %w", op, id, c.info.State, errdefs.ErrFailedPrecondition)
 	}
-	if err != nil {
-		f.mu.Unlock()
-	}
 	return c, err
 }
 
-// process is inside, and finds a process there.
-func (f *Fake) process(ctx context.Context, op, id, process string) (*fakeContainer, *fakeProcess, error) {
-	c, err := f.inside(ctx, op, id)
-	if err != nil {
-		return nil, nil, err
-	}
-	p := c.process(process)
-	if p == nil {
-		f.mu.Unlock()
-		return nil, nil, fmt.Errorf("process %q in %s: %w", process, id, errdefs.ErrNotFound)
-	}
-	return c, p, nil
+// with is inside for one on a process.
+func with[T any](ctx context.Context, f *Fake, op, id, process string, work func(*fakeProcess) (T, error)) (T, error) {
+	return inside(ctx, f, op, id, func(c *fakeContainer) (T, error) {
+		p := c.process(process)
+		if p == nil {
+			return *new(T), fmt.Errorf("process %q in %s: %w", process, id, errdefs.ErrNotFound)
+		}
+		return work(p)
+	})
 }
 
 func (c *fakeContainer) process(id string) *fakeProcess {
@@ -106,30 +106,25 @@ func (c *fakeContainer) process(id string) *fakeProcess {
 // process in a goroutine of its own until it ends, or its container does. "trap ” TERM",
 // say, has a process of them ignore a signal.
 func (f *Fake) Start(ctx context.Context, id string, spec runtime.Process) (runtime.ProcessInfo, runtime.Follower, error) {
-	c, err := f.inside(ctx, "process_start", id)
-	if err != nil {
-		return runtime.ProcessInfo{}, nil, err
-	}
-	p, err := f.start(c, spec)
-	var info runtime.ProcessInfo
-	var follower runtime.Follower
-	if err == nil {
-		info = p.tell()
+	var follower *fakeFollower
+	info, err := inside(ctx, f, "process_start", id, func(c *fakeContainer) (runtime.ProcessInfo, error) {
+		p, err := f.start(c, spec)
+		if err != nil {
+			return runtime.ProcessInfo{}, fmt.Errorf("start process in %s: %w", id, err)
+		}
 		if spec.Follow != nil {
 			how := *spec.Follow
 			how.From = 0
 			follower, err = p.follow(how) // of a new process
 		}
-	}
-	f.mu.Unlock()
-	if err != nil {
-		return runtime.ProcessInfo{}, nil, fmt.Errorf("start process in %s: %w", id, err)
-	}
-	if err := f.after("process_start", id); err != nil {
-		if follower != nil {
-			_ = follower.Close()
-		}
-		return runtime.ProcessInfo{}, nil, err
+		return p.tell(), err
+	})
+	switch {
+	case follower == nil:
+		return info, nil, err
+	case err != nil:
+		_ = follower.Close()
+		return info, nil, err
 	}
 	return info, follower, nil
 }
@@ -249,27 +244,18 @@ func (p *fakeProcess) tell() runtime.ProcessInfo {
 
 // Process implements runtime.Processes.
 func (f *Fake) Process(ctx context.Context, id, process string) (runtime.ProcessInfo, error) {
-	_, p, err := f.process(ctx, "process", id, process)
-	if err != nil {
-		return runtime.ProcessInfo{}, err
-	}
-	info := p.tell()
-	f.mu.Unlock()
-	return info, f.after("process", id)
+	return with(ctx, f, "process", id, process, func(p *fakeProcess) (runtime.ProcessInfo, error) { return p.tell(), nil })
 }
 
 // ListProcesses implements runtime.Processes.
 func (f *Fake) ListProcesses(ctx context.Context, id string) ([]runtime.ProcessInfo, error) {
-	c, err := f.inside(ctx, "process_list", id)
-	if err != nil {
-		return nil, err
-	}
-	out := make([]runtime.ProcessInfo, 0, len(c.processes))
-	for _, p := range c.processes {
-		out = append(out, p.tell())
-	}
-	f.mu.Unlock()
-	return out, f.after("process_list", id)
+	return inside(ctx, f, "process_list", id, func(c *fakeContainer) ([]runtime.ProcessInfo, error) {
+		out := make([]runtime.ProcessInfo, 0, len(c.processes))
+		for _, p := range c.processes {
+			out = append(out, p.tell())
+		}
+		return out, nil
+	})
 }
 
 // harmless are the signals that a program which doesn't ask for them doesn't end of:
@@ -281,48 +267,41 @@ func (f *Fake) Signal(ctx context.Context, id, process string, signal int) error
 	if err := wire.CheckSignal(signal); err != nil {
 		return runtime.Invalid("%w", err)
 	}
-	_, p, err := f.process(ctx, "process_signal", id, process)
-	if err != nil {
-		return err
-	}
-	switch {
-	case !p.info.Running:
-		err = fmt.Errorf("process %q has ended: %w", process, errdefs.ErrFailedPrecondition)
-	case !slices.Contains(harmless, signal) && !slices.Contains(p.ignored, signal):
-		p.cancel(signalled(signal))
-	}
-	f.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	return f.after("process_signal", id)
+	_, err := with(ctx, f, "process_signal", id, process, func(p *fakeProcess) (struct{}, error) {
+		switch {
+		case !p.info.Running:
+			return struct{}{}, fmt.Errorf("process %q has ended: %w", process, errdefs.ErrFailedPrecondition)
+		case !slices.Contains(harmless, signal) && !slices.Contains(p.ignored, signal):
+			p.cancel(signalled(signal))
+		}
+		return struct{}{}, nil
+	})
+	return err
 }
 
 // Kill implements runtime.Processes.
 func (f *Fake) Kill(ctx context.Context, id, process string) error {
-	_, p, err := f.process(ctx, "process_kill", id, process)
-	if err != nil {
-		return err
-	}
-	p.cancel(errKilled)
-	for p.info.Running && !p.gone {
-		changed, down := p.changed, f.down
-		f.mu.Unlock()
-		select {
-		case <-changed:
-		case <-down:
-			return fmt.Errorf("kill process %q: %w", process, errDown)
-		case <-ctx.Done():
-			return fmt.Errorf("kill process %q: %w", process, ctxError(ctx))
+	_, err := with(ctx, f, "process_kill", id, process, func(p *fakeProcess) (struct{}, error) {
+		p.cancel(errKilled)
+		for p.info.Running && !p.gone {
+			changed, down := p.changed, f.down
+			f.mu.Unlock()
+			var err error
+			select {
+			case <-changed:
+			case <-down:
+				err = errDown
+			case <-ctx.Done():
+				err = ctxError(ctx)
+			}
+			f.mu.Lock()
+			if err != nil {
+				return struct{}{}, fmt.Errorf("kill process %q: %w", process, err)
+			}
 		}
-		f.mu.Lock()
-	}
-	err = p.err
-	f.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	return f.after("process_kill", id)
+		return struct{}{}, p.err
+	})
+	return err
 }
 
 // Resize implements runtime.Processes.
@@ -330,40 +309,27 @@ func (f *Fake) Resize(ctx context.Context, id, process string, rows, cols int) e
 	if err := wire.CheckSize(rows, cols); err != nil {
 		return runtime.Invalid("%w", err)
 	}
-	_, p, err := f.process(ctx, "process_resize", id, process)
-	if err != nil {
-		return err
-	}
-	if !p.info.Running || !p.spec.TTY {
-		err = fmt.Errorf("process %q has ended, or no terminal: %w", process, errdefs.ErrFailedPrecondition)
-	} else {
+	_, err := with(ctx, f, "process_resize", id, process, func(p *fakeProcess) (struct{}, error) {
+		if !p.info.Running || !p.spec.TTY {
+			return struct{}{}, fmt.Errorf("process %q has ended, or no terminal: %w", process, errdefs.ErrFailedPrecondition)
+		}
 		p.spec.Rows, p.spec.Cols = rows, cols
-	}
-	f.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	return f.after("process_resize", id)
+		return struct{}{}, nil
+	})
+	return err
 }
 
 // Forget implements runtime.Processes.
 func (f *Fake) Forget(ctx context.Context, id, process string) error {
-	c, err := f.inside(ctx, "process_forget", id)
-	if err != nil {
-		return err
-	}
-	if p := c.process(process); p != nil {
-		if p.info.Running {
-			err = fmt.Errorf("process %q runs: %w", process, errdefs.ErrFailedPrecondition)
-		} else {
-			c.processes = slices.DeleteFunc(c.processes, func(q *fakeProcess) bool { return q == p })
+	_, err := inside(ctx, f, "process_forget", id, func(c *fakeContainer) (struct{}, error) {
+		p := c.process(process)
+		if p != nil && p.info.Running {
+			return struct{}{}, fmt.Errorf("process %q runs: %w", process, errdefs.ErrFailedPrecondition)
 		}
-	}
-	f.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	return f.after("process_forget", id)
+		c.processes = slices.DeleteFunc(c.processes, func(q *fakeProcess) bool { return q == p })
+		return struct{}{}, nil
+	})
+	return err
 }
 
 // endProcesses ends a container's processes with it; f.mu is held.

@@ -168,28 +168,17 @@ func (l logLine) copy(opts runtime.LogOptions, stdout, stderr io.Writer) error {
 // Stats implements runtime.Runtime. A container uses a MiB, and a process more per
 // command that runs in it.
 func (f *Fake) Stats(ctx context.Context, id string) (runtime.Stats, error) {
-	if _, err := f.begin(ctx, "stats", id); err != nil {
-		return runtime.Stats{}, err
-	}
-	s, err := f.stats(id)
-	if err != nil {
-		return runtime.Stats{}, err
-	}
-	return s, f.after("stats", id)
-}
-
-func (f *Fake) stats(id string) (runtime.Stats, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	c, err := f.find(id)
-	if err != nil {
-		return runtime.Stats{}, err
-	}
-	if c.info.State != runtime.StateRunning && c.info.State != runtime.StatePaused {
-		return runtime.Stats{}, fmt.Errorf("stats of %s, which is %s: %w", id, c.info.State, errdefs.ErrFailedPrecondition)
-	}
-	return runtime.Stats{
-		Time: time.Now(), CPUUsage: time.Millisecond, MemoryBytes: 1 << 20,
-		MemoryLimitBytes: c.spec.MemoryBytes, Pids: 1 + int64(len(c.execs)) + c.running(),
-	}, nil
+	return call(ctx, f, "stats", id, func() (runtime.Stats, error) {
+		c, err := f.find(id)
+		if err != nil {
+			return runtime.Stats{}, err
+		}
+		if c.info.State != runtime.StateRunning && c.info.State != runtime.StatePaused {
+			return runtime.Stats{}, fmt.Errorf("stats of %s, which is %s: %w", id, c.info.State, errdefs.ErrFailedPrecondition)
+		}
+		return runtime.Stats{
+			Time: time.Now(), CPUUsage: time.Millisecond, MemoryBytes: 1 << 20,
+			MemoryLimitBytes: c.spec.MemoryBytes, Pids: 1 + int64(len(c.execs)) + c.running(),
+		}, nil
+	})
 }
