@@ -4,14 +4,17 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
 	"strings"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // busyboxArchive is the image of Docker.ImportBusybox as an OCI archive with the name
@@ -21,67 +24,45 @@ func busyboxArchive(ctx context.Context, ref string, changes ...string) ([]byte,
 	if err != nil {
 		return nil, err
 	}
-	manifest := img.manifest.descriptor()
-	manifest.Annotations = map[string]string{
-		"io.containerd.image.name":          ref,
-		"org.opencontainers.image.ref.name": ref,
-	}
-	index, err := json.Marshal(map[string]any{"schemaVersion": 2, "mediaType": typeIndex, "manifests": []descriptor{manifest}})
+	manifest := img.manifest.Descriptor
+	manifest.Annotations = map[string]string{"io.containerd.image.name": ref, ocispec.AnnotationRefName: ref}
+	index, err := jsonBlob(ocispec.MediaTypeImageIndex, ocispec.Index{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex, Manifests: []ocispec.Descriptor{manifest},
+	})
 	if err != nil {
 		return nil, err
 	}
-	files := []struct {
-		name    string
-		content []byte
-	}{
-		{"oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`)},
-		{"index.json", index},
-	}
-	for _, b := range []blob{img.manifest, img.config, img.layer} {
-		files = append(files, struct {
-			name    string
-			content []byte
-		}{"blobs/" + strings.Replace(b.digest(), ":", "/", 1), b.content})
-	}
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
-	for _, f := range files {
-		if err := w.WriteHeader(&tar.Header{Name: f.name, Mode: 0o644, Size: int64(len(f.content))}); err != nil {
-			return nil, err
+	add := func(name string, content []byte) {
+		if err == nil {
+			err = w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(content))})
 		}
-		if _, err := w.Write(f.content); err != nil {
-			return nil, err
+		if err == nil {
+			_, err = w.Write(content)
 		}
 	}
-	if err := w.Close(); err != nil {
-		return nil, err
+	add("oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`))
+	add("index.json", index.content)
+	for _, b := range []blob{img.manifest, img.config, img.layer} {
+		add("blobs/"+strings.Replace(b.Digest.String(), ":", "/", 1), b.content)
 	}
-	return buf.Bytes(), nil
+	return buf.Bytes(), errors.Join(err, w.Close())
 }
 
-const (
-	typeIndex    = "application/vnd.oci.image.index.v1+json"
-	typeManifest = "application/vnd.oci.image.manifest.v1+json"
-	typeConfig   = "application/vnd.oci.image.config.v1+json"
-	typeLayer    = "application/vnd.oci.image.layer.v1.tar"
-)
-
+// blob is a part of an image.
 type blob struct {
-	mediaType string
-	content   []byte
+	ocispec.Descriptor
+	content []byte
 }
 
-type descriptor struct {
-	MediaType   string            `json:"mediaType"`
-	Digest      string            `json:"digest"`
-	Size        int               `json:"size"`
-	Annotations map[string]string `json:"annotations,omitempty"`
+func newBlob(mediaType string, content []byte) blob {
+	return blob{ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(content), Size: int64(len(content))}, content}
 }
 
-func (b blob) digest() string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b.content)) }
-
-func (b blob) descriptor() descriptor {
-	return descriptor{MediaType: b.mediaType, Digest: b.digest(), Size: len(b.content)}
+func jsonBlob(mediaType string, v any) (blob, error) {
+	content, err := json.Marshal(v)
+	return newBlob(mediaType, content), err
 }
 
 // ociImage is an image of one layer.
@@ -92,45 +73,29 @@ func newBusyboxImage(ctx context.Context, changes []string) (*ociImage, error) {
 	if err != nil {
 		return nil, err
 	}
-	img := &ociImage{layer: blob{typeLayer, rootfs}}
-	var settings imageSettings
+	img := &ociImage{layer: newBlob(ocispec.MediaTypeImageLayer, rootfs)}
+	config := ocispec.Image{
+		Platform: ocispec.Platform{Architecture: runtime.GOARCH, OS: runtime.GOOS},
+		RootFS:   ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{img.layer.Digest}},
+	}
 	for _, change := range append(slices.Clone(baseChanges), changes...) {
-		if err := settings.apply(change); err != nil {
+		if err := apply(&config.Config, change); err != nil {
 			return nil, err
 		}
 	}
-	config, err := json.Marshal(map[string]any{
-		"architecture": runtime.GOARCH, "os": runtime.GOOS, "config": settings,
-		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{img.layer.digest()}},
-	})
-	if err != nil {
+	if img.config, err = jsonBlob(ocispec.MediaTypeImageConfig, config); err != nil {
 		return nil, err
 	}
-	img.config = blob{typeConfig, config}
-	manifest, err := json.Marshal(map[string]any{
-		"schemaVersion": 2, "mediaType": typeManifest,
-		"config": img.config.descriptor(), "layers": []descriptor{img.layer.descriptor()},
+	img.manifest, err = jsonBlob(ocispec.MediaTypeImageManifest, ocispec.Manifest{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
+		Config: img.config.Descriptor, Layers: []ocispec.Descriptor{img.layer.Descriptor},
 	})
-	if err != nil {
-		return nil, err
-	}
-	img.manifest = blob{typeManifest, manifest}
-	return img, nil
+	return img, err
 }
 
-// imageSettings is what a Dockerfile's lines can set, as an image's config has it.
-type imageSettings struct {
-	Env        []string            `json:",omitempty"`
-	Entrypoint []string            `json:",omitempty"`
-	Cmd        []string            `json:",omitempty"`
-	User       string              `json:",omitempty"`
-	WorkingDir string              `json:",omitempty"`
-	Volumes    map[string]struct{} `json:",omitempty"`
-	Labels     map[string]string   `json:",omitempty"`
-}
-
-// apply understands the commonest lines, without quotes around what has spaces in it.
-func (s *imageSettings) apply(change string) error {
+// apply does what a line of a Dockerfile says. It understands the commonest ones, without quotes
+// around what has spaces in it.
+func apply(s *ocispec.ImageConfig, change string) error {
 	name, rest, _ := strings.Cut(strings.TrimSpace(change), " ")
 	rest = strings.TrimSpace(rest)
 	words := strings.Fields(rest)
@@ -155,11 +120,17 @@ func (s *imageSettings) apply(change string) error {
 	case "LABEL":
 		for _, word := range words {
 			key, value, _ := strings.Cut(word, "=")
-			put(&s.Labels, key, value)
+			if s.Labels == nil {
+				s.Labels = map[string]string{}
+			}
+			s.Labels[key] = value
 		}
 	case "VOLUME":
 		for _, word := range words {
-			put(&s.Volumes, word, struct{}{})
+			if s.Volumes == nil {
+				s.Volumes = map[string]struct{}{}
+			}
+			s.Volumes[word] = struct{}{}
 		}
 	case "ENTRYPOINT":
 		s.Entrypoint = command
@@ -173,11 +144,4 @@ func (s *imageSettings) apply(change string) error {
 		return fmt.Errorf("%q: only ENV, LABEL, VOLUME, ENTRYPOINT, CMD, USER and WORKDIR are known: %w", change, errdefs.ErrInvalidArgument)
 	}
 	return nil
-}
-
-func put[V any](m *map[string]V, key string, value V) {
-	if *m == nil {
-		*m = make(map[string]V)
-	}
-	(*m)[key] = value
 }

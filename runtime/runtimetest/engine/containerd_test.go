@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 )
 
@@ -19,7 +20,7 @@ import (
 func runTask(t *testing.T, c *Containerd, name string) {
 	t.Helper()
 	_, err := c.Store().ctr(context.Background(), nil, "run", "--detach", "--null-io",
-		"--cgroup", c.CgroupParent()+"/"+name, image, name, "sleep", "1000")
+		"--cgroup", c.CgroupParent()+"/"+name, probeImage, name, "sleep", "1000")
 	must(t, err)
 }
 
@@ -59,8 +60,8 @@ func tasks(t *testing.T, c *Containerd) string {
 
 func TestContainerd(t *testing.T) {
 	c := startOwn(t, "containerd", StartContainerd, Options{})
-	must(t, c.ImportBusybox(t.Context(), image, "USER 1000:1000"))
-	if ok, err := c.Store().HasImage(t.Context(), image); err != nil || !ok {
+	must(t, c.ImportBusybox(t.Context(), probeImage, "USER 1000:1000"))
+	if ok, err := c.Store().HasImage(t.Context(), probeImage); err != nil || !ok {
 		t.Fatalf("HasImage after the import: %t, %v", ok, err)
 	}
 	runTask(t, c, "probe")
@@ -82,19 +83,15 @@ func TestContainerd(t *testing.T) {
 	if got := tasks(t, c); !strings.Contains(got, "RUNNING") {
 		t.Errorf("the container after a restart: %s", got)
 	}
-	if err := c.Store().RemoveImage(t.Context(), image); err != nil {
-		t.Error(err)
-	}
-	if ok, err := c.Store().HasImage(t.Context(), image); err != nil || ok {
+	must(t, c.Store().RemoveImage(t.Context(), probeImage))
+	if ok, err := c.Store().HasImage(t.Context(), probeImage); err != nil || ok {
 		t.Errorf("HasImage after the removal: %t, %v", ok, err)
 	}
 	if _, err := c.Store().ctr(t.Context(), nil, "tasks", "pause", "probe"); err != nil {
 		t.Error(err) // left frozen on purpose: Close has to cope
 	}
 	// A shim that is being started hasn't written down where it listens.
-	if err := os.Remove(c.place.path("state/io.containerd.runtime.v2.task/berm/probe/address")); err != nil {
-		t.Error(err)
-	}
+	must(t, os.Remove(c.place.path("state/io.containerd.runtime.v2.task/berm/probe/address")))
 	elsewhere := elsewhere(c.place)
 	must(t, c.Close())
 	for _, path := range elsewhere {
@@ -113,7 +110,7 @@ func TestContainerd(t *testing.T) {
 func TestContainerdOwnerKilled(t *testing.T) {
 	Require(t, "containerd")
 	testOwnerKilled(t, unix.SIGKILL, func(dir string) {
-		c, err := StartContainerd(context.Background(), Options{Dir: dir, Image: image})
+		c, err := StartContainerd(context.Background(), Options{Dir: dir, Image: probeImage})
 		must(t, err)
 		runTask(t, c, "probe")
 		litter(t, c)
@@ -125,13 +122,13 @@ func TestContainerdSideBySide(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 3 {
 		wg.Go(func() {
-			c, err := StartContainerd(context.Background(), Options{NoNetns: i == 0, Image: image})
+			c, err := StartContainerd(context.Background(), Options{NoNetns: i == 0, Image: probeImage})
 			if err != nil {
 				t.Errorf("engine %d: %v", i, err)
 				return
 			}
 			// Its name is the engine's, as all engines share runcStateDir.
-			if _, err := c.Store().ctr(context.Background(), nil, "run", "--rm", "--cgroup", c.CgroupParent()+"/one", image, c.place.name, "true"); err != nil {
+			if _, err := c.Store().ctr(context.Background(), nil, "run", "--rm", "--cgroup", c.CgroupParent()+"/one", probeImage, c.place.name, "true"); err != nil {
 				t.Error(err)
 			}
 			if err := c.Close(); err != nil {
@@ -149,16 +146,16 @@ func TestImageSettings(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		changes []string
-		want    imageSettings
+		want    ocispec.ImageConfig
 	}{
-		{"env", []string{"ENV A=1 B=2", "ENV A=3"}, imageSettings{Env: []string{"B=2", "A=3"}}},
-		{"volumes", []string{"VOLUME /a /b", `VOLUME ["/c"]`}, imageSettings{Volumes: map[string]struct{}{"/a": {}, "/b": {}, "/c": {}}}},
-		{"command", []string{`ENTRYPOINT ["a", "b"]`, "CMD exec c"}, imageSettings{Entrypoint: []string{"a", "b"}, Cmd: []string{"/bin/sh", "-c", "exec c"}}},
-		{"rest", []string{"USER 1:2", "WORKDIR /x", "LABEL k=v"}, imageSettings{User: "1:2", WorkingDir: "/x", Labels: map[string]string{"k": "v"}}},
+		{"env", []string{"ENV A=1 B=2", "ENV A=3"}, ocispec.ImageConfig{Env: []string{"B=2", "A=3"}}},
+		{"volumes", []string{"VOLUME /a /b", `VOLUME ["/c"]`}, ocispec.ImageConfig{Volumes: map[string]struct{}{"/a": {}, "/b": {}, "/c": {}}}},
+		{"command", []string{`ENTRYPOINT ["a", "b"]`, "CMD exec c"}, ocispec.ImageConfig{Entrypoint: []string{"a", "b"}, Cmd: []string{"/bin/sh", "-c", "exec c"}}},
+		{"rest", []string{"USER 1:2", "WORKDIR /x", "LABEL k=v"}, ocispec.ImageConfig{User: "1:2", WorkingDir: "/x", Labels: map[string]string{"k": "v"}}},
 	} {
-		var got imageSettings
+		var got ocispec.ImageConfig
 		for _, change := range tt.changes {
-			if err := got.apply(change); err != nil {
+			if err := apply(&got, change); err != nil {
 				t.Errorf("%s: %v", tt.name, err)
 			}
 		}
@@ -167,7 +164,7 @@ func TestImageSettings(t *testing.T) {
 		}
 	}
 	for _, change := range []string{"COPY a b", "", `CMD ["a`} {
-		if err := new(imageSettings).apply(change); !errdefs.IsInvalidArgument(err) {
+		if err := apply(new(ocispec.ImageConfig), change); !errdefs.IsInvalidArgument(err) {
 			t.Errorf("%q: %v", change, err)
 		}
 	}

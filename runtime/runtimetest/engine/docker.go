@@ -142,11 +142,7 @@ func (d *Docker) startDockerd(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	client, err := newClient(d.Host())
-	if err != nil {
-		return err
-	}
-	if err := d.dockerd.await(ctx, d.opts.StartTimeout, client.ping); err != nil {
+	if err := d.dockerd.await(ctx, d.opts.StartTimeout, func(ctx context.Context) error { return Ping(ctx, d.Host()) }); err != nil {
 		d.dockerd.kill()
 		d.dockerd = nil
 		return err

@@ -9,10 +9,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/client"
 	"golang.org/x/sys/unix"
 )
 
-const image = "berm.local/enginetest:latest"
+const probeImage = "berm.local/enginetest:latest"
 
 // private is an engine of either kind.
 type private interface {
@@ -34,9 +36,7 @@ func startOwn[E private](t *testing.T, kind string, start func(context.Context, 
 		Lacking(t, kind, err)
 	}
 	t.Cleanup(func() {
-		if err := e.Close(); err != nil {
-			t.Error(err)
-		}
+		must(t, e.Close())
 		for _, what := range leftovers(t, e.own()) {
 			t.Errorf("left behind: %s", what)
 		}
@@ -44,20 +44,17 @@ func startOwn[E private](t *testing.T, kind string, start func(context.Context, 
 	return e
 }
 
-// run starts a container that sleeps, by bare API calls.
+// run starts a container that sleeps.
 func run(t *testing.T, d *Docker) string {
 	t.Helper()
-	c, err := newClient(d.Host())
-	must(t, err)
-	ctx := context.Background()
-	must(t, c.postJSON(ctx, "/containers/create?name=probe", `{"Image":"`+image+`","Cmd":["sleep","1000"]}`))
-	must(t, c.postJSON(ctx, "/containers/probe/start", ""))
+	must(t, with(d.Host(), func(c *client.Client) error {
+		config := &container.Config{Image: probeImage, Cmd: []string{"sleep", "1000"}}
+		if _, err := c.ContainerCreate(t.Context(), config, nil, nil, nil, "probe"); err != nil {
+			return err
+		}
+		return c.ContainerStart(t.Context(), "probe", container.StartOptions{})
+	}))
 	return "probe"
-}
-
-func (c *client) postJSON(ctx context.Context, path, body string) error {
-	_, err := c.call(ctx, "POST", path, "application/json", []byte(body))
-	return err
 }
 
 // leftovers looks for whatever carries the engine's name.
@@ -92,8 +89,8 @@ func leftovers(t *testing.T, p *place) []string {
 
 func TestDocker(t *testing.T) {
 	d := startOwn(t, "docker", StartDocker, Options{})
-	must(t, d.ImportBusybox(t.Context(), image, "USER 1000:1000"))
-	if ok, err := HasImage(t.Context(), d.Host(), image); err != nil || !ok {
+	must(t, d.ImportBusybox(t.Context(), probeImage, "USER 1000:1000"))
+	if ok, err := HasImage(t.Context(), d.Host(), probeImage); err != nil || !ok {
 		t.Fatalf("HasImage after the import: %t, %v", ok, err)
 	}
 	run(t, d)
@@ -103,22 +100,21 @@ func TestDocker(t *testing.T) {
 	}
 	c, err := newClient(d.Host())
 	must(t, err)
-	if err := c.postJSON(t.Context(), "/containers/probe/pause", ""); err != nil {
-		t.Error(err) // left frozen on purpose: Close has to cope
-	}
+	defer func() { _ = c.Close() }()
+	must(t, c.ContainerPause(t.Context(), "probe")) // and left so: Close has to cope
 
 	d.Kill()
 	if err := Ping(t.Context(), d.Host()); err == nil || d.Pid() != 0 {
 		t.Errorf("the engine answers after Kill, pid %d", d.Pid())
 	}
 	must(t, d.Start(t.Context()))
-	if _, err := c.call(t.Context(), "GET", "/containers/probe/json", "", nil); err != nil {
+	if _, err := c.ContainerInspect(t.Context(), "probe"); err != nil {
 		t.Errorf("the container after a restart: %v", err)
 	}
 	if err := RemoveImage(t.Context(), d.Host(), "no.such/image:latest"); err == nil {
 		t.Error("removing an image that isn't there succeeded")
 	}
-	must(t, c.postJSON(t.Context(), "/containers/probe/start", ""))
+	must(t, c.ContainerStart(t.Context(), "probe", container.StartOptions{}))
 	must(t, d.Close())
 	if err := d.Start(t.Context()); err == nil {
 		t.Error("a closed engine was started")
@@ -128,7 +124,7 @@ func TestDocker(t *testing.T) {
 func TestDockerOwnerKilled(t *testing.T) {
 	Require(t, "docker")
 	testOwnerKilled(t, unix.SIGTERM, func(dir string) {
-		d, err := StartDocker(context.Background(), Options{Dir: dir, Image: image})
+		d, err := StartDocker(context.Background(), Options{Dir: dir, Image: probeImage})
 		must(t, err)
 		run(t, d)
 	}, func(dir string) { startOwn(t, "docker", StartDocker, Options{Dir: dir}) })

@@ -31,41 +31,10 @@ func ImportBusybox(ctx context.Context, host, ref string, changes ...string) err
 	if err != nil {
 		return fmt.Errorf("build image %s: %w", ref, err)
 	}
-	c, err := newClient(host)
-	if err != nil {
-		return err
-	}
-	if err := c.importImage(ctx, ref, append(slices.Clone(baseChanges), changes...), rootfs); err != nil {
+	if err := importImage(ctx, host, ref, append(slices.Clone(baseChanges), changes...), rootfs); err != nil {
 		return fmt.Errorf("import image %s: %w", ref, err)
 	}
 	return nil
-}
-
-// HasImage reports whether the engine at a host has an image.
-func HasImage(ctx context.Context, host, ref string) (bool, error) {
-	c, err := newClient(host)
-	if err != nil {
-		return false, err
-	}
-	return c.hasImage(ctx, ref)
-}
-
-// RemoveImage removes an image from the engine at a host.
-func RemoveImage(ctx context.Context, host, ref string) error {
-	c, err := newClient(host)
-	if err != nil {
-		return err
-	}
-	return c.removeImage(ctx, ref)
-}
-
-// Ping asks the engine at a host whether it is there.
-func Ping(ctx context.Context, host string) error {
-	c, err := newClient(host)
-	if err != nil {
-		return err
-	}
-	return c.ping(ctx)
 }
 
 // findBusybox finds one that runs without shared libraries.

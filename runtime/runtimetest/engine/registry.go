@@ -81,7 +81,7 @@ func (r *Registry) Push(ctx context.Context, name string, changes ...string) err
 		return fmt.Errorf("build image %s: %w", name, err)
 	}
 	for _, b := range []blob{img.layer, img.config} {
-		if err := r.put(ctx, http.MethodPost, "/v2/"+repo+"/blobs/uploads/?digest="+b.digest(), b); err != nil {
+		if err := r.put(ctx, http.MethodPost, "/v2/"+repo+"/blobs/uploads/?digest="+b.Digest.String(), b); err != nil {
 			return fmt.Errorf("push %s: %w", name, err)
 		}
 	}
@@ -94,7 +94,7 @@ func (r *Registry) Push(ctx context.Context, name string, changes ...string) err
 // put asks the store itself, as the network may be another one.
 func (r *Registry) put(ctx context.Context, method, path string, b blob) error {
 	req := httptest.NewRequestWithContext(ctx, method, path, bytes.NewReader(b.content))
-	req.Header.Set("Content-Type", b.mediaType)
+	req.Header.Set("Content-Type", b.MediaType)
 	reply := httptest.NewRecorder()
 	r.store.ServeHTTP(reply, req)
 	if reply.Code != http.StatusCreated {

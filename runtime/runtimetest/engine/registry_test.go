@@ -44,9 +44,7 @@ func TestRegistry(t *testing.T) {
 		}
 	}
 	http.DefaultClient.CloseIdleConnections()
-	if err := r.Close(); err != nil {
-		t.Error(err)
-	}
+	must(t, r.Close())
 	if _, err := http.Get("http://" + r.Host() + "/v2/"); err == nil {
 		t.Error("a closed registry answers")
 	}

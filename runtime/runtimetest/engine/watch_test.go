@@ -56,9 +56,7 @@ func testOwnerKilled(t *testing.T, signal unix.Signal, first, again func(dir str
 			if !tt.watchdog {
 				_ = unix.Kill(pid, unix.SIGKILL)
 			}
-			if err := cmd.Process.Signal(signal); err != nil {
-				t.Error(err)
-			}
+			must(t, cmd.Process.Signal(signal))
 			_ = cmd.Wait() // it was killed
 			if tt.watchdog {
 				for deadline := time.Now().Add(20 * time.Second); runs(pid) && time.Now().Before(deadline); {
