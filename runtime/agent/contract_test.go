@@ -3,6 +3,7 @@ package agent_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -26,6 +27,14 @@ const (
 	configuredImage = "berm.local/configured:latest"
 )
 
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if err := flag.Set("test.parallel", "4"); err != nil { // many cases wait
+		panic(err)
+	}
+	os.Exit(m.Run())
+}
+
 // importer is what a private engine has for images.
 type importer interface {
 	ImportBusybox(ctx context.Context, name string, changes ...string) error
@@ -39,9 +48,7 @@ func prepare(t *testing.T, e importer, registry engine.RegistryOptions) runtimet
 	shop, err := engine.StartRegistry(t.Context(), registry)
 	must(t, err)
 	t.Cleanup(func() {
-		if err := shop.Close(); err != nil {
-			t.Error(err)
-		}
+		must(t, shop.Close())
 	})
 	must(t, shop.Push(t.Context(), "contract:latest"))
 	program, err := engine.PutAgent(t.Context(), t.TempDir())
@@ -72,9 +79,7 @@ func freeze(t *testing.T, pid int) (resume func()) {
 		t.Fatal(errors.Join(err, thaw()))
 	}
 	return func() {
-		if err := thaw(); err != nil {
-			t.Error(err)
-		}
+		must(t, thaw())
 	}
 }
 
@@ -179,9 +184,7 @@ func testContainerd(t *testing.T, class string, userNS bool, only ...string) {
 // closeAfter closes an engine when all that uses it is closed.
 func closeAfter(t *testing.T, f func() error) {
 	t.Cleanup(func() {
-		if err := f(); err != nil {
-			t.Error(err)
-		}
+		must(t, f())
 	})
 }
 

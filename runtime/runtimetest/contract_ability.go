@@ -19,32 +19,33 @@ var noID = strings.Repeat("0", 64)
 func pauserCases() []contractCase {
 	return []contractCase{
 		{"pause", testPause},
-		{"pause while commands start", testPauseStart},
-		{"pause while a command runs", testPauseRunning},
-		{"pause canceled", testPauseCanceled},
+		inOne("pause in one container", (*bed).spec,
+			containerCase{"while commands start", testPauseStart},
+			containerCase{"while a command runs", testPauseRunning},
+			containerCase{"canceled", testPauseCanceled},
+		),
 	}
 }
 
 // A container that is frozen under a command that is just being started must not
 // be lost to the engine: old ones never answer for it again.
-func testPauseStart(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
+func testPauseStart(t *testing.T, b *bed, id string) {
 	for i := range 15 {
 		ctx, cancel := context.WithTimeout(b.ctx, 10*time.Second)
 		var wg sync.WaitGroup
 		for range 3 {
 			wg.Go(func() {
-				_, err := b.rt.Exec(ctx, c.ID, runtime.Exec{Command: []string{"true"}})
+				_, err := b.rt.Exec(ctx, id, runtime.Exec{Command: []string{"true"}})
 				if err != nil && !errdefs.IsFailedPrecondition(err) { // paused already
 					t.Errorf("round %d: exec: %v", i, err)
 				}
 			})
 		}
 		time.Sleep(time.Duration(i) * 3 * time.Millisecond) // anywhere in the start
-		if err := b.rt.Pause(ctx, c.ID); err != nil {
+		if err := b.rt.Pause(ctx, id); err != nil {
 			t.Errorf("round %d: pause: %v", i, err)
 		}
-		if err := b.rt.Resume(ctx, c.ID); err != nil {
+		if err := b.rt.Resume(ctx, id); err != nil {
 			t.Errorf("round %d: resume: %v", i, err)
 		}
 		wg.Wait()
@@ -86,38 +87,36 @@ func testPause(t *testing.T, b *bed) {
 
 // testPauseRunning checks that a frozen command goes on where it was. One that is to be
 // killed while it is frozen may be beyond a backend's reach, which then says so.
-func testPauseRunning(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
+func testPauseRunning(t *testing.T, b *bed, id string) {
 	ctx, cancel := context.WithCancel(b.ctx)
 	defer cancel()
-	failed := b.underWay(ctx, t, c.ID)
+	failed := b.underWay(ctx, t, id)
 	in, end := io.Pipe()
 	out, ended := newSignalWriter("started"), make(chan error, 1)
 	go func() {
-		result, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"sh", "-c", "echo started; cat; echo done; exit 6"}, Stdin: in, Stdout: out})
+		result, err := b.rt.Exec(b.ctx, id, runtime.Exec{Command: []string{"sh", "-c", "echo started; cat; echo done; exit 6"}, Stdin: in, Stdout: out})
 		if err == nil && (result.ExitCode != 6 || string(out.buf) != "started\ndone\n") {
 			err = fmt.Errorf("exit code %d, output %q", result.ExitCode, out.buf)
 		}
 		ended <- err
 	}()
 	<-out.seen
-	must(t, b.rt.Pause(b.ctx, c.ID))
+	must(t, b.rt.Pause(b.ctx, id))
 	begun := time.Now()
 	cancel()
 	class(t, "a command canceled while it was frozen", <-failed, errdefs.IsCanceled, "Canceled")
 	if took := time.Since(begun); took > 15*time.Second {
 		t.Errorf("it took %s", took)
 	}
-	must(t, b.rt.Resume(b.ctx, c.ID), end.Close())
+	must(t, b.rt.Resume(b.ctx, id), end.Close())
 	if err := <-ended; err != nil {
 		t.Errorf("a command that was frozen: %v", err)
 	}
-	b.alive(t, c.ID)
+	b.alive(t, id)
 }
 
 // testPauseCanceled ends the context at many stages of a pause, and of a resume.
-func testPauseCanceled(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
+func testPauseCanceled(t *testing.T, b *bed, id string) {
 	for delay := time.Millisecond; delay < 200*time.Millisecond; delay = delay*3/2 + time.Millisecond {
 		for _, tt := range []struct {
 			name string
@@ -125,20 +124,20 @@ func testPauseCanceled(t *testing.T, b *bed) {
 			want runtime.State
 		}{{"pause", b.rt.Pause, runtime.StatePaused}, {"resume", b.rt.Resume, runtime.StateRunning}} {
 			ctx, cancel := context.WithTimeout(b.ctx, delay)
-			err := tt.call(ctx, c.ID)
+			err := tt.call(ctx, id)
 			cancel()
 			if err != nil {
 				class(t, fmt.Sprintf("%s ended after %s", tt.name, delay), err, errdefs.IsDeadlineExceeded, "DeadlineExceeded")
 			}
-			if err := tt.call(b.ctx, c.ID); err != nil {
+			if err := tt.call(b.ctx, id); err != nil {
 				t.Errorf("%s after one that ended after %s: %v", tt.name, delay, err)
 			}
-			if got := b.inspect(t, c.ID).State; got != tt.want {
+			if got := b.inspect(t, id).State; got != tt.want {
 				t.Errorf("%s after one that ended after %s: it is %s", tt.name, delay, got)
 			}
 		}
 	}
-	b.alive(t, c.ID)
+	b.alive(t, id)
 }
 
 func statserCases(real bool) []contractCase {
@@ -153,7 +152,7 @@ func statserCases(real bool) []contractCase {
 func testStatsCounts(t *testing.T, b *bed) {
 	must(t, b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}))
 	server, client := b.onNetwork(t, b.name), b.onNetwork(t, b.name)
-	b.serve(t, server, "wc -c")
+	b.serve(t, server.ID, "wc -c")
 	measure := func() runtime.Stats {
 		t.Helper()
 		got, err := b.rt.Stats(b.ctx, client.ID)

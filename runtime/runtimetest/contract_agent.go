@@ -20,44 +20,55 @@ import (
 // agentCases are about work inside a container.
 func agentCases(h Harness) []contractCase {
 	cases := []contractCase{
-		{"agent/process", testProcess},
-		{"agent/process that can't be", testProcessRefused},
-		{"agent/process with input", testProcessInput},
-		{"agent/process from a place on", testProcessFrom},
-		{"agent/process followed from its start", testProcessFollowed},
-		{"agent/process with many followers", testProcessFollowers},
-		{"agent/process with a slow follower", testProcessSlow},
-		{"agent/process with exclusive followers", testProcessExclusive},
-		{"agent/process with several writers", testProcessWriters},
-		{"agent/process with characters", testProcessCharacters},
-		{"agent/events", testEvents},
-		{"agent/process signaled", testProcessSignaled},
-		{"agent/process with a timeout", testProcessTimeout},
-		{"agent/files", testFiles},
-		{"agent/files in lists", testFileLists},
-		{"agent/files watched", testFilesWatched},
-		{"agent/tar", testTar},
+		inOne("agent/process", (*bed).spec,
+			containerCase{"any", testProcess},
+			containerCase{"that can't be", testProcessRefused},
+			containerCase{"with input", testProcessInput},
+			containerCase{"from a place on", testProcessFrom},
+			containerCase{"followed from its start", testProcessFollowed},
+			containerCase{"with many followers", testProcessFollowers},
+			containerCase{"with a slow follower", testProcessSlow},
+			containerCase{"with exclusive followers", testProcessExclusive},
+		),
+		inOne("agent/more of processes", (*bed).spec,
+			containerCase{"several writers", testProcessWriters},
+			containerCase{"characters", testProcessCharacters},
+			containerCase{"events", testEvents},
+			containerCase{"signaled", testProcessSignaled},
+			containerCase{"timeout", testProcessTimeout},
+		),
+		inOne("agent/files", (*bed).spec,
+			containerCase{"any", testFiles},
+			containerCase{"in lists", testFileLists},
+			containerCase{"watched", testFilesWatched},
+			containerCase{"tar", testTar},
+		),
 	}
 	if h.Real {
-		cases = append(cases,
-			contractCase{"agent/process killed with its tree", testProcessKilled},
-			contractCase{"agent/process with a terminal", testProcessTerminal},
-			contractCase{"agent/files of others", testFilesOfOthers},
-			contractCase{"agent/dial", testDial},
-		)
+		cases = append(cases, contractCase{"agent/files of others", testFilesOfOthers},
+			inOne("agent/with a kernel", (*bed).spec,
+				containerCase{"process killed with its tree", testProcessKilled},
+				containerCase{"process with a terminal", testProcessTerminal},
+				containerCase{"dial", testDial},
+			))
 	}
 	if h.Real && h.ExecAlone {
 		cases = append(cases,
 			contractCase{"agent/user", testExecUser},
-			contractCase{"agent/process of another user", testProcessUser},
-			contractCase{"agent/serve stopped", testServeStopped},
-			contractCase{"agent/serve started while paused", testServePaused},
 			contractCase{"agent/exec like the engine's", testExecAlike},
-			contractCase{"agent/not reached", testAgentOff},
-			contractCase{"agent/not reached, signaled", unreached(testProcessSignaled)},
-			contractCase{"agent/not reached, with a terminal", unreached(testProcessTerminal)},
-			contractCase{"agent/not reached, with input", unreached(testProcessInput)},
-			contractCase{"agent/impostor", testImpostor},
+			inOne("agent/serve", (*bed).spec,
+				containerCase{"process of another user", testProcessUser},
+				containerCase{"stopped", testServeStopped},
+				containerCase{"started while paused", testServePaused},
+				containerCase{"impostor", testImpostor},
+			),
+			inOne("agent/not reached", (*bed).unreached,
+				containerCase{"no directory", testAgentAlone},
+				containerCase{"any", testAgentOff},
+				containerCase{"signaled", testProcessSignaled},
+				containerCase{"with a terminal", testProcessTerminal},
+				containerCase{"with input", testProcessInput},
+			),
 		)
 	}
 	if h.Reopen != nil {
@@ -66,11 +77,9 @@ func agentCases(h Harness) []contractCase {
 	return cases
 }
 
-func (b *bed) inside() runtime.Insider { return b.rt }
-
 func (b *bed) start(t *testing.T, id string, p runtime.Process) runtime.ProcessInfo {
 	t.Helper()
-	info, w, err := b.inside().Start(b.ctx, id, p)
+	info, w, err := b.rt.Start(b.ctx, id, p)
 	must(t, err)
 	if w != nil {
 		t.Error("a follower that nobody asked for")
@@ -86,7 +95,7 @@ func (b *bed) follow(t *testing.T, id, process string, from int64) runtime.Follo
 
 func (b *bed) followAs(t *testing.T, id, process string, how runtime.Follow) runtime.Follower {
 	t.Helper()
-	w, err := b.inside().Follow(b.ctx, id, process, how)
+	w, err := b.rt.Follow(b.ctx, id, process, how)
 	must(t, err)
 	t.Cleanup(func() { _ = w.Close() })
 	return w
@@ -94,7 +103,7 @@ func (b *bed) followAs(t *testing.T, id, process string, how runtime.Follow) run
 
 func (b *bed) input(t *testing.T, id, process string) runtime.Input {
 	t.Helper()
-	in, err := b.inside().Input(b.ctx, id, process)
+	in, err := b.rt.Input(b.ctx, id, process)
 	must(t, err)
 	t.Cleanup(func() { _ = in.Close() })
 	return in
@@ -107,9 +116,7 @@ func (b *bed) types(t *testing.T, id, process, text string) {
 	if n, err := io.WriteString(in, text); err != nil || n != len(text) {
 		t.Fatalf("%d bytes, %v", n, err)
 	}
-	if err := in.Close(); err != nil {
-		t.Error(err)
-	}
+	must(t, in.Close())
 }
 
 // rest is all output that is to come, that on stderr in brackets, and how it ends.
@@ -152,93 +159,84 @@ func sh(id, script string) runtime.Process {
 	return runtime.Process{ID: id, Command: []string{"sh", "-c", script}}
 }
 
-func testProcess(t *testing.T, b *bed) {
-	c, in := b.create(t, b.spec()), b.inside()
+func testProcess(t *testing.T, b *bed, id string) {
 	p := sh("p", "echo out; echo err >&2; exit 3")
 	p.Label = "a label"
-	info := b.start(t, c.ID, p)
+	info := b.start(t, id, p)
 	if info.ID != "p" || info.Label != p.Label || time.Since(info.StartedAt).Abs() > time.Minute {
 		t.Errorf("started: %+v", info)
 	}
-	out, info := rest(t, b.follow(t, c.ID, "p", 0))
+	out, info := rest(t, b.follow(t, id, "p", 0))
 	if out != "out\n[err\n]" || info.ExitCode != 3 || info.Running || info.EndedAt.IsZero() || info.NextSeq != 8 || info.Signal != 0 {
 		t.Errorf("%q, %+v", out, info)
 	}
-	again, err := in.Process(b.ctx, c.ID, "p")
+	again, err := b.rt.Process(b.ctx, id, "p")
 	if err != nil || again.ExitCode != 3 || again.Running || again.Label != p.Label || !slices.Equal(again.Command, p.Command) {
 		t.Errorf("%+v, %v", again, err)
 	}
-	_, _, err = in.Start(b.ctx, c.ID, p)
+	_, _, err = b.rt.Start(b.ctx, id, p)
 	class(t, "an ID that is taken", err, errdefs.IsAlreadyExists, "AlreadyExists")
-	b.start(t, c.ID, sh("q", "sleep 1000"))
-	list, err := in.ListProcesses(b.ctx, c.ID)
+	b.start(t, id, sh("q", "sleep 1000"))
+	list, err := b.rt.ListProcesses(b.ctx, id)
 	if err != nil || len(list) != 2 || list[0].ID != "p" || list[1].ID != "q" || !list[1].Running {
 		t.Errorf("%+v, %v", list, err)
 	}
-	class(t, "forget one that runs", in.Forget(b.ctx, c.ID, "q"), errdefs.IsFailedPrecondition, "FailedPrecondition")
+	class(t, "forget one that runs", b.rt.Forget(b.ctx, id, "q"), errdefs.IsFailedPrecondition, "FailedPrecondition")
 	for range 2 {
-		if err := in.Kill(b.ctx, c.ID, "q"); err != nil {
-			t.Error(err)
-		}
+		must(t, b.rt.Kill(b.ctx, id, "q"))
 	}
-	if q, err := in.Process(b.ctx, c.ID, "q"); err != nil || q.Running || !q.Killed || q.ExitCode != 137 {
+	if q, err := b.rt.Process(b.ctx, id, "q"); err != nil || q.Running || !q.Killed || q.ExitCode != 137 {
 		t.Errorf("killed: %+v, %v", q, err)
 	}
-	for _, id := range []string{"p", "q", "p"} {
-		if err := in.Forget(b.ctx, c.ID, id); err != nil {
-			t.Error(err)
-		}
+	for _, process := range []string{"p", "q", "p"} {
+		must(t, b.rt.Forget(b.ctx, id, process))
 	}
-	if list, err := in.ListProcesses(b.ctx, c.ID); err != nil || len(list) != 0 {
+	if list, err := b.rt.ListProcesses(b.ctx, id); err != nil || len(list) != 0 {
 		t.Errorf("%+v, %v", list, err)
 	}
-	b.start(t, c.ID, p) // the ID is free again
+	b.start(t, id, p) // the ID is free again
 }
 
-func testProcessRefused(t *testing.T, b *bed) {
-	c, in := b.create(t, b.spec()), b.inside()
+func testProcessRefused(t *testing.T, b *bed, id string) {
 	for name, p := range map[string]runtime.Process{
 		"no ID": sh("", "true"), "odd ID": sh("a b", "true"), "long ID": sh(strings.Repeat("x", 129), "true"),
 		"no command": {ID: "p"}, "relative directory": {ID: "p", Command: []string{"true"}, WorkingDir: "x"},
 		"long label": {ID: "p", Command: []string{"true"}, Label: strings.Repeat("x", 1025)},
 		"much kept":  {ID: "p", Command: []string{"true"}, KeepBytes: 4<<20 + 1},
 	} {
-		_, _, err := in.Start(b.ctx, c.ID, p)
+		_, _, err := b.rt.Start(b.ctx, id, p)
 		class(t, name, err, errdefs.IsInvalidArgument, "InvalidArgument")
 	}
-	b.start(t, c.ID, runtime.Process{ID: "missing", Command: []string{"no-such-program"}})
-	if _, info := rest(t, b.follow(t, c.ID, "missing", 0)); info.ExitCode != 127 {
+	b.start(t, id, runtime.Process{ID: "missing", Command: []string{"no-such-program"}})
+	if _, info := rest(t, b.follow(t, id, "missing", 0)); info.ExitCode != 127 {
 		t.Errorf("a program that isn't there: %+v", info)
 	}
 	for what, call := range map[string]func(id, process string) error{
-		"look":   func(id, p string) error { _, err := in.Process(b.ctx, id, p); return err },
-		"follow": func(id, p string) error { _, err := in.Follow(b.ctx, id, p, runtime.Follow{}); return err },
-		"input":  func(id, p string) error { _, err := in.Input(b.ctx, id, p); return err },
-		"signal": func(id, p string) error { return in.Signal(b.ctx, id, p, 15) },
-		"kill":   func(id, p string) error { return in.Kill(b.ctx, id, p) },
+		"look":   func(id, p string) error { _, err := b.rt.Process(b.ctx, id, p); return err },
+		"follow": func(id, p string) error { _, err := b.rt.Follow(b.ctx, id, p, runtime.Follow{}); return err },
+		"input":  func(id, p string) error { _, err := b.rt.Input(b.ctx, id, p); return err },
+		"signal": func(id, p string) error { return b.rt.Signal(b.ctx, id, p, 15) },
+		"kill":   func(id, p string) error { return b.rt.Kill(b.ctx, id, p) },
 	} {
-		class(t, what+" of none", call(c.ID, "none"), errdefs.IsNotFound, "NotFound")
+		class(t, what+" of none", call(id, "none"), errdefs.IsNotFound, "NotFound")
 		class(t, what+" in none", call(noID, "p"), errdefs.IsNotFound, "NotFound")
 	}
-	class(t, "signal of one that has ended", in.Signal(b.ctx, c.ID, "missing", 15), errdefs.IsFailedPrecondition, "FailedPrecondition")
-	_, err := in.Input(b.ctx, c.ID, "missing")
+	class(t, "signal of one that has ended", b.rt.Signal(b.ctx, id, "missing", 15), errdefs.IsFailedPrecondition, "FailedPrecondition")
+	_, err := b.rt.Input(b.ctx, id, "missing")
 	class(t, "input of one that has ended", err, errdefs.IsFailedPrecondition, "FailedPrecondition")
-	_, err = in.Events(b.ctx, noID)
+	_, err = b.rt.Events(b.ctx, noID)
 	class(t, "events in none", err, errdefs.IsNotFound, "NotFound")
 }
 
-func testProcessInput(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
+func testProcessInput(t *testing.T, b *bed, id string) {
 	p := runtime.Process{ID: "p", Command: []string{"cat"}, Stdin: true}
-	b.start(t, c.ID, p)
-	w := b.follow(t, c.ID, "p", 0)
-	b.types(t, c.ID, "p", "first\n")
+	b.start(t, id, p)
+	w := b.follow(t, id, "p", 0)
+	b.types(t, id, "p", "first\n")
 	seq := until(t, w, "first\n")
-	if err := w.Close(); err != nil {
-		t.Error(err)
-	}
-	w = b.follow(t, c.ID, "p", seq)
-	in := b.input(t, c.ID, "p")
+	must(t, w.Close())
+	w = b.follow(t, id, "p", seq)
+	in := b.input(t, id, "p")
 	if _, err := io.WriteString(in, "second\n"); err != nil {
 		t.Fatal(err)
 	}
@@ -250,62 +248,60 @@ func testProcessInput(t *testing.T, b *bed) {
 	class(t, "input after its end", err, errdefs.IsFailedPrecondition, "FailedPrecondition")
 	// Without it there is none.
 	p.ID, p.Stdin = "q", false
-	b.start(t, c.ID, p)
-	if out, info := rest(t, b.follow(t, c.ID, "q", 0)); out != "" || info.ExitCode != 0 {
+	b.start(t, id, p)
+	if out, info := rest(t, b.follow(t, id, "q", 0)); out != "" || info.ExitCode != 0 {
 		t.Errorf("%q, %+v", out, info)
 	}
 }
 
-func testProcessFrom(t *testing.T, b *bed) {
-	c, in := b.create(t, b.spec()), b.inside()
+func testProcessFrom(t *testing.T, b *bed, id string) {
 	p := sh("p", "echo 0123456789; echo abcdefghi; exit 4")
 	p.KeepBytes = 12
-	b.start(t, c.ID, p)
+	b.start(t, id, p)
 	b.await(t, "it to end", func() bool {
-		info, err := in.Process(b.ctx, c.ID, "p")
+		info, err := b.rt.Process(b.ctx, id, "p")
 		must(t, err)
 		return !info.Running
 	})
 	for from, want := range map[int64]string{-1: "9\nabcdefghi\n", 9: "9\nabcdefghi\n", 11: "abcdefghi\n", 15: "efghi\n", 21: ""} {
-		if out, info := rest(t, b.follow(t, c.ID, "p", from)); out != want || info.ExitCode != 4 || info.FirstSeq != 9 || info.NextSeq != 21 {
+		if out, info := rest(t, b.follow(t, id, "p", from)); out != want || info.ExitCode != 4 || info.FirstSeq != 9 || info.NextSeq != 21 {
 			t.Errorf("from %d: %q, %+v", from, out, info)
 		}
 	}
 	for _, from := range []int64{0, 8, 22, 1 << 40} {
-		_, err := in.Follow(b.ctx, c.ID, "p", runtime.Follow{From: from})
+		_, err := b.rt.Follow(b.ctx, id, "p", runtime.Follow{From: from})
 		class(t, fmt.Sprintf("from %d", from), err, errdefs.IsOutOfRange, "OutOfRange")
 	}
-	_, err := in.Follow(b.ctx, c.ID, "p", runtime.Follow{From: -2})
+	_, err := b.rt.Follow(b.ctx, id, "p", runtime.Follow{From: -2})
 	class(t, "from -2", err, errdefs.IsInvalidArgument, "InvalidArgument")
 	// What was given to its end once isn't kept.
 	p.ID, p.Once = "once", true
-	_, w, err := in.Start(b.ctx, c.ID, func() runtime.Process { p.Follow = &runtime.Follow{Lossless: true}; return p }())
+	_, w, err := b.rt.Start(b.ctx, id, func() runtime.Process { p.Follow = &runtime.Follow{Lossless: true}; return p }())
 	must(t, err)
 	if out, info := rest(t, w); out != "0123456789\nabcdefghi\n" || info.ExitCode != 4 {
 		t.Errorf("once: %q, %+v", out, info)
 	}
 	b.await(t, "the output to be let go of", func() bool {
-		info, err := in.Process(b.ctx, c.ID, "once")
+		info, err := b.rt.Process(b.ctx, id, "once")
 		return err == nil && info.FirstSeq == info.NextSeq && info.NextSeq == 21
 	})
 }
 
-func testProcessSignaled(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
-	b.start(t, c.ID, sh("p", "sleep 1000"))
-	must(t, b.inside().Signal(b.ctx, c.ID, "p", 15))
-	if _, info := rest(t, b.follow(t, c.ID, "p", 0)); info.ExitCode != 143 || info.Signal != 15 || info.Killed || info.TimedOut {
+func testProcessSignaled(t *testing.T, b *bed, id string) {
+	b.start(t, id, sh("p", "sleep 1000"))
+	must(t, b.rt.Signal(b.ctx, id, "p", 15))
+	if _, info := rest(t, b.follow(t, id, "p", 0)); info.ExitCode != 143 || info.Signal != 15 || info.Killed || info.TimedOut {
 		t.Errorf("%+v", info)
 	}
 	if !b.Real {
 		return
 	}
-	class(t, "signal one that has ended", b.inside().Signal(b.ctx, c.ID, "p", 15), errdefs.IsFailedPrecondition, "FailedPrecondition")
+	class(t, "signal one that has ended", b.rt.Signal(b.ctx, id, "p", 15), errdefs.IsFailedPrecondition, "FailedPrecondition")
 	// All of its group get it, also while its input is full.
 	p := sh("q", `(trap '' HUP; exec sleep 70004) & trap 'echo hup' HUP; trap 'echo term; exit 5' TERM; echo ready; while :; do sleep 0.1; done`)
 	p.Stdin = true
-	b.start(t, c.ID, p)
-	a, in := b.follow(t, c.ID, "q", 0), b.input(t, c.ID, "q")
+	b.start(t, id, p)
+	a, in := b.follow(t, id, "q", 0), b.input(t, id, "q")
 	until(t, a, "ready\n")
 	written := make(chan struct{})
 	go func() {
@@ -318,7 +314,7 @@ func testProcessSignaled(t *testing.T, b *bed) {
 	case <-time.After(300 * time.Millisecond):
 	}
 	for _, signal := range []int{1, 15} {
-		must(t, b.inside().Signal(b.ctx, c.ID, "q", signal))
+		must(t, b.rt.Signal(b.ctx, id, "q", signal))
 		if signal == 1 {
 			until(t, a, "hup\n")
 		}
@@ -327,74 +323,67 @@ func testProcessSignaled(t *testing.T, b *bed) {
 		t.Errorf("%q, %+v", out, info)
 	}
 	<-written
-	b.await(t, "its child to end", func() bool { return !strings.Contains(b.output(t, c.ID, "ps", "-o", "args"), "70004") })
+	b.await(t, "its child to end", func() bool { return !strings.Contains(b.output(t, id, "ps", "-o", "args"), "70004") })
 }
 
-// unreached is a case in a container whose program isn't reached by a socket.
-func unreached(run func(*testing.T, *bed)) func(*testing.T, *bed) {
-	return func(t *testing.T, b *bed) {
-		b.unreached = true
-		run(t, b)
-	}
+// unreached is of a container whose program isn't reached by a socket.
+func (b *bed) unreached() runtime.Spec {
+	spec := b.spec()
+	spec.Agent = &runtime.Agent{Program: b.Agent}
+	return spec
 }
 
-func testProcessTimeout(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
+func testProcessTimeout(t *testing.T, b *bed, id string) {
 	p := sh("p", "sleep 1000")
 	p.Timeout = 300 * time.Millisecond
-	b.start(t, c.ID, p)
-	if _, info := rest(t, b.follow(t, c.ID, "p", 0)); info.ExitCode != 137 || !info.TimedOut || info.NotKilled {
+	b.start(t, id, p)
+	if _, info := rest(t, b.follow(t, id, "p", 0)); info.ExitCode != 137 || !info.TimedOut || info.NotKilled {
 		t.Errorf("%+v", info)
 	}
 }
 
-// testProcessKilled kills the same trees as testCancelKills.
-func testProcessKilled(t *testing.T, b *bed) {
-	for name, script := range map[string]string{
+// testProcessKilled kills the same trees as testCancelKills, one of them by a timeout.
+func testProcessKilled(t *testing.T, b *bed, id string) {
+	b.start(t, id, sh("spared", "sleep 60000"))
+	for name, script := range map[string]string{ // by the IDs
 		"setsid":      "setsid sleep 70001 & setsid setsid sleep 70002 & sleep 70003",
-		"double fork": "(sleep 70001 &) ; (setsid sh -c 'sleep 70002; true' &) ; sleep 70003",
-		"emptied env": "env -i setsid sleep 70001 & sleep 70003",
+		"double-fork": "(sleep 70001 &) ; (setsid sh -c 'sleep 70002; true' &) ; sleep 70003",
+		"timeout":     "env -i setsid sleep 70001 & sleep 70003",
 	} {
-		for _, timeout := range []time.Duration{0, time.Second} {
-			c := b.create(t, b.spec())
-			p := sh("p", script)
-			p.Timeout = timeout
-			b.start(t, c.ID, p)
-			b.start(t, c.ID, sh("spared", "sleep 60000"))
-			b.await(t, "the processes to start", func() bool {
-				ps := b.output(t, c.ID, "ps", "-o", "args")
-				return strings.Contains(ps, "sleep 70001") && strings.Contains(ps, "sleep 70003")
-			})
-			if timeout == 0 {
-				if err := b.inside().Kill(b.ctx, c.ID, "p"); err != nil {
-					t.Errorf("%s: %v", name, err)
-				}
-			} else if _, info := rest(t, b.follow(t, c.ID, "p", 0)); !info.TimedOut || info.NotKilled {
-				t.Errorf("%s: %+v", name, info)
-			}
-			if ps := b.output(t, c.ID, "ps", "-o", "stat,args"); strings.Contains(ps, "7000") || !strings.Contains(ps, "60000") {
-				t.Errorf("%s, timeout %s:\n%s", name, timeout, ps)
-			}
+		p := sh(name, script)
+		if name == "timeout" {
+			p.Timeout = time.Second
+		}
+		b.start(t, id, p)
+		b.await(t, "the processes to start", func() bool {
+			ps := b.output(t, id, "ps", "-o", "args")
+			return strings.Contains(ps, "sleep 70001") && strings.Contains(ps, "sleep 70003")
+		})
+		if name != "timeout" {
+			must(t, b.rt.Kill(b.ctx, id, name))
+		}
+		if _, info := rest(t, b.follow(t, id, name, 0)); info.TimedOut != (name == "timeout") || info.Killed == info.TimedOut || info.NotKilled {
+			t.Errorf("%s: %+v", name, info)
+		}
+		if ps := b.output(t, id, "ps", "-o", "stat,args"); strings.Contains(ps, "7000") || !strings.Contains(ps, "60000") {
+			t.Errorf("%s:\n%s", name, ps)
 		}
 	}
 }
 
-func testProcessTerminal(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
+func testProcessTerminal(t *testing.T, b *bed, id string) {
 	p := sh("p", "test -t 0 && test -t 1 && test -t 2 && stty size; read x; stty size; echo $x >&2; exit 6")
 	p.TTY, p.Stdin, p.Rows, p.Cols = true, true, 30, 100
-	b.start(t, c.ID, p)
-	a := b.follow(t, c.ID, "p", 0)
+	b.start(t, id, p)
+	a := b.follow(t, id, "p", 0)
 	until(t, a, "30 100")
-	if err := b.inside().Resize(b.ctx, c.ID, "p", 40, 120); err != nil {
-		t.Error(err)
-	}
-	b.types(t, c.ID, "p", "typed\n")
+	must(t, b.rt.Resize(b.ctx, id, "p", 40, 120))
+	b.types(t, id, "p", "typed\n")
 	if out, info := rest(t, a); !strings.HasSuffix(out, "40 120\r\ntyped\r\n") || info.ExitCode != 6 || !info.TTY {
 		t.Errorf("%q, %+v", out, info)
 	}
-	b.start(t, c.ID, sh("q", "sleep 1000"))
-	class(t, "resize without a terminal", b.inside().Resize(b.ctx, c.ID, "q", 1, 1), errdefs.IsFailedPrecondition, "FailedPrecondition")
+	b.start(t, id, sh("q", "sleep 1000"))
+	class(t, "resize without a terminal", b.rt.Resize(b.ctx, id, "q", 1, 1), errdefs.IsFailedPrecondition, "FailedPrecondition")
 }
 
 // testProcessOutlives has a second client find what a first one started, but for what that
@@ -482,62 +471,55 @@ func testProcessOutlives(t *testing.T, b *bed) {
 
 // testExecUser runs commands as others than the container's user.
 func testExecUser(t *testing.T, b *bed) {
-	for _, tt := range []struct{ own, user, want string }{
-		{"", "", "0:0"}, {"", "0:0", "0:0"}, {"", "1000:1000", "1000:1000"}, {"", "root", "0:0"},
-		{"1000:1000", "", "1000:1000"}, {"1000:1000", "1000:1000", "1000:1000"}, {"1000:1000", "0:0", "0:0"},
-		{"1000:1000", "1000:0", "1000:0"},
+	for own, users := range map[string]map[string]string{
+		"":          {"": "0:0", "0:0": "0:0", "1000:1000": "1000:1000", "root": "0:0"},
+		"1000:1000": {"": "1000:1000", "1000:1000": "1000:1000", "0:0": "0:0", "1000:0": "1000:0"},
 	} {
 		spec := b.spec()
-		spec.User = tt.own
+		spec.User = own
 		c := b.create(t, spec)
-		out, _, _ := b.run(t, c.ID, runtime.Exec{Command: []string{"sh", "-c", "echo $(id -u):$(id -g)"}, User: tt.user})
-		if out != tt.want+"\n" {
-			t.Errorf("as %q in a container of %q: %q; want %s", tt.user, tt.own, out, tt.want)
+		for user, want := range users {
+			if out, _, _ := b.run(t, c.ID, runtime.Exec{Command: []string{"sh", "-c", "echo $(id -u):$(id -g)"}, User: user}); out != want+"\n" {
+				t.Errorf("as %q in a container of %q: %q; want %s", user, own, out, want)
+			}
 		}
-	}
-	c := b.create(t, b.spec())
-	res, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"sh", "-c", "i=0; while test $i -lt 100000; do i=$((i+1)); done"}})
-	if err != nil || res.CPUTime <= 0 || res.CPUTime > time.Minute || res.PeakMemoryBytes < 1<<10 {
-		t.Errorf("%+v, %v", res, err)
+		res, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"sh", "-c", "i=0; while test $i -lt 20000; do i=$((i+1)); done"}})
+		if err != nil || res.CPUTime <= 0 || res.CPUTime > time.Minute || res.PeakMemoryBytes < 1<<10 {
+			t.Errorf("%+v, %v", res, err)
+		}
 	}
 }
 
 // testProcessUser has a process of another user beside one of the container's own.
-func testProcessUser(t *testing.T, b *bed) {
-	c, in := b.create(t, b.spec()), b.inside()
+func testProcessUser(t *testing.T, b *bed, id string) {
 	p := sh("other", "id -u; setsid sleep 70001 & sleep 70003")
 	p.User = "1000:1000"
-	b.start(t, c.ID, p)
-	b.start(t, c.ID, sh("own", "sleep 70005"))
+	b.start(t, id, p)
+	b.start(t, id, sh("own", "sleep 70005"))
 	p.User = "1001"
-	if _, _, err := in.Start(b.ctx, c.ID, p); !errdefs.IsAlreadyExists(err) {
+	if _, _, err := b.rt.Start(b.ctx, id, p); !errdefs.IsAlreadyExists(err) {
 		t.Errorf("of one ID: %v", err)
 	}
-	list, err := in.ListProcesses(b.ctx, c.ID)
+	list, err := b.rt.ListProcesses(b.ctx, id)
 	if err != nil || len(list) != 2 {
 		t.Errorf("%+v, %v", list, err)
 	}
-	a := b.follow(t, c.ID, "other", 0)
+	a := b.follow(t, id, "other", 0)
 	until(t, a, "1000\n")
-	b.await(t, "its tree", func() bool { return strings.Contains(b.output(t, c.ID, "ps", "-o", "args"), "sleep 70001") })
-	if err := in.Kill(b.ctx, c.ID, "other"); err != nil {
-		t.Error(err)
-	}
-	if ps := b.output(t, c.ID, "ps", "-o", "args"); strings.Contains(ps, "sleep 70001") || strings.Contains(ps, "sleep 70003") || !strings.Contains(ps, "sleep 70005") {
+	b.await(t, "its tree", func() bool { return strings.Contains(b.output(t, id, "ps", "-o", "args"), "sleep 70001") })
+	must(t, b.rt.Kill(b.ctx, id, "other"))
+	if ps := b.output(t, id, "ps", "-o", "args"); strings.Contains(ps, "sleep 70001") || strings.Contains(ps, "sleep 70003") || !strings.Contains(ps, "sleep 70005") {
 		t.Errorf("still there, or gone:\n%s", ps)
 	}
-	if err := in.Forget(b.ctx, c.ID, "other"); err != nil {
-		t.Error(err)
-	}
+	must(t, b.rt.Forget(b.ctx, id, "other"))
 }
 
 // testServeStopped: where a container stops the program that serves another user, or kills
 // it, all of the command is killed all the same, and soon.
-func testServeStopped(t *testing.T, b *bed) {
+func testServeStopped(t *testing.T, b *bed, id string) {
 	for _, signal := range []string{"STOP", "KILL"} {
-		c := b.create(t, b.spec())
 		begun := time.Now()
-		_, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{User: "1000:1000", Command: []string{
+		_, err := b.rt.Exec(b.ctx, id, runtime.Exec{User: "1000:1000", Command: []string{
 			"sh", "-c", "setsid sleep 70001 & for p in $(pidof berm-init); do kill -" + signal + " $p; done; sleep 70003",
 		}})
 		if !errors.Is(err, runtime.ErrInterrupted) || errors.Is(err, runtime.ErrNotKilled) {
@@ -546,27 +528,28 @@ func testServeStopped(t *testing.T, b *bed) {
 		if took := time.Since(begun); took > 20*time.Second {
 			t.Errorf("%s: it took %s", signal, took)
 		}
-		if ps := b.output(t, c.ID, "ps", "-o", "args"); strings.Contains(ps, "7000") {
+		if ps := b.output(t, id, "ps", "-o", "args"); strings.Contains(ps, "7000") {
 			t.Errorf("%s: still there:\n%s", signal, ps)
 		}
-		if out, _, _ := b.run(t, c.ID, runtime.Exec{Command: []string{"echo", "well"}, User: "1000:1000"}); out != "well\n" {
+		if out, _, _ := b.run(t, id, runtime.Exec{Command: []string{"echo", "well"}, User: "1000:1000"}); out != "well\n" {
 			t.Errorf("%s: the next says %q", signal, out)
 		}
 	}
 }
 
 // testServePaused: a pause at any moment of a program's start holds up neither it nor others.
-func testServePaused(t *testing.T, b *bed) {
-	for delay := time.Duration(0); delay < 160*time.Millisecond; delay += 20 * time.Millisecond {
-		c := b.create(t, b.spec())
+// Each user has a program of its own.
+func testServePaused(t *testing.T, b *bed, id string) {
+	for uid := range 8 {
+		delay, command := time.Duration(uid)*20*time.Millisecond, runtime.Exec{Command: []string{"true"}, User: fmt.Sprint(2000 + uid)}
 		ended := make(chan error, 1)
 		go func() {
-			_, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"true"}, User: "1000:1000"})
+			_, err := b.rt.Exec(b.ctx, id, command)
 			ended <- err
 		}()
 		time.Sleep(delay)
-		must(t, b.rt.Pause(b.ctx, c.ID))
-		must(t, b.rt.Resume(b.ctx, c.ID))
+		must(t, b.rt.Pause(b.ctx, id))
+		must(t, b.rt.Resume(b.ctx, id))
 		select {
 		case err := <-ended:
 			if err != nil && !errdefs.IsFailedPrecondition(err) {
@@ -575,10 +558,7 @@ func testServePaused(t *testing.T, b *bed) {
 		case <-time.After(30 * time.Second):
 			t.Fatalf("paused after %s: it doesn't end", delay)
 		}
-		b.run(t, c.ID, runtime.Exec{Command: []string{"true"}, User: "1000:1000"})
-		if err := b.rt.Remove(b.ctx, c.ID); err != nil {
-			t.Error(err)
-		}
+		b.run(t, id, command)
 	}
 }
 
@@ -630,15 +610,14 @@ func testExecAlike(t *testing.T, b *bed) {
 
 // testImpostor: of those in a container that say they are its program, only its first
 // process is heard. The impostor is the same program; what it ran would have it above.
-func testImpostor(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
-	b.start(t, c.ID, runtime.Process{ID: "impostor", Command: []string{runtime.AgentProgram, "init", "/", "--", "sleep", "70001"}})
+func testImpostor(t *testing.T, b *bed, id string) {
+	b.start(t, id, runtime.Process{ID: "impostor", Command: []string{runtime.AgentProgram, "init", "/", "--", "sleep", "70001"}})
 	b.await(t, "the impostor to serve", func() bool {
-		return strings.Contains(b.output(t, c.ID, "ps", "-o", "args"), "\nsleep 70001")
+		return strings.Contains(b.output(t, id, "ps", "-o", "args"), "\nsleep 70001")
 	})
-	for end := time.Now().Add(time.Second); time.Now().Before(end); {
+	for range 20 { // it would have the latest session
 		var out bytes.Buffer
-		res, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"sh", "-c", "cut -d' ' -f4 /proc/$PPID/stat"}, Stdout: &out})
+		res, err := b.rt.Exec(b.ctx, id, runtime.Exec{Command: []string{"sh", "-c", "cut -d' ' -f4 /proc/$PPID/stat"}, Stdout: &out})
 		if err != nil || out.String() != "1\n" {
 			t.Fatalf("%+v, %v, below process %s", res, err, &out)
 		}
@@ -647,64 +626,55 @@ func testImpostor(t *testing.T, b *bed) {
 
 // testAgentOff: a container whose program isn't reached by a socket is worked in all the
 // same, over the stdio of one that the engine starts.
-func testAgentOff(t *testing.T, b *bed) {
-	b.unreached = true
-	c, in := b.create(t, b.spec()), b.inside()
-	if res, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"true"}}); err != nil || res.ExitCode != 0 {
+func testAgentOff(t *testing.T, b *bed, id string) {
+	if res, err := b.rt.Exec(b.ctx, id, runtime.Exec{Command: []string{"true"}}); err != nil || res.ExitCode != 0 {
 		t.Errorf("%+v, %v", res, err)
 	}
-	b.write(t, c.ID, runtime.FileOp{Path: "/tmp/x"}, "content")
-	if out := b.read(t, c.ID, "/tmp/x", 0, -1); out != "content" {
+	b.write(t, id, runtime.FileOp{Path: "/tmp/x"}, "content")
+	if out := b.read(t, id, "/tmp/x", 0, -1); out != "content" {
 		t.Errorf("%q", out)
 	}
-	_, err := b.stat(c.ID, "/none")
+	_, err := b.stat(id, "/none")
 	class(t, "a file that isn't there", err, errdefs.IsNotFound, "NotFound")
-	b.serve(t, c, "echo hello")
-	b.dialed(t, c.ID, "hello\n")
+	b.serve(t, id, "echo hello")
+	b.dialed(t, id, "hello\n")
 
 	p := sh("p", "echo out; read x; echo $x; exit 7")
 	p.Stdin, p.KeepBytes, p.Follow = true, 6, &runtime.Follow{Lossless: true}
-	_, a, err := in.Start(b.ctx, c.ID, p)
+	_, a, err := b.rt.Start(b.ctx, id, p)
 	must(t, err)
 	until(t, a, "out\n")
-	b.types(t, c.ID, "p", "typed\n")
+	b.types(t, id, "p", "typed\n")
 	if out, info := rest(t, a); out != "typed\n" || info.ExitCode != 7 {
 		t.Errorf("%q, %+v", out, info)
 	}
-	b.start(t, c.ID, sh("q", "setsid sleep 70001 & sleep 70003"))
-	b.await(t, "the processes to start", func() bool { return strings.Contains(b.output(t, c.ID, "ps", "-o", "args"), "sleep 70001") })
-	if err := in.Kill(b.ctx, c.ID, "q"); err != nil {
-		t.Error(err)
-	}
-	if ps := b.output(t, c.ID, "ps", "-o", "args"); strings.Contains(ps, "7000") {
+	b.start(t, id, sh("q", "setsid sleep 70001 & sleep 70003"))
+	b.await(t, "the processes to start", func() bool { return strings.Contains(b.output(t, id, "ps", "-o", "args"), "sleep 70001") })
+	must(t, b.rt.Kill(b.ctx, id, "q"))
+	if ps := b.output(t, id, "ps", "-o", "args"); strings.Contains(ps, "7000") {
 		t.Errorf("still there:\n%s", ps)
 	}
-	list, err := in.ListProcesses(b.ctx, c.ID)
+	list, err := b.rt.ListProcesses(b.ctx, id)
 	if err != nil || len(list) != 2 || list[0].Running || !list[1].Killed {
 		t.Errorf("%+v, %v", list, err)
 	}
-	if err := in.Forget(b.ctx, c.ID, "p"); err != nil {
-		t.Error(err)
-	}
+	must(t, b.rt.Forget(b.ctx, id, "p"))
 }
 
-func testDial(t *testing.T, b *bed) {
-	c, in := b.create(t, b.spec()), b.inside() // with no network
-	_, err := in.Dial(b.ctx, c.ID, 7777)
+func testDial(t *testing.T, b *bed, id string) {
+	_, err := b.rt.Dial(b.ctx, id, 7777)
 	class(t, "a port that nobody listens at", err, errdefs.IsFailedPrecondition, "FailedPrecondition")
 	for _, port := range []int{0, -1, 65536} {
-		_, err := in.Dial(b.ctx, c.ID, port)
+		_, err := b.rt.Dial(b.ctx, id, port)
 		class(t, fmt.Sprintf("port %d", port), err, errdefs.IsInvalidArgument, "InvalidArgument")
 	}
-	b.serve(t, c, "cat")
+	b.serve(t, id, "cat")
 	ctx, cancel := context.WithCancel(b.ctx)
-	conn, err := in.Dial(ctx, c.ID, 7777)
+	conn, err := b.rt.Dial(ctx, id, 7777)
 	cancel() // it was for the way there
 	must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
-	if err := conn.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
-		t.Error(err)
-	}
+	must(t, conn.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
 	var timeout interface{ Timeout() bool }
 	if _, err := conn.Read(make([]byte, 1)); !errors.As(err, &timeout) || !timeout.Timeout() {
 		t.Errorf("a read past its deadline: %v", err)
@@ -718,9 +688,7 @@ func testDial(t *testing.T, b *bed) {
 	if got, err := io.ReadAll(conn); err != nil || !bytes.Equal(got, sent) {
 		t.Errorf("%d bytes of %d came back, %v", len(got), len(sent), err)
 	}
-	if err := conn.Close(); err != nil {
-		t.Error(err)
-	}
+	must(t, conn.Close())
 	if _, err := conn.Read(make([]byte, 1)); err == nil {
 		t.Error("it was read from after it was closed")
 	}
@@ -729,7 +697,7 @@ func testDial(t *testing.T, b *bed) {
 // dialed checks what a server at port 7777 says.
 func (b *bed) dialed(t *testing.T, id, want string) {
 	t.Helper()
-	conn, err := b.inside().Dial(b.ctx, id, 7777)
+	conn, err := b.rt.Dial(b.ctx, id, 7777)
 	if err != nil {
 		t.Error(err)
 		return

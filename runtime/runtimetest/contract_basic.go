@@ -136,47 +136,37 @@ func testCreateMainEnds(t *testing.T, b *bed) {
 
 func testCreateFailures(t *testing.T, b *bed) {
 	missing := filepath.Join(t.TempDir(), "missing")
-	for name, tt := range map[string]struct {
-		change func(*runtime.Spec)
-		is     func(error) bool
-		class  string
-	}{
-		"image": {
-			func(s *runtime.Spec) { s.Image = "berm.invalid/no/such/image:latest" }, errdefs.IsNotFound, "NotFound"},
-		"network": {
-			func(s *runtime.Spec) { s.Network = b.name + "-missing" }, errdefs.IsNotFound, "NotFound"},
-		"mount source": {func(s *runtime.Spec) {
-			s.Mounts = []runtime.Mount{{Source: missing, Target: "/mnt"}}
-		}, errdefs.IsInvalidArgument, "InvalidArgument"},
-		"mount target": {func(s *runtime.Spec) {
-			s.Mounts = []runtime.Mount{{Source: "/tmp", Target: "relative"}}
-		}, errdefs.IsInvalidArgument, "InvalidArgument"},
-		"working directory":  {func(s *runtime.Spec) { s.WorkingDir = "relative" }, errdefs.IsInvalidArgument, "InvalidArgument"},
-		"name":               {func(s *runtime.Spec) { s.Name = "with space" }, errdefs.IsInvalidArgument, "InvalidArgument"},
-		"no name":            {func(s *runtime.Spec) { s.Name = "" }, errdefs.IsInvalidArgument, "InvalidArgument"},
-		"path for a name":    {func(s *runtime.Spec) { s.Name = "../" + s.Name }, errdefs.IsInvalidArgument, "InvalidArgument"},
-		"no image":           {func(s *runtime.Spec) { s.Image = "" }, errdefs.IsInvalidArgument, "InvalidArgument"},
-		"empty command":      {func(s *runtime.Spec) { s.Command = []string{} }, errdefs.IsInvalidArgument, "InvalidArgument"},
-		"negative memory":    {func(s *runtime.Spec) { s.MemoryBytes = -1 }, errdefs.IsInvalidArgument, "InvalidArgument"},
-		"negative cpus":      {func(s *runtime.Spec) { s.CPUs = -1 }, errdefs.IsInvalidArgument, "InvalidArgument"},
-		"negative pids":      {func(s *runtime.Spec) { s.PidsLimit = -1 }, errdefs.IsInvalidArgument, "InvalidArgument"},
-		"negative log":       {func(s *runtime.Spec) { s.LogMaxBytes = -1 }, errdefs.IsInvalidArgument, "InvalidArgument"},
-		"unknown capability": {func(s *runtime.Spec) { s.CapAdd = []string{"CAP_NO_SUCH"} }, errdefs.IsInvalidArgument, "InvalidArgument"},
-		"all capabilities":   {func(s *runtime.Spec) { s.CapAdd = []string{"ALL"} }, errdefs.IsInvalidArgument, "InvalidArgument"},
-		"tmpfs target": {func(s *runtime.Spec) {
-			s.Tmpfs = []runtime.Tmpfs{{Target: "relative", SizeBytes: 1 << 20}}
-		}, errdefs.IsInvalidArgument, "InvalidArgument"},
-		"tmpfs size": {func(s *runtime.Spec) {
-			s.Tmpfs = []runtime.Tmpfs{{Target: "/scratch"}}
-		}, errdefs.IsInvalidArgument, "InvalidArgument"},
-	} {
+	refused := func(name string, change func(*runtime.Spec), is func(error) bool, want string) {
+		t.Helper()
 		spec := b.spec()
-		tt.change(&spec)
+		change(&spec)
 		_, err := b.rt.Create(b.ctx, spec)
-		class(t, name, err, tt.is, tt.class)
+		class(t, name, err, is, want)
 		if cs := b.list(t); len(cs) != 0 {
 			t.Fatalf("%s: left behind: %+v", name, cs)
 		}
+	}
+	refused("image", func(s *runtime.Spec) { s.Image = "berm.invalid/no/such/image:latest" }, errdefs.IsNotFound, "NotFound")
+	refused("network", func(s *runtime.Spec) { s.Network = b.name + "-missing" }, errdefs.IsNotFound, "NotFound")
+	for name, change := range map[string]func(*runtime.Spec){
+		"mount source":       func(s *runtime.Spec) { s.Mounts = []runtime.Mount{{Source: missing, Target: "/mnt"}} },
+		"mount target":       func(s *runtime.Spec) { s.Mounts = []runtime.Mount{{Source: "/tmp", Target: "relative"}} },
+		"working directory":  func(s *runtime.Spec) { s.WorkingDir = "relative" },
+		"name":               func(s *runtime.Spec) { s.Name = "with space" },
+		"no name":            func(s *runtime.Spec) { s.Name = "" },
+		"path for a name":    func(s *runtime.Spec) { s.Name = "../" + s.Name },
+		"no image":           func(s *runtime.Spec) { s.Image = "" },
+		"empty command":      func(s *runtime.Spec) { s.Command = []string{} },
+		"negative memory":    func(s *runtime.Spec) { s.MemoryBytes = -1 },
+		"negative cpus":      func(s *runtime.Spec) { s.CPUs = -1 },
+		"negative pids":      func(s *runtime.Spec) { s.PidsLimit = -1 },
+		"negative log":       func(s *runtime.Spec) { s.LogMaxBytes = -1 },
+		"unknown capability": func(s *runtime.Spec) { s.CapAdd = []string{"CAP_NO_SUCH"} },
+		"all capabilities":   func(s *runtime.Spec) { s.CapAdd = []string{"ALL"} },
+		"tmpfs target":       func(s *runtime.Spec) { s.Tmpfs = []runtime.Tmpfs{{Target: "relative", SizeBytes: 1 << 20}} },
+		"tmpfs size":         func(s *runtime.Spec) { s.Tmpfs = []runtime.Tmpfs{{Target: "/scratch"}} },
+	} {
+		refused(name, change, errdefs.IsInvalidArgument, "InvalidArgument")
 	}
 	if _, err := os.Lstat(missing); err == nil {
 		t.Error("a missing mount source was made")

@@ -126,9 +126,7 @@ func (b *bed) ending(t *testing.T) (id string, end func()) {
 	spec.Mounts = []runtime.Mount{{Source: dir, Target: "/mnt"}}
 	spec.Command = []string{"sh", "-c", "until test -e /mnt/end; do sleep 0.1; done; touch /mnt/ended; exit 5"}
 	return b.create(t, spec).ID, func() {
-		if err := os.WriteFile(filepath.Join(dir, "end"), nil, 0o600); err != nil {
-			t.Error(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, "end"), nil, 0o600))
 		b.await(t, "a main process to end without the engine", func() bool {
 			_, err := os.Stat(filepath.Join(dir, "ended"))
 			return err == nil

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	goruntime "runtime"
 	"slices"
 	"strings"
@@ -23,58 +24,65 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-func execCases() []contractCase {
+func execCases(real bool) []contractCase {
+	cases := []containerCase{
+		{"streams", testExecStreams},
+		{"exit codes", testExecExitCodes},
+		{"stdin", testExecStdin},
+		{"stdin left open", testExecStdinLeftOpen},
+		{"stdin ends before the output", testExecHalfClose},
+		{"arguments", testExecArguments},
+		{"refused", testExecRefused},
+		{"canceled", testExecCanceled},
+		{"canceled at any stage", testExecCanceledAnytime},
+	}
+	if real {
+		cases = append(cases,
+			containerCase{"killed by a signal", testExecSignals},
+			containerCase{"not executable", testExecNotExecutable},
+			containerCase{"descendant keeps the output", testExecDescendant}, // the last one
+		)
+	}
 	return []contractCase{
-		{"exec/streams", testExecStreams},
-		{"exec/exit codes", testExecExitCodes},
-		{"exec/stdin", testExecStdin},
-		{"exec/stdin left open", testExecStdinLeftOpen},
-		{"exec/stdin ends before the output", testExecHalfClose},
-		{"exec/arguments", testExecArguments},
+		inOne("exec/in one container", (*bed).spec, cases...),
 		{"exec/env user directory", testExecFields},
-		{"exec/refused", testExecRefused},
-		{"exec/canceled", testExecCanceled},
-		{"exec/canceled at any stage", testExecCanceledAnytime},
 		{"exec/container removed", testExecContainerRemoved},
 		{"exec/container dies", testExecContainerDies},
 	}
 }
 
-func testExecStreams(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
-	stdout, stderr, code := b.run(t, c.ID, runtime.Exec{Command: []string{"sh", "-c", "echo to stdout; echo to stderr >&2"}})
+func testExecStreams(t *testing.T, b *bed, id string) {
+	stdout, stderr, code := b.run(t, id, runtime.Exec{Command: []string{"sh", "-c", "echo to stdout; echo to stderr >&2"}})
 	if stdout != "to stdout\n" || stderr != "to stderr\n" || code != 0 {
 		t.Errorf("stdout %q, stderr %q, exit code %d", stdout, stderr, code)
 	}
-	if _, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"sh", "-c", "echo to stdout; echo to stderr >&2"}}); err != nil {
+	if _, err := b.rt.Exec(b.ctx, id, runtime.Exec{Command: []string{"sh", "-c", "echo to stdout; echo to stderr >&2"}}); err != nil {
 		t.Errorf("without writers: %v", err)
 	}
 }
 
-func testExecExitCodes(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
+func testExecExitCodes(t *testing.T, b *bed, id string) {
 	for _, want := range []int{0, 1, 3, 126, 255} {
-		if _, _, code := b.run(t, c.ID, runtime.Exec{Command: []string{"sh", "-c", fmt.Sprintf("exit %d", want)}}); code != want {
+		if _, _, code := b.run(t, id, runtime.Exec{Command: []string{"sh", "-c", fmt.Sprintf("exit %d", want)}}); code != want {
 			t.Errorf("exit %d is told as %d", want, code)
 		}
 	}
 	for _, missing := range []string{"no-such-program", "/no/such/program"} {
-		if _, _, code := b.run(t, c.ID, runtime.Exec{Command: []string{missing}}); code != 126 && code != 127 {
+		if _, _, code := b.run(t, id, runtime.Exec{Command: []string{missing}}); code != 126 && code != 127 {
 			t.Errorf("%s ended with %d, want 126 or 127", missing, code)
 		}
 	}
 }
 
-func testExecStdin(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
-	if stdout, _, code := b.run(t, c.ID, runtime.Exec{Command: []string{"cat"}}); stdout != "" || code != 0 {
+func testExecStdin(t *testing.T, b *bed, id string) {
+	if stdout, _, code := b.run(t, id, runtime.Exec{Command: []string{"cat"}}); stdout != "" || code != 0 {
 		t.Errorf("no stdin: %q, exit code %d", stdout, code)
 	}
 	// Random, so that nothing lost or doubled goes unseen.
 	sent := make([]byte, 4<<20)
 	_, _ = rand.NewChaCha8([32]byte{}).Read(sent) // never fails
 	var got bytes.Buffer
-	result, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"cat"}, Stdin: bytes.NewReader(sent), Stdout: &got})
+	result, err := b.rt.Exec(b.ctx, id, runtime.Exec{Command: []string{"cat"}, Stdin: bytes.NewReader(sent), Stdout: &got})
 	if err != nil || result.ExitCode != 0 {
 		t.Fatalf("cat: %+v, %v", result, err)
 	}
@@ -83,12 +91,11 @@ func testExecStdin(t *testing.T, b *bed) {
 	}
 }
 
-func testExecStdinLeftOpen(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
+func testExecStdinLeftOpen(t *testing.T, b *bed, id string) {
 	r, w := io.Pipe()
 	t.Cleanup(func() { _ = w.Close() })
 	begun := time.Now()
-	result, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"true"}, Stdin: r})
+	result, err := b.rt.Exec(b.ctx, id, runtime.Exec{Command: []string{"true"}, Stdin: r})
 	if err != nil || result.ExitCode != 0 || time.Since(begun) > 5*time.Second {
 		t.Errorf("a command that doesn't read its stdin: %+v, %v after %s", result, err, time.Since(begun))
 	}
@@ -122,18 +129,17 @@ func testExecFields(t *testing.T, b *bed) {
 	}
 }
 
-func testExecRefused(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
-	_, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{})
+func testExecRefused(t *testing.T, b *bed, id string) {
+	_, err := b.rt.Exec(b.ctx, id, runtime.Exec{})
 	class(t, "no command", err, errdefs.IsInvalidArgument, "InvalidArgument")
-	_, err = b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"true"}, WorkingDir: "relative"})
+	_, err = b.rt.Exec(b.ctx, id, runtime.Exec{Command: []string{"true"}, WorkingDir: "relative"})
 	class(t, "a relative directory", err, errdefs.IsInvalidArgument, "InvalidArgument")
 }
 
 // testExecNoRoom: a command that can't be started, as the limit of processes leaves no
 // room for it, has no exit code; one that isn't there has.
 func testExecNoRoom(t *testing.T, b *bed) {
-	for name, agent := range map[string]*runtime.Agent{"engine's init": nil, "agent": b.agent(t)} {
+	for name, agent := range map[string]*runtime.Agent{"socket": nil, "engine": b.agent(t)} {
 		t.Run(name, func(t *testing.T) {
 			spec := b.spec()
 			spec.Agent, spec.PidsLimit = agent, 64
@@ -172,8 +178,7 @@ func testExecNoRoom(t *testing.T, b *bed) {
 	}
 }
 
-func testExecCanceled(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
+func testExecCanceled(t *testing.T, b *bed, id string) {
 	for _, tt := range []struct {
 		name string
 		end  func() (context.Context, func())
@@ -195,7 +200,7 @@ func testExecCanceled(t *testing.T, b *bed) {
 			<-out.seen
 			end()
 		}()
-		_, err := b.rt.Exec(ctx, c.ID, runtime.Exec{Command: []string{"sh", "-c", "echo started; sleep 1000"}, Stdout: out})
+		_, err := b.rt.Exec(ctx, id, runtime.Exec{Command: []string{"sh", "-c", "echo started; sleep 1000"}, Stdout: out})
 		class(t, tt.name, err, tt.is, tt.name)
 		if !errors.Is(err, tt.want) {
 			t.Errorf("%s: error %v doesn't wrap the cause", tt.name, err)
@@ -204,20 +209,19 @@ func testExecCanceled(t *testing.T, b *bed) {
 			t.Errorf("%s: %v", tt.name, err)
 		}
 	}
-	b.alive(t, c.ID)
+	b.alive(t, id)
 	// A reader that nobody ends mustn't hold up the answer.
 	r, w := io.Pipe()
 	t.Cleanup(func() { _ = w.Close() })
 	ctx, cancel := context.WithTimeout(b.ctx, 300*time.Millisecond)
 	defer cancel()
-	_, err := b.rt.Exec(ctx, c.ID, runtime.Exec{Command: []string{"cat"}, Stdin: r})
+	_, err := b.rt.Exec(ctx, id, runtime.Exec{Command: []string{"cat"}, Stdin: r})
 	class(t, "with a stdin that blocks", err, errdefs.IsDeadlineExceeded, "DeadlineExceeded")
 }
 
 // testExecHalfClose: the end of the input isn't the end of the command.
-func testExecHalfClose(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
-	stdout, _, code := b.run(t, c.ID, runtime.Exec{
+func testExecHalfClose(t *testing.T, b *bed, id string) {
+	stdout, _, code := b.run(t, id, runtime.Exec{
 		Command: []string{"sh", "-c", "cat; sleep 0.3; echo after; exit 4"}, Stdin: strings.NewReader("before\n"),
 	})
 	if stdout != "before\nafter\n" || code != 4 {
@@ -226,29 +230,27 @@ func testExecHalfClose(t *testing.T, b *bed) {
 }
 
 // testExecArguments: no shell comes in between.
-func testExecArguments(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
+func testExecArguments(t *testing.T, b *bed, id string) {
 	args := []string{"$HOME", "`id`", "a;b", "*", `"quoted"`, "ünïcödé", `back\slash`, "--", "-x"}
-	if got, _, _ := b.run(t, c.ID, runtime.Exec{Command: append([]string{"echo"}, args...)}); got != strings.Join(args, " ")+"\n" {
+	if got, _, _ := b.run(t, id, runtime.Exec{Command: append([]string{"echo"}, args...)}); got != strings.Join(args, " ")+"\n" {
 		t.Errorf("%q were printed as %q", args, got)
 	}
 }
 
 // testExecCanceledAnytime ends the context at many stages of a command's start.
-func testExecCanceledAnytime(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
+func testExecCanceledAnytime(t *testing.T, b *bed, id string) {
 	for delay := time.Millisecond; delay < 300*time.Millisecond; delay = delay*3/2 + time.Millisecond {
 		ctx, cancel := context.WithTimeout(b.ctx, delay)
-		_, err := b.rt.Exec(ctx, c.ID, runtime.Exec{Command: []string{"sleep", "100001"}})
+		_, err := b.rt.Exec(ctx, id, runtime.Exec{Command: []string{"sleep", "100001"}})
 		cancel()
 		class(t, fmt.Sprintf("exec ended after %s", delay), err, errdefs.IsDeadlineExceeded, "DeadlineExceeded")
 		if errors.Is(err, runtime.ErrNotKilled) {
 			t.Errorf("exec ended after %s: %v", delay, err)
 		}
 	}
-	b.alive(t, c.ID)
+	b.alive(t, id)
 	if b.Real {
-		if ps := b.output(t, c.ID, "ps", "-o", "args"); strings.Contains(ps, "100001") {
+		if ps := b.output(t, id, "ps", "-o", "args"); strings.Contains(ps, "100001") {
 			t.Errorf("still there:\n%s", ps)
 		}
 	}
@@ -286,9 +288,7 @@ func testExecContainerRemoved(t *testing.T, b *bed) {
 	for range 3 {
 		failed = append(failed, b.underWay(b.ctx, t, c.ID))
 	}
-	if err := b.rt.Remove(b.ctx, c.ID); err != nil {
-		t.Error(err)
-	}
+	must(t, b.rt.Remove(b.ctx, c.ID))
 	for _, f := range failed {
 		interrupted(t, "a command under way", <-f)
 	}
@@ -330,7 +330,7 @@ func testExecContainerEndsSlowly(t *testing.T, b *bed) {
 	must(t, err)
 	release := holdEnd(t, c.Pid)
 	must(t, unix.Kill(c.Pid, unix.SIGKILL))
-	time.Sleep(time.Second)
+	b.await(t, "the first process to wait for the held one", func() bool { return endsSlowly(c.Pid) })
 	if c = b.inspect(t, c.ID); c.State != runtime.StateRunning {
 		t.Errorf("the engine has heard of it: %s", c.State)
 	}
@@ -338,6 +338,17 @@ func testExecContainerEndsSlowly(t *testing.T, b *bed) {
 	class(t, "a command meanwhile", err, errdefs.IsFailedPrecondition, "FailedPrecondition")
 	release()
 	interrupted(t, "a command under way", <-command)
+}
+
+// endsSlowly reports whether what is left of a process has no memory any more, and sleeps.
+func endsSlowly(pid int) bool {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid)) // the pattern is good
+	return slices.ContainsFunc(threads, func(name string) bool {
+		stat, _ := os.ReadFile(name) // it may have ended
+		_, rest, _ := strings.Cut(string(stat), ") ")
+		fields := strings.Fields(rest) // from the third on, as proc_pid_stat(5) has them
+		return len(fields) > 20 && fields[0] == "S" && fields[20] == "0"
+	})
 }
 
 // holdEnd has a process be in the PID namespace of another, so that it can't end before

@@ -57,7 +57,7 @@ func (a *FileAnswer) Paths() (paths []string) {
 
 // file does an operation that ends by itself.
 func (b *bed) file(id string, op runtime.FileOp, in io.Reader) (*FileAnswer, error) {
-	return DoFile(b.ctx, b.inside(), id, op, in)
+	return DoFile(b.ctx, b.rt, id, op, in)
 }
 
 func (b *bed) stat(id, path string) (runtime.FileInfo, error) {
@@ -81,57 +81,56 @@ func (b *bed) read(t *testing.T, id, path string, offset, length int64) string {
 	return a.Out.String()
 }
 
-func testFiles(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
-	info := b.write(t, c.ID, runtime.FileOp{Path: "/tmp/a/b/file", Mode: 0o640, Parents: true}, "0123456789")
+func testFiles(t *testing.T, b *bed, id string) {
+	info := b.write(t, id, runtime.FileOp{Path: "/tmp/a/b/file", Mode: 0o640, Parents: true}, "0123456789")
 	if info.Path != "/tmp/a/b/file" || info.Size != 10 || info.Mode != 0o640 || time.Since(info.ModTime).Abs() > time.Minute {
 		t.Errorf("written: %+v", info)
 	}
-	if again, err := b.stat(c.ID, "/tmp/a/b/file"); err != nil || again != info {
+	if again, err := b.stat(id, "/tmp/a/b/file"); err != nil || again != info {
 		t.Errorf("%+v, %v, was %+v", again, err, info)
 	}
 	for _, tt := range []struct {
 		offset, length int64
 		want           string
 	}{{0, -1, "0123456789"}, {3, -1, "3456789"}, {3, 4, "3456"}, {8, 100, "89"}, {10, -1, ""}, {2, 0, ""}} {
-		if got := b.read(t, c.ID, "/tmp/a/b/file", tt.offset, tt.length); got != tt.want {
+		if got := b.read(t, id, "/tmp/a/b/file", tt.offset, tt.length); got != tt.want {
 			t.Errorf("%d bytes from %d on: %q, want %q", tt.length, tt.offset, got, tt.want)
 		}
 	}
 	var seen runtime.FileInfo
 	refusal := errors.New("too large")
-	err := b.inside().File(b.ctx, c.ID, runtime.FileOp{Verb: runtime.FileRead, Path: "/tmp/a/b/file", Length: -1},
+	err := b.rt.File(b.ctx, id, runtime.FileOp{Verb: runtime.FileRead, Path: "/tmp/a/b/file", Length: -1},
 		runtime.FileIO{Out: io.Discard, Info: func(f runtime.FileInfo) error { seen = f; return refusal }})
 	if !errors.Is(err, refusal) || seen.Size != 10 {
 		t.Errorf("refused: %v, %+v", err, seen)
 	}
-	b.write(t, c.ID, runtime.FileOp{Path: "/tmp/a/b/file", Append: true}, "abc")
-	if got := b.read(t, c.ID, "/tmp/a/b/file", 0, -1); got != "0123456789abc" {
+	b.write(t, id, runtime.FileOp{Path: "/tmp/a/b/file", Append: true}, "abc")
+	if got := b.read(t, id, "/tmp/a/b/file", 0, -1); got != "0123456789abc" {
 		t.Errorf("appended: %q", got)
 	}
-	if info := b.write(t, c.ID, runtime.FileOp{Path: "/tmp/a/b/file", Mode: 0o600}, "new"); info.Mode != 0o640 || info.Size != 3 {
+	if info := b.write(t, id, runtime.FileOp{Path: "/tmp/a/b/file", Mode: 0o600}, "new"); info.Mode != 0o640 || info.Size != 3 {
 		t.Errorf("written again: %+v", info)
 	}
 	// A write that breaks off changes nothing.
 	broken := io.MultiReader(strings.NewReader("half"), readerFunc(func([]byte) (int, error) { return 0, refusal }))
-	if _, err := b.file(c.ID, runtime.FileOp{Verb: runtime.FileWrite, Path: "/tmp/a/b/file"}, broken); !errors.Is(err, refusal) {
+	if _, err := b.file(id, runtime.FileOp{Verb: runtime.FileWrite, Path: "/tmp/a/b/file"}, broken); !errors.Is(err, refusal) {
 		t.Errorf("a broken write: %v", err)
 	}
-	if got := b.read(t, c.ID, "/tmp/a/b/file", 0, -1); got != "new" {
+	if got := b.read(t, id, "/tmp/a/b/file", 0, -1); got != "new" {
 		t.Errorf("after a write that broke off: %q", got)
 	}
-	_, err = b.file(c.ID, runtime.FileOp{Verb: runtime.FileRead, Path: "/tmp/a/b/file", Offset: 100, Length: 5}, nil)
+	_, err = b.file(id, runtime.FileOp{Verb: runtime.FileRead, Path: "/tmp/a/b/file", Offset: 100, Length: 5}, nil)
 	class(t, "read past the end", err, errdefs.IsOutOfRange, "OutOfRange")
 	// Large enough to fill every buffer.
-	if _, err := b.file(c.ID, runtime.FileOp{Verb: runtime.FileWrite, Path: "/tmp/large"}, zeros(3<<20)); err != nil {
+	if _, err := b.file(id, runtime.FileOp{Verb: runtime.FileWrite, Path: "/tmp/large"}, zeros(3<<20)); err != nil {
 		t.Error(err)
 	}
-	if got := b.read(t, c.ID, "/tmp/large", 0, -1); len(got) != 3<<20 {
+	if got := b.read(t, id, "/tmp/large", 0, -1); len(got) != 3<<20 {
 		t.Errorf("%d bytes of %d", len(got), 3<<20)
 	}
 
 	do := func(op runtime.FileOp) error {
-		_, err := b.file(c.ID, op, nil)
+		_, err := b.file(id, op, nil)
 		return err
 	}
 	if err := errors.Join(
@@ -144,51 +143,44 @@ func testFiles(t *testing.T, b *bed) {
 	); err != nil {
 		t.Error(err)
 	}
-	if got := b.read(t, c.ID, "/tmp/tree/moved", 0, -1); got != "new" {
+	if got := b.read(t, id, "/tmp/tree/moved", 0, -1); got != "new" {
 		t.Errorf("copied: %q", got)
 	}
-	b.write(t, c.ID, runtime.FileOp{Path: "/tmp/other"}, "other")
-	if err := do(runtime.FileOp{Verb: runtime.FileMove, Path: "/tmp/other", To: "/tmp/tree/moved", Replace: true}); err != nil {
-		t.Error(err)
-	}
+	b.write(t, id, runtime.FileOp{Path: "/tmp/other"}, "other")
+	must(t, do(runtime.FileOp{Verb: runtime.FileMove, Path: "/tmp/other", To: "/tmp/tree/moved", Replace: true}))
 
-	_, err = b.stat(c.ID, "/tmp/none")
+	_, err = b.stat(id, "/tmp/none")
 	class(t, "stat of none", err, errdefs.IsNotFound, "NotFound")
 	_, err = b.stat(noID, "/tmp")
 	class(t, "stat in none", err, errdefs.IsNotFound, "NotFound")
-	_, err = b.file(c.ID, runtime.FileOp{Verb: runtime.FileWrite, Path: "/tmp/large", NoClash: true}, strings.NewReader(""))
+	_, err = b.file(id, runtime.FileOp{Verb: runtime.FileWrite, Path: "/tmp/large", NoClash: true}, strings.NewReader(""))
 	class(t, "write without a clash", err, errdefs.IsAlreadyExists, "AlreadyExists")
-	_, err = b.file(c.ID, runtime.FileOp{Verb: runtime.FileWrite, Path: "/tmp/none/x"}, strings.NewReader("x"))
+	_, err = b.file(id, runtime.FileOp{Verb: runtime.FileWrite, Path: "/tmp/none/x"}, strings.NewReader("x"))
 	class(t, "write below nothing", err, errdefs.IsNotFound, "NotFound")
 	class(t, "mkdir where there is one", do(runtime.FileOp{Verb: runtime.FileMkdir, Path: "/tmp/tree"}), errdefs.IsAlreadyExists, "AlreadyExists")
 	class(t, "move onto another", do(runtime.FileOp{Verb: runtime.FileMove, Path: "/tmp/large", To: "/tmp/tree/moved"}), errdefs.IsAlreadyExists, "AlreadyExists")
 	class(t, "copy onto another", do(runtime.FileOp{Verb: runtime.FileCopy, Path: "/tmp/large", To: "/tmp/tree/moved"}), errdefs.IsAlreadyExists, "AlreadyExists")
 	class(t, "remove a full directory", do(runtime.FileOp{Verb: runtime.FileRemove, Path: "/tmp/tree"}), errdefs.IsFailedPrecondition, "FailedPrecondition")
 	for _, path := range []string{"", "relative", "/" + strings.Repeat("x/", 2048), "/zero\x00byte"} {
-		_, err := b.stat(c.ID, path)
+		_, err := b.stat(id, path)
 		class(t, path, err, errdefs.IsInvalidArgument, "InvalidArgument")
 	}
-	if err := do(runtime.FileOp{Verb: runtime.FileRemove, Path: "/tmp/tree", Recursive: true}); err != nil {
-		t.Error(err)
-	}
+	must(t, do(runtime.FileOp{Verb: runtime.FileRemove, Path: "/tmp/tree", Recursive: true}))
 }
 
 type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
-func testFileLists(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
+func testFileLists(t *testing.T, b *bed, id string) {
 	for _, path := range []string{"/tmp/l/b.txt", "/tmp/l/a.go", "/tmp/l/sub/c.txt", "/tmp/l/sub/sub/d.txt"} {
-		b.write(t, c.ID, runtime.FileOp{Path: path, Parents: true}, "first of "+path+"\nNeedle here\nneedle there\n")
+		b.write(t, id, runtime.FileOp{Path: path, Parents: true}, "first of "+path+"\nNeedle here\nneedle there\n")
 	}
 	list := func(op runtime.FileOp) []string {
 		t.Helper()
 		op.Path = "/tmp/l"
-		a, err := b.file(c.ID, op, nil)
-		if err != nil {
-			t.Error(err)
-		}
+		a, err := b.file(id, op, nil)
+		must(t, err)
 		return a.Paths()
 	}
 	for depth, want := range map[int][]string{
@@ -223,7 +215,7 @@ func testFileLists(t *testing.T, b *bed) {
 		"limit":       {runtime.FileOp{Pattern: "needle", Limit: 2}, 2},
 	} {
 		tt.search.Verb, tt.search.Path = runtime.FileSearch, "/tmp/l"
-		a, err := b.file(c.ID, tt.search, nil)
+		a, err := b.file(id, tt.search, nil)
 		for _, m := range a.Matches {
 			if m.Line < 2 || !strings.Contains(strings.ToLower(m.Text), "needle") || !strings.HasPrefix(m.Path, "/tmp/l/") {
 				t.Errorf("%s: %+v", name, m)
@@ -233,26 +225,25 @@ func testFileLists(t *testing.T, b *bed) {
 			t.Errorf("%s: %d, %v; want %d", name, len(a.Matches), err, tt.want)
 		}
 	}
-	_, err := b.file(c.ID, runtime.FileOp{Verb: runtime.FileSearch, Path: "/tmp/l", Pattern: "("}, nil)
+	_, err := b.file(id, runtime.FileOp{Verb: runtime.FileSearch, Path: "/tmp/l", Pattern: "("}, nil)
 	class(t, "a pattern that is none", err, errdefs.IsInvalidArgument, "InvalidArgument")
 	enough := errors.New("enough")
-	err = b.inside().File(b.ctx, c.ID, runtime.FileOp{Verb: runtime.FileList, Path: "/tmp/l", Depth: 9},
+	err = b.rt.File(b.ctx, id, runtime.FileOp{Verb: runtime.FileList, Path: "/tmp/l", Depth: 9},
 		runtime.FileIO{Info: func(runtime.FileInfo) error { return enough }})
 	if !errors.Is(err, enough) {
 		t.Errorf("a list that is broken off: %v", err)
 	}
 }
 
-func testFilesWatched(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
-	b.write(t, c.ID, runtime.FileOp{Path: "/tmp/w/sub/x", Parents: true}, "")
+func testFilesWatched(t *testing.T, b *bed, id string) {
+	b.write(t, id, runtime.FileOp{Path: "/tmp/w/sub/x", Parents: true}, "")
 	ctx, cancel := context.WithCancel(b.ctx)
 	defer cancel()
 	ready, done := make(chan struct{}), make(chan error, 1)
 	var seen []string
 	go func() {
 		op := runtime.FileOp{Verb: runtime.FileWatch, Path: "/tmp/w", Recursive: true}
-		done <- b.inside().File(ctx, c.ID, op, runtime.FileIO{Event: func(e runtime.FileEvent) error {
+		done <- b.rt.File(ctx, id, op, runtime.FileIO{Event: func(e runtime.FileEvent) error {
 			seen = append(seen, e.Type+" "+e.Path)
 			switch e.Type {
 			case runtime.FileReady:
@@ -268,22 +259,21 @@ func testFilesWatched(t *testing.T, b *bed) {
 	case err := <-done:
 		t.Fatal(err)
 	}
-	b.write(t, c.ID, runtime.FileOp{Path: "/tmp/w/sub/new"}, "x")
-	if _, err := b.file(c.ID, runtime.FileOp{Verb: runtime.FileRemove, Path: "/tmp/w/sub/new"}, nil); err != nil {
+	b.write(t, id, runtime.FileOp{Path: "/tmp/w/sub/new"}, "x")
+	if _, err := b.file(id, runtime.FileOp{Verb: runtime.FileRemove, Path: "/tmp/w/sub/new"}, nil); err != nil {
 		t.Error(err)
 	}
 	if err := <-done; err != nil || seen[0] != "ready " || !slices.Contains(seen, "remove /tmp/w/sub/new") {
 		t.Errorf("%v, %q", err, seen)
 	}
-	_, err := b.file(c.ID, runtime.FileOp{Verb: runtime.FileWatch, Path: "/tmp/none"}, nil)
+	_, err := b.file(id, runtime.FileOp{Verb: runtime.FileWatch, Path: "/tmp/none"}, nil)
 	class(t, "watch of none", err, errdefs.IsNotFound, "NotFound")
 }
 
-func testTar(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
-	b.write(t, c.ID, runtime.FileOp{Path: "/tmp/t/one", Parents: true, Mode: 0o600}, "content of one")
-	b.write(t, c.ID, runtime.FileOp{Path: "/tmp/t/sub/two", Parents: true}, strings.Repeat("two", 100_000))
-	packed, err := b.file(c.ID, runtime.FileOp{Verb: runtime.FileTarRead, Path: "/tmp/t"}, nil)
+func testTar(t *testing.T, b *bed, id string) {
+	b.write(t, id, runtime.FileOp{Path: "/tmp/t/one", Parents: true, Mode: 0o600}, "content of one")
+	b.write(t, id, runtime.FileOp{Path: "/tmp/t/sub/two", Parents: true}, strings.Repeat("two", 100_000))
+	packed, err := b.file(id, runtime.FileOp{Verb: runtime.FileTarRead, Path: "/tmp/t"}, nil)
 	must(t, err)
 	var names []string
 	for r := tar.NewReader(bytes.NewReader(packed.Out.Bytes())); ; {
@@ -298,18 +288,18 @@ func testTar(t *testing.T, b *bed) {
 	if !slices.Equal(names, []string{"t", "t/one", "t/sub", "t/sub/two"}) {
 		t.Errorf("packed: %q", names)
 	}
-	if _, err := b.file(c.ID, runtime.FileOp{Verb: runtime.FileMkdir, Path: "/tmp/into", Mode: 0o755}, nil); err != nil {
+	if _, err := b.file(id, runtime.FileOp{Verb: runtime.FileMkdir, Path: "/tmp/into", Mode: 0o755}, nil); err != nil {
 		t.Fatal(err)
 	}
 	unpack := func(archive io.Reader) error {
-		_, err := b.file(c.ID, runtime.FileOp{Verb: runtime.FileTarWrite, Path: "/tmp/into"}, archive)
+		_, err := b.file(id, runtime.FileOp{Verb: runtime.FileTarWrite, Path: "/tmp/into"}, archive)
 		return err
 	}
 	must(t, unpack(&packed.Out))
-	if got := b.read(t, c.ID, "/tmp/into/t/one", 0, -1); got != "content of one" {
+	if got := b.read(t, id, "/tmp/into/t/one", 0, -1); got != "content of one" {
 		t.Errorf("unpacked: %q", got)
 	}
-	if got := b.read(t, c.ID, "/tmp/into/t/sub/two", 0, -1); len(got) != 300_000 {
+	if got := b.read(t, id, "/tmp/into/t/sub/two", 0, -1); len(got) != 300_000 {
 		t.Errorf("unpacked: %d bytes", len(got))
 	}
 	// Nothing outside of the directory.
@@ -320,7 +310,7 @@ func testTar(t *testing.T, b *bed) {
 		_, _ = w.Write([]byte("x"))
 		_ = w.Close()
 		_ = unpack(&evil) // refused, or put inside
-		if _, err := b.stat(c.ID, "/tmp/escaped"); !errdefs.IsNotFound(err) {
+		if _, err := b.stat(id, "/tmp/escaped"); !errdefs.IsNotFound(err) {
 			t.Fatalf("%s was put outside: %v", name, err)
 		}
 	}

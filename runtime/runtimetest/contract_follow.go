@@ -46,11 +46,10 @@ func ending(w runtime.Follower) (n int, err error) {
 }
 
 // testProcessFollowed: whoever starts a process misses none of its output.
-func testProcessFollowed(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
+func testProcessFollowed(t *testing.T, b *bed, id string) {
 	p := sh("p", "echo 0123456789; echo abcdefghi; exit 4")
 	p.KeepBytes, p.Follow = 12, &runtime.Follow{From: 99, Lossless: true}
-	info, w, err := b.inside().Start(b.ctx, c.ID, p)
+	info, w, err := b.rt.Start(b.ctx, id, p)
 	must(t, err)
 	t.Cleanup(func() { _ = w.Close() })
 	if !b.Real && !info.Running {
@@ -63,43 +62,38 @@ func testProcessFollowed(t *testing.T, b *bed) {
 	if _, err := w.Next(); !errors.Is(err, io.EOF) {
 		t.Errorf("after the end: %v", err)
 	}
-	_, _, err = b.inside().Start(b.ctx, c.ID, p)
+	_, _, err = b.rt.Start(b.ctx, id, p)
 	class(t, "an ID that is taken", err, errdefs.IsAlreadyExists, "AlreadyExists")
 }
 
-func testProcessFollowers(t *testing.T, b *bed) {
-	c, in := b.create(t, b.spec()), b.inside()
+func testProcessFollowers(t *testing.T, b *bed, id string) {
 	p := runtime.Process{ID: "p", Command: []string{"cat"}, Stdin: true}
 	if b.Real {
 		p.Command = []string{"sh", "-c", "echo $$; exec cat"}
 	}
-	info := b.start(t, c.ID, p)
+	info := b.start(t, id, p)
 	if info.PID <= 1 || info.User != "0:0" {
 		t.Errorf("%+v", info)
 	}
 	var all []runtime.Follower
 	for i := range 64 {
-		all = append(all, b.followAs(t, c.ID, "p", runtime.Follow{From: -int64(i / 2 % 2), Lossless: i%2 == 0}))
+		all = append(all, b.followAs(t, id, "p", runtime.Follow{From: -int64(i / 2 % 2), Lossless: i%2 == 0}))
 	}
-	_, err := in.Follow(b.ctx, c.ID, "p", runtime.Follow{})
+	_, err := b.rt.Follow(b.ctx, id, "p", runtime.Follow{})
 	class(t, "one more follower", err, errdefs.IsResourceExhausted, "ResourceExhausted")
-	b.types(t, c.ID, "p", "hello\n")
+	b.types(t, id, "p", "hello\n")
 	for _, w := range all {
 		until(t, w, "hello\n")
 	}
-	if err := all[0].Close(); err != nil {
-		t.Error(err)
-	}
+	must(t, all[0].Close())
 	if chunk, err := all[0].Next(); err == nil || errors.Is(err, io.EOF) {
 		t.Errorf("one that is closed: %+v, %v", chunk, err)
 	}
 	b.await(t, "room for a follower", func() bool {
-		all[0], err = in.Follow(b.ctx, c.ID, "p", runtime.Follow{})
+		all[0], err = b.rt.Follow(b.ctx, id, "p", runtime.Follow{})
 		return err == nil
 	})
-	if err := in.Kill(b.ctx, c.ID, "p"); err != nil {
-		t.Error(err)
-	}
+	must(t, b.rt.Kill(b.ctx, id, "p"))
 	for i, w := range all {
 		if out, info := rest(t, w); !info.Killed || i == 0 && !strings.HasSuffix(out, "hello\n") {
 			t.Errorf("follower %d: %q, %+v", i, out, info)
@@ -110,19 +104,18 @@ func testProcessFollowers(t *testing.T, b *bed) {
 
 // testProcessSlow: a follower that doesn't read delays its process if it is lossless, and
 // nobody else.
-func testProcessSlow(t *testing.T, b *bed) {
-	c, in := b.create(t, b.spec()), b.inside()
+func testProcessSlow(t *testing.T, b *bed, id string) {
 	const size = 2 << 20 // more than is on the way
 	p := runtime.Process{ID: "p", Command: []string{"cat"}, Stdin: true, KeepBytes: 4 << 10}
-	b.start(t, c.ID, p)
-	slow, late := b.follow(t, c.ID, "p", 0), b.followAs(t, c.ID, "p", runtime.Follow{})
-	input := b.input(t, c.ID, "p")
+	b.start(t, id, p)
+	slow, late := b.follow(t, id, "p", 0), b.followAs(t, id, "p", runtime.Follow{})
+	input := b.input(t, id, "p")
 	written := writes(input, size)
 	blocked(t, "a slow follower", written)
 	p.ID = "q"
-	b.start(t, c.ID, p)
-	other := b.follow(t, c.ID, "q", 0)
-	b.types(t, c.ID, "q", "hello\n")
+	b.start(t, id, p)
+	other := b.follow(t, id, "q", 0)
+	b.types(t, id, "q", "hello\n")
 	until(t, other, "hello\n")
 	got := make(chan error, 1)
 	go func() {
@@ -132,12 +125,8 @@ func testProcessSlow(t *testing.T, b *bed) {
 		}
 		got <- err
 	}()
-	if err := <-written; err != nil {
-		t.Error(err)
-	}
-	if err := input.CloseWrite(); err != nil {
-		t.Error(err)
-	}
+	must(t, <-written)
+	must(t, input.CloseWrite())
 	if err := <-got; err != nil {
 		t.Errorf("the lossless follower: %v", err)
 	}
@@ -147,80 +136,68 @@ func testProcessSlow(t *testing.T, b *bed) {
 		t.Errorf("it has %d bytes", n)
 	}
 	// Without a lossless follower nothing waits.
-	gone := b.follow(t, c.ID, "q", runtime.FromFirst)
-	input = b.input(t, c.ID, "q")
-	if err := other.Close(); err != nil {
-		t.Error(err)
-	}
+	gone := b.follow(t, id, "q", runtime.FromFirst)
+	input = b.input(t, id, "q")
+	must(t, other.Close())
 	written = writes(input, size)
 	blocked(t, "a slow follower", written)
-	if err := gone.Close(); err != nil {
-		t.Error(err)
-	}
-	if err := <-written; err != nil {
-		t.Error(err)
-	}
-	if info, err := in.Process(b.ctx, c.ID, "q"); err != nil || info.NextSeq < size/2 || info.NextSeq-info.FirstSeq > 4<<10 {
+	must(t, gone.Close())
+	must(t, <-written)
+	if info, err := b.rt.Process(b.ctx, id, "q"); err != nil || info.NextSeq < size/2 || info.NextSeq-info.FirstSeq > 4<<10 {
 		t.Errorf("%+v, %v", info, err)
 	}
 }
 
-func testProcessExclusive(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
-	b.start(t, c.ID, runtime.Process{ID: "p", Command: []string{"cat"}, Stdin: true})
-	plain, first := b.follow(t, c.ID, "p", 0), b.followAs(t, c.ID, "p", runtime.Follow{Exclusive: true})
-	_, err := b.inside().Follow(b.ctx, c.ID, "p", runtime.Follow{Exclusive: true})
+func testProcessExclusive(t *testing.T, b *bed, id string) {
+	b.start(t, id, runtime.Process{ID: "p", Command: []string{"cat"}, Stdin: true})
+	plain, first := b.follow(t, id, "p", 0), b.followAs(t, id, "p", runtime.Follow{Exclusive: true})
+	_, err := b.rt.Follow(b.ctx, id, "p", runtime.Follow{Exclusive: true})
 	class(t, "another exclusive one", err, errdefs.IsAlreadyExists, "AlreadyExists")
 	failed := make(chan error, 1)
 	go func() {
 		_, err := first.Next()
 		failed <- err
 	}()
-	second := b.followAs(t, c.ID, "p", runtime.Follow{TakeOver: true})
+	second := b.followAs(t, id, "p", runtime.Follow{TakeOver: true})
 	select {
 	case err := <-failed:
 		class(t, "the first", err, errdefs.IsAborted, "Aborted")
 	case <-b.ctx.Done():
 		t.Fatal("the first wasn't told")
 	}
-	_, err = b.inside().Follow(b.ctx, c.ID, "p", runtime.Follow{Exclusive: true})
+	_, err = b.rt.Follow(b.ctx, id, "p", runtime.Follow{Exclusive: true})
 	class(t, "beside one that took over", err, errdefs.IsAlreadyExists, "AlreadyExists")
-	b.types(t, c.ID, "p", "x\n")
+	b.types(t, id, "p", "x\n")
 	until(t, second, "x\n")
 	until(t, plain, "x\n")
-	if err := second.Close(); err != nil {
-		t.Error(err)
-	}
-	b.followAs(t, c.ID, "p", runtime.Follow{Exclusive: true})
+	must(t, second.Close())
+	b.followAs(t, id, "p", runtime.Follow{Exclusive: true})
 }
 
-func testProcessWriters(t *testing.T, b *bed) {
-	c, in := b.create(t, b.spec()), b.inside()
-	b.start(t, c.ID, runtime.Process{ID: "p", Command: []string{"cat"}, Stdin: true})
-	w, first := b.follow(t, c.ID, "p", 0), b.input(t, c.ID, "p")
+func testProcessWriters(t *testing.T, b *bed, id string) {
+	b.start(t, id, runtime.Process{ID: "p", Command: []string{"cat"}, Stdin: true})
+	w, first := b.follow(t, id, "p", 0), b.input(t, id, "p")
 	if _, err := io.WriteString(first, "first\n"); err != nil {
 		t.Error(err)
 	}
-	_, err := in.Input(b.ctx, c.ID, "p")
+	_, err := b.rt.Input(b.ctx, id, "p")
 	class(t, "a second writer", err, errdefs.IsAlreadyExists, "AlreadyExists")
-	if err := first.Close(); err != nil {
-		t.Error(err)
-	}
-	b.types(t, c.ID, "p", "second\n")
+	must(t, first.Close())
+	b.types(t, id, "p", "second\n")
 	until(t, w, "second\n")
 
 	// One that waits is let go by Close, and by the end of its process.
-	b.start(t, c.ID, runtime.Process{ID: "q", Command: []string{"sleep", "1000"}, Stdin: true})
+	b.start(t, id, runtime.Process{ID: "q", Command: []string{"sleep", "1000"}, Stdin: true})
 	for what, end := range map[string]func(runtime.Input) error{
 		"close": runtime.Input.Close,
-		"kill":  func(runtime.Input) error { return in.Kill(b.ctx, c.ID, "p") },
+		"kill":  func(runtime.Input) error { return b.rt.Kill(b.ctx, id, "p") },
 	} {
-		id := "q"
+		process := "q"
 		if what == "kill" {
-			id = "p"
-			b.followAs(t, c.ID, "p", runtime.Follow{Lossless: true}) // nobody reads it
+			process = "p"
+			b.followAs(t, id, "p", runtime.Follow{Lossless: true}) // nobody reads it
 		}
-		input := b.input(t, c.ID, id)
+		input := b.input(t, id, process)
 		written := writes(input, 2<<20)
 		blocked(t, what, written)
 		if err := end(input); err != nil {
@@ -233,18 +210,17 @@ func testProcessWriters(t *testing.T, b *bed) {
 			t.Fatalf("%s: it waits on", what)
 		}
 		if what == "close" {
-			b.input(t, c.ID, id)
+			b.input(t, id, process)
 		}
 	}
-	_, err = in.Input(b.ctx, c.ID, "p")
+	_, err = b.rt.Input(b.ctx, id, "p")
 	class(t, "input of one that was killed", err, errdefs.IsFailedPrecondition, "FailedPrecondition")
 }
 
 // testProcessCharacters: a chunk doesn't end within a character.
-func testProcessCharacters(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
-	b.start(t, c.ID, runtime.Process{ID: "p", Command: []string{"cat"}, Stdin: true, KeepBytes: 1 << 20})
-	w, input := b.follow(t, c.ID, "p", 0), b.input(t, c.ID, "p")
+func testProcessCharacters(t *testing.T, b *bed, id string) {
+	b.start(t, id, runtime.Process{ID: "p", Command: []string{"cat"}, Stdin: true, KeepBytes: 1 << 20})
+	w, input := b.follow(t, id, "p", 0), b.input(t, id, "p")
 	sent, got := "", ""
 	for _, part := range []string{"a\xe2\x82", "\xac", "\xf0\x9f", "\x98", "\x80b", strings.Repeat("€", 100_000)} {
 		sent += part
@@ -265,7 +241,7 @@ func testProcessCharacters(t *testing.T, b *bed) {
 			t.Fatalf("%d bytes differ from what was sent", len(got))
 		}
 		// What is held back is counted once it is there.
-		info, err := b.inside().Process(b.ctx, c.ID, "p")
+		info, err := b.rt.Process(b.ctx, id, "p")
 		if err != nil || info.NextSeq < int64(len(got)) || info.NextSeq > int64(len(sent)) {
 			t.Errorf("%+v, %v", info, err)
 		}
@@ -273,9 +249,7 @@ func testProcessCharacters(t *testing.T, b *bed) {
 	if _, err := io.WriteString(input, "\xe2"); err != nil {
 		t.Error(err)
 	}
-	if err := input.CloseWrite(); err != nil {
-		t.Error(err)
-	}
+	must(t, input.CloseWrite())
 	if out, _ := rest(t, w); out != "\xe2" {
 		t.Errorf("%q", out)
 	}
@@ -289,10 +263,9 @@ func told(t *testing.T, events runtime.Events) []runtime.ProcessInfo {
 	return got
 }
 
-func testEvents(t *testing.T, b *bed) {
-	c, in := b.create(t, b.spec()), b.inside()
+func testEvents(t *testing.T, b *bed, id string) {
 	open := func() runtime.Events {
-		events, err := in.Events(b.ctx, c.ID)
+		events, err := b.rt.Events(b.ctx, id)
 		must(t, err)
 		t.Cleanup(func() { _ = events.Close() })
 		return events
@@ -301,14 +274,14 @@ func testEvents(t *testing.T, b *bed) {
 	if got := told(t, events); got == nil || len(got) != 0 {
 		t.Errorf("at first: %+v", got)
 	}
-	b.output(t, c.ID, "true") // is no process
+	b.output(t, id, "true") // is no process
 	p := sh("p", "sleep 1000")
 	p.Label = "a label"
-	b.start(t, c.ID, p)
+	b.start(t, id, p)
 	if got := told(t, events); len(got) != 1 || got[0].ID != "p" || !got[0].Running || got[0].Label != p.Label || got[0].PID <= 1 || got[0].User != "0:0" {
 		t.Errorf("after a start: %+v", got)
 	}
-	b.start(t, c.ID, sh("q", "exit 3"))
+	b.start(t, id, sh("q", "exit 3"))
 	for {
 		got := told(t, events)
 		if len(got) != 1 || got[0].ID != "q" {
@@ -325,9 +298,7 @@ func testEvents(t *testing.T, b *bed) {
 	if got := told(t, again); len(got) != 2 || got[0].ID != "p" || got[1].ID != "q" || got[1].Running {
 		t.Errorf("at first: %+v", got)
 	}
-	if err := in.Kill(b.ctx, c.ID, "p"); err != nil {
-		t.Error(err)
-	}
+	must(t, b.rt.Kill(b.ctx, id, "p"))
 	for _, events := range []runtime.Events{events, again} {
 		if got := told(t, events); len(got) != 1 || got[0].ID != "p" || got[0].Running || !got[0].Killed {
 			t.Errorf("after a kill: %+v", got)
@@ -339,22 +310,18 @@ func testEvents(t *testing.T, b *bed) {
 		ended <- err
 	}()
 	blocked(t, "without changes", ended)
-	if err := events.Close(); err != nil {
-		t.Error(err)
-	}
+	must(t, events.Close())
 	if err := <-ended; err == nil {
 		t.Error("after it was closed there is more")
 	}
 	// What is forgotten isn't told of any more.
-	b.start(t, c.ID, sh("r", "exit 4"))
+	b.start(t, id, sh("r", "exit 4"))
 	b.await(t, "it to end", func() bool {
-		info, err := in.Process(b.ctx, c.ID, "r")
+		info, err := b.rt.Process(b.ctx, id, "r")
 		return err == nil && !info.Running
 	})
-	for _, id := range []string{"p", "q", "r"} {
-		if err := in.Forget(b.ctx, c.ID, id); err != nil {
-			t.Error(err)
-		}
+	for _, process := range []string{"p", "q", "r"} {
+		must(t, b.rt.Forget(b.ctx, id, process))
 	}
 	if got := told(t, open()); len(got) != 0 {
 		t.Errorf("afterwards: %+v", got)

@@ -24,11 +24,14 @@ func kernelCases() []contractCase {
 		{"create/mounts", testMounts},
 		{"create/tmpfs", testTmpfs},
 		{"create/read-only root", testReadOnlyRoot},
-		inOne("create/confined",
+		inOne("create/confined", (*bed).spec,
 			containerCase{"privileges", testPrivileges},
 			containerCase{"kernel interfaces", testKernelInterfaces},
 			containerCase{"no network", testNoNetwork},
 			containerCase{"orphans are reaped", testReaped},
+			containerCase{"open files", testOpenFiles},
+			containerCase{"sys and proc", testSysProc},
+			containerCase{"no limits", testNoLimits},
 		),
 		{"create/capability added, limits above the host", testCapabilityAdded},
 		{"create/namespaces", testNamespaces},
@@ -326,7 +329,7 @@ func testNoNetwork(t *testing.T, b *bed, id string) {
 // testCreateCanceled ends the context at many stages of a create.
 func testCreateCanceled(t *testing.T, b *bed) {
 	var made, failed int
-	for delay := time.Millisecond; delay < 2*time.Second && made < 2; delay = delay*3/2 + time.Millisecond {
+	for delay := time.Millisecond; delay < 2*time.Second && made < 2; delay = 2*delay + time.Millisecond {
 		ctx, cancel := context.WithTimeout(b.ctx, delay)
 		c, err := b.rt.Create(ctx, b.spec())
 		cancel()

@@ -15,13 +15,7 @@ import (
 )
 
 func killCases() []contractCase {
-	cases := []contractCase{
-		{"exec/killed by a signal", testExecSignals},
-		{"exec/descendant keeps the output", testExecDescendant},
-		{"exec/not executable", testExecNotExecutable},
-		{"exec/directory can't be made", testExecDirectoryRefused},
-		{"exec/out of memory", testExecOOM},
-	}
+	var own, other []containerCase
 	// Each makes processes that sleep for 70001 and 70003 seconds, and maybe more.
 	for name, script := range map[string]string{
 		"tree":            "sleep 70001 & (sleep 70002; true) & sleep 70003",
@@ -34,26 +28,28 @@ func killCases() []contractCase {
 		"emptied env":     "env -i sleep 70001 & sleep 70003",
 		"keeps forking":   "f() { while true; do sleep 70001 & usleep 20000; done; }; f & sleep 70003",
 	} {
-		for _, user := range []string{"", "1000:1000"} {
-			full := "exec/cancel kills/" + name
-			if user != "" {
-				full += " of a user"
-			}
-			cases = append(cases, contractCase{full, func(t *testing.T, b *bed) { testCancelKills(t, b, user, script) }})
-		}
+		own = append(own, containerCase{name, func(t *testing.T, b *bed, id string) { testCancelKills(t, b, id, "", script) }})
+		other = append(other, containerCase{name, func(t *testing.T, b *bed, id string) { testCancelKills(t, b, id, "1000:1000", script) }})
 	}
-	return cases
+	crowded := func(b *bed) runtime.Spec {
+		spec := b.spec()
+		spec.PidsLimit = 200
+		return spec
+	}
+	return []contractCase{
+		inOne("exec/cancel kills", crowded, own...),
+		inOne("exec/cancel kills of a user", crowded, other...),
+		{"exec/directory can't be made", testExecDirectoryRefused},
+		{"exec/out of memory", testExecOOM},
+	}
 }
 
 // testCancelKills checks that all of a command's processes are gone, and none else.
-func testCancelKills(t *testing.T, b *bed, user, script string) {
-	spec := b.spec()
-	spec.PidsLimit = 200
-	c := b.create(t, spec)
+func testCancelKills(t *testing.T, b *bed, id, user, script string) {
 	spared := make(chan error, 1)
 	release := newSignalWriter("up")
 	go func() {
-		result, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{
+		result, err := b.rt.Exec(b.ctx, id, runtime.Exec{
 			Command: []string{"sh", "-c", "echo up; until test -e /tmp/release; do usleep 50000; done; exit 7"}, User: user, Stdout: release,
 		})
 		if err == nil && result.ExitCode != 7 {
@@ -67,7 +63,7 @@ func testCancelKills(t *testing.T, b *bed, user, script string) {
 	defer cancel()
 	failed := make(chan error, 1)
 	go func() {
-		_, err := b.rt.Exec(ctx, c.ID, runtime.Exec{Command: []string{"sh", "-c", script}, User: user})
+		_, err := b.rt.Exec(ctx, id, runtime.Exec{Command: []string{"sh", "-c", script}, User: user})
 		failed <- err
 	}()
 	b.await(t, "the processes to start", func() bool {
@@ -76,7 +72,7 @@ func testCancelKills(t *testing.T, b *bed, user, script string) {
 			t.Fatalf("the command ended early: %v", err)
 		default:
 		}
-		ps := strings.Split(b.output(t, c.ID, "ps", "-o", "args"), "\n")
+		ps := strings.Split(b.output(t, id, "ps", "-o", "args"), "\n")
 		return slices.Contains(ps, "sleep 70001") && slices.Contains(ps, "sleep 70003")
 	})
 	cancel()
@@ -89,44 +85,42 @@ func testCancelKills(t *testing.T, b *bed, user, script string) {
 	if took := time.Since(begun); took > 8*time.Second {
 		t.Errorf("the kill took %s", took)
 	}
-	if ps := b.output(t, c.ID, "ps", "-o", "stat,args"); strings.Contains(ps, "7000") {
+	if ps := b.output(t, id, "ps", "-o", "stat,args"); strings.Contains(ps, "7000") {
 		t.Errorf("still there:\n%s", ps)
 	}
-	b.output(t, c.ID, "touch", "/tmp/release")
+	b.output(t, id, "touch", "/tmp/release")
 	if err := <-spared; err != nil {
 		t.Errorf("another command of the same user: %v", err)
 	}
-	if got := b.inspect(t, c.ID).State; got != runtime.StateRunning {
+	b.output(t, id, "rm", "/tmp/release")
+	if got := b.inspect(t, id).State; got != runtime.StateRunning {
 		t.Errorf("the container is %s", got)
 	}
 }
 
-func testExecSignals(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
+func testExecSignals(t *testing.T, b *bed, id string) {
 	for signal, want := range map[string]int{"KILL": 137, "TERM": 143, "SEGV": 139} {
-		got, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{Command: []string{"sh", "-c", "kill -" + signal + " $$"}})
+		got, err := b.rt.Exec(b.ctx, id, runtime.Exec{Command: []string{"sh", "-c", "kill -" + signal + " $$"}})
 		if err != nil || got.ExitCode != want || got.OOMKilled {
 			t.Errorf("%s: %+v, %v; want exit code %d", signal, got, err, want)
 		}
 	}
 }
 
-func testExecDescendant(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
+func testExecDescendant(t *testing.T, b *bed, id string) {
 	begun := time.Now()
-	stdout, _, code := b.run(t, c.ID, runtime.Exec{Command: []string{"sh", "-c", "sleep 60 & echo done; exit 5"}})
+	stdout, _, code := b.run(t, id, runtime.Exec{Command: []string{"sh", "-c", "sleep 60 & echo done; exit 5"}})
 	if took := time.Since(begun); stdout != "done\n" || code != 5 || took > 4*time.Second {
 		t.Errorf("stdout %q, exit code %d after %s", stdout, code, took)
 	}
-	if ps := b.output(t, c.ID, "ps", "-o", "args"); !strings.Contains(ps, "sleep 60") {
+	if ps := b.output(t, id, "ps", "-o", "args"); !strings.Contains(ps, "sleep 60") {
 		t.Errorf("a descendant of a command that ended by itself was killed:\n%s", ps)
 	}
 }
 
-func testExecNotExecutable(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
+func testExecNotExecutable(t *testing.T, b *bed, id string) {
 	for _, program := range []string{"/etc/passwd", "/etc"} {
-		if _, _, code := b.run(t, c.ID, runtime.Exec{Command: []string{program}}); code != 126 && code != 127 {
+		if _, _, code := b.run(t, id, runtime.Exec{Command: []string{program}}); code != 126 && code != 127 {
 			t.Errorf("%s ended with %d, want 126 or 127", program, code)
 		}
 	}

@@ -74,7 +74,7 @@ func testMuchOutput(t *testing.T, b *bed) {
 }
 
 func testManyAtOnce(t *testing.T, b *bed) {
-	const n = 50
+	const n = 20
 	ids := make([]string, n)
 	slots := make(chan struct{}, 8) // an engine starts few at a time anyway
 	var wg sync.WaitGroup

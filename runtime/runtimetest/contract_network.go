@@ -64,9 +64,7 @@ func (b *bed) onNetwork(t *testing.T, network string) runtime.Container {
 	spec.Network = network
 	c := b.create(t, spec)
 	t.Cleanup(func() { // before the network
-		if err := b.rt.Remove(context.Background(), c.ID); err != nil {
-			t.Error(err)
-		}
+		must(t, b.rt.Remove(context.Background(), c.ID))
 	})
 	return c
 }
@@ -78,7 +76,7 @@ func testNetworkReach(t *testing.T, b *bed) {
 		name := fmt.Sprintf("%s-%t", b.name, isolated)
 		must(t, b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: name, Labels: b.labels, Isolated: isolated, Internal: !isolated}))
 		server, client := b.onNetwork(t, name), b.onNetwork(t, name)
-		b.serve(t, server, "echo hello")
+		b.serve(t, server.ID, "echo hello")
 		// Where no answer should come, a second is enough.
 		patience := map[bool]string{true: "nc -w 5 ", false: "nc -w 1 "}
 		got := b.shell(t, client.ID, patience[!isolated]+server.IP+" 7777")
@@ -96,11 +94,11 @@ func testNetworkReach(t *testing.T, b *bed) {
 }
 
 // serve has a container run a command for each connection to its port 7777.
-func (b *bed) serve(t *testing.T, c runtime.Container, command string) {
+func (b *bed) serve(t *testing.T, id, command string) {
 	t.Helper()
-	b.shell(t, c.ID, "setsid nc -ll -p 7777 -e "+command+" >/dev/null 2>&1 &")
+	b.shell(t, id, "setsid nc -ll -p 7777 -e "+command+" >/dev/null 2>&1 &")
 	b.await(t, "the server to listen", func() bool {
-		return strings.Contains(b.output(t, c.ID, "netstat", "-ltn"), ":7777")
+		return strings.Contains(b.output(t, id, "netstat", "-ltn"), ":7777")
 	})
 }
 
@@ -115,8 +113,8 @@ func testNetworksApart(t *testing.T, b *bed) {
 		on = append(on, b.onNetwork(t, name))
 	}
 	near := b.onNetwork(t, b.name+"-0")
-	b.serve(t, on[0], "echo hello")
-	ask := "nc -w 2 " + on[0].IP + " 7777"
+	b.serve(t, on[0].ID, "echo hello")
+	ask := "nc -w 1 " + on[0].IP + " 7777"
 	if got := b.shell(t, near.ID, ask); !strings.Contains(got, "hello") {
 		t.Errorf("from the same network: %q", got)
 	}

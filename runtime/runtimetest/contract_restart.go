@@ -55,9 +55,7 @@ func testClientRestart(t *testing.T, b *bed) {
 	}
 	for _, id := range ids {
 		got, err := other.Inspect(b.ctx, id)
-		if err != nil {
-			t.Error(err)
-		}
+		must(t, err)
 		if diff := cmp.Diff(first[id], got); diff != "" {
 			t.Errorf("the second client sees another container:\n%s", diff)
 		}
@@ -65,9 +63,7 @@ func testClientRestart(t *testing.T, b *bed) {
 	if _, err := other.Create(b.ctx, running); !errdefs.IsAlreadyExists(err) {
 		t.Errorf("a name that is taken: %v", err)
 	}
-	if err := other.Resume(b.ctx, ids[2]); err != nil {
-		t.Error(err)
-	}
+	must(t, other.Resume(b.ctx, ids[2]))
 	for _, id := range []string{ids[0], ids[2]} {
 		var out bytes.Buffer
 		result, err := other.Exec(b.ctx, id, runtime.Exec{Command: []string{"sh", "-c", "env; exit 5"}, Stdout: &out})
@@ -80,9 +76,7 @@ func testClientRestart(t *testing.T, b *bed) {
 		t.Errorf("logs: %q and %q, %v", &stdout, &stderr, err)
 	}
 	for _, id := range ids {
-		if err := other.Remove(b.ctx, id); err != nil {
-			t.Error(err)
-		}
+		must(t, other.Remove(b.ctx, id))
 	}
 	if cs := b.list(t); len(cs) != 0 {
 		t.Errorf("the first client still sees %+v", cs)

@@ -19,7 +19,7 @@ import (
 
 func starterCases() []contractCase {
 	return []contractCase{
-		inOne("start/in one container",
+		inOne("start/in one container", (*bed).spec,
 			containerCase{"bytes both ways", testStartBytes},
 			containerCase{"end of the input", testStartEnd},
 			containerCase{"exit codes", testStartExitCodes},
@@ -76,9 +76,7 @@ func testStartBytes(t *testing.T, b *bed, id string) {
 	if n, err := io.CopyN(got, s, size); err != nil {
 		t.Fatalf("after %d bytes: %v", n, err)
 	}
-	if err := <-wrote; err != nil {
-		t.Error(err)
-	}
+	must(t, <-wrote)
 	if !bytes.Equal(sent.Sum(nil), got.Sum(nil)) {
 		t.Error("cat returned other bytes than were sent")
 	}
@@ -93,9 +91,7 @@ func testStartEnd(t *testing.T, b *bed, id string) {
 	if _, err := io.ReadFull(s, make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Close(); err != nil {
-		t.Error(err)
-	}
+	must(t, s.Close())
 	if code, _, err := s.Wait(b.ctx); code != 5 || err != nil {
 		t.Errorf("exit code %d, %v", code, err)
 	}

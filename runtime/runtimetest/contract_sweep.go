@@ -88,9 +88,7 @@ func testSweepBusy(t *testing.T, b *bed) {
 		t.Errorf("%+v, was %+v", got, c)
 	}
 	b.alive(t, c.ID)
-	if err := b.rt.Remove(b.ctx, c.ID); err != nil {
-		t.Error(err)
-	}
+	must(t, b.rt.Remove(b.ctx, c.ID))
 	interrupted(t, "the command that was under way", <-underWay)
 	if cs := b.list(t); len(cs) != 0 {
 		t.Errorf("left behind: %+v", cs)
@@ -108,8 +106,6 @@ func testSweepCanceled(t *testing.T, b *bed) {
 			t.Errorf("sweep ended after %s: %v", delay, err)
 		}
 	}
-	if err := b.rt.Sweep(b.ctx); err != nil {
-		t.Error(err)
-	}
+	must(t, b.rt.Sweep(b.ctx))
 	b.alive(t, c.ID)
 }

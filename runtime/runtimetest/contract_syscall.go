@@ -21,12 +21,12 @@ func syscallCases() []contractCase {
 	if goruntime.GOARCH != "amd64" {
 		return nil
 	}
-	return []contractCase{
-		{"create/foreign system calls", testForeignSyscalls},
-		{"create/refused system calls", testRefusedSyscalls},
-		{"create/refused ioctl requests", testIoctls},
-		{"create/set-user-id programs", testSetuid},
-	}
+	return []contractCase{inOne("create/system calls", (*bed).spec,
+		containerCase{"foreign", testForeignSyscalls},
+		containerCase{"refused", testRefusedSyscalls},
+		containerCase{"ioctl requests", testIoctls},
+		containerCase{"set-user-id programs", testSetuid},
+	)}
 }
 
 // tinyELF is a program of a few instructions.
@@ -74,20 +74,16 @@ func SyscallProgram(t *testing.T, number, first, second uint32) []byte {
 	return tinyELF(t, 64, errnoOf(number, first, second))
 }
 
-// programs makes a container with programs at /t.
-func (b *bed) programs(t *testing.T, programs map[string][]byte) runtime.Container {
+// programs puts programs into the directory /t of a container.
+func (b *bed) programs(t *testing.T, id string, programs map[string][]byte) {
 	t.Helper()
-	dir := t.TempDir()
 	for name, program := range programs {
-		must(t, os.WriteFile(filepath.Join(dir, name), program, 0o755))
+		b.write(t, id, runtime.FileOp{Path: "/t/" + name, Mode: 0o755, Parents: true}, string(program))
 	}
-	spec := b.spec()
-	spec.Mounts = []runtime.Mount{{Source: dir, Target: "/t", ReadOnly: true}}
-	return b.create(t, spec)
 }
 
 // testForeignSyscalls checks that system calls of other architectures kill the process.
-func testForeignSyscalls(t *testing.T, b *bed) {
+func testForeignSyscalls(t *testing.T, b *bed, id string) {
 	// exit(42), by syscall, by int 0x80 in 64 and 32 bits, and as x32.
 	programs := map[string][]byte{
 		"native": tinyELF(t, 64, []byte{0xb8, 60, 0, 0, 0, 0xbf, 42, 0, 0, 0, 0x0f, 0x05, 0x0f, 0x0b}),
@@ -95,10 +91,10 @@ func testForeignSyscalls(t *testing.T, b *bed) {
 		"i386":   tinyELF(t, 32, []byte{0xb8, 1, 0, 0, 0, 0xbb, 42, 0, 0, 0, 0xcd, 0x80, 0x0f, 0x0b}),
 		"x32":    tinyELF(t, 64, []byte{0xb8, 60, 0, 0, 0x40, 0xbf, 42, 0, 0, 0, 0x0f, 0x05, 0x0f, 0x0b}),
 	}
-	c := b.programs(t, programs)
+	b.programs(t, id, programs)
 	no32 := lacks32(t, programs["i386"])
 	for name, want := range map[string]int{"native": 42, "int80": 128 + 31, "i386": 128 + 31, "x32": 128 + 31} {
-		_, _, code := b.run(t, c.ID, runtime.Exec{Command: []string{"/t/" + name}})
+		_, _, code := b.run(t, id, runtime.Exec{Command: []string{"/t/" + name}})
 		if no32 && code != 42 && (name == "int80" || name == "i386") {
 			continue // the kernel has no such calls
 		}
@@ -117,7 +113,7 @@ func lacks32(t *testing.T, program []byte) bool {
 }
 
 // testRefusedSyscalls makes calls that any user may make, but for the profile.
-func testRefusedSyscalls(t *testing.T, b *bed) {
+func testRefusedSyscalls(t *testing.T, b *bed, id string) {
 	const eperm = 1
 	calls := map[string][]byte{
 		"keyctl":         errnoOf(250, 0, 0xfffffffd), // the serial number of the session's keyring
@@ -133,13 +129,13 @@ func testRefusedSyscalls(t *testing.T, b *bed) {
 	for name, code := range calls {
 		programs[name] = tinyELF(t, 64, code)
 	}
-	c := b.programs(t, programs)
+	b.programs(t, id, programs)
 	for name := range calls {
-		if _, _, code := b.run(t, c.ID, runtime.Exec{Command: []string{"/t/" + name}}); code != eperm {
+		if _, _, code := b.run(t, id, runtime.Exec{Command: []string{"/t/" + name}}); code != eperm {
 			t.Errorf("%s: error number %d, want EPERM", name, code)
 		}
 	}
-	if _, _, code := b.run(t, c.ID, runtime.Exec{Command: []string{"/t/getpid"}}); code == eperm {
+	if _, _, code := b.run(t, id, runtime.Exec{Command: []string{"/t/getpid"}}); code == eperm {
 		t.Error("getpid is refused, too: the programs prove nothing")
 	}
 }
@@ -147,7 +143,7 @@ func testRefusedSyscalls(t *testing.T, b *bed) {
 // testIoctls makes ioctl requests with all values of the lower 16 bits, on no file, which
 // is another error than what the profile refuses: FS_IOC_FSSETXATTR and FS_IOC_SETFLAGS,
 // whatever is above, and nothing else.
-func testIoctls(t *testing.T, b *bed) {
+func testIoctls(t *testing.T, b *bed, id string) {
 	// The exit code is the number of those that answered EPERM.
 	count := func(above uint64) []byte {
 		code := []byte{0x31, 0xdb, 0x45, 0x31, 0xe4} // xor ebx, ebx; xor r12d, r12d
@@ -160,7 +156,7 @@ func testIoctls(t *testing.T, b *bed) {
 		code = append(code, 0x75, byte(loop-len(code)-2))                    // jne loop
 		return append(code, 0x44, 0x89, 0xe7, 0xb8, 60, 0, 0, 0, 0x0f, 0x05) // mov edi, r12d; exit
 	}
-	c := b.programs(t, map[string][]byte{
+	b.programs(t, id, map[string][]byte{
 		"usual":    tinyELF(t, 64, count(0x401c0000)),
 		"extended": tinyELF(t, 64, count(0xffffffff80040000)), // as C libraries with an int do
 		"none":     tinyELF(t, 64, count(0)),
@@ -168,23 +164,23 @@ func testIoctls(t *testing.T, b *bed) {
 		"file_setattr": tinyELF(t, 64, errnoOf(469, 0xffffffff, 0)),
 	})
 	for _, name := range []string{"usual", "extended", "none"} {
-		if _, _, refused := b.run(t, c.ID, runtime.Exec{Command: []string{"/t/" + name}}); refused != 2 {
+		if _, _, refused := b.run(t, id, runtime.Exec{Command: []string{"/t/" + name}}); refused != 2 {
 			t.Errorf("%s: %d requests are refused, want 2", name, refused)
 		}
 	}
 	const eperm, enosys = 1, 38
-	if _, _, code := b.run(t, c.ID, runtime.Exec{Command: []string{"/t/file_setattr"}}); code != eperm && code != enosys {
+	if _, _, code := b.run(t, id, runtime.Exec{Command: []string{"/t/file_setattr"}}); code != eperm && code != enosys {
 		t.Errorf("file_setattr: error number %d, want EPERM or ENOSYS", code)
 	}
 }
 
 // testSetuid runs a program that belongs to root, with the bit set, as another user.
-func testSetuid(t *testing.T, b *bed) {
+func testSetuid(t *testing.T, b *bed, id string) {
 	// exit(geteuid())
-	c := b.programs(t, map[string][]byte{"euid": tinyELF(t, 64, []byte{0xb8, 107, 0, 0, 0, 0x0f, 0x05, 0x89, 0xc7, 0xb8, 60, 0, 0, 0, 0x0f, 0x05})})
-	b.output(t, c.ID, "sh", "-c", "cp /t/euid /tmp/euid && chmod 4755 /tmp/euid && test -u /tmp/euid")
+	b.programs(t, id, map[string][]byte{"euid": tinyELF(t, 64, []byte{0xb8, 107, 0, 0, 0, 0x0f, 0x05, 0x89, 0xc7, 0xb8, 60, 0, 0, 0, 0x0f, 0x05})})
+	b.output(t, id, "sh", "-c", "chmod 4755 /t/euid && test -u /t/euid")
 	for _, user := range []string{"0:0", "7:7"} {
-		_, _, code := b.run(t, c.ID, runtime.Exec{Command: []string{"/tmp/euid"}, User: user})
+		_, _, code := b.run(t, id, runtime.Exec{Command: []string{"/t/euid"}, User: user})
 		if want := int(user[0] - '0'); code != want {
 			t.Errorf("as user %s it ran as %d", user, code)
 		}

@@ -182,8 +182,7 @@ func (p *filePeer) Item(v any) error {
 type fakeFileWatcher struct {
 	dir       string
 	recursive bool
-	queue     []runtime.FileEvent
-	wake      chan struct{} // has room for one
+	queue[runtime.FileEvent]
 }
 
 // look returns all files of a container.
@@ -227,13 +226,8 @@ func (c *fakeContainer) tellChanges(verb runtime.FileVerb) {
 // tell tells those who watch of a change; f.mu is held.
 func (c *fakeContainer) tell(kind, name string, dir bool) {
 	for w := range c.watchers {
-		if name == w.dir || !runtime.Below(name, w.dir) || !w.recursive && path.Dir(name) != w.dir {
-			continue
-		}
-		w.queue = append(w.queue, runtime.FileEvent{Type: kind, Path: name, Dir: dir})
-		select {
-		case w.wake <- struct{}{}:
-		default:
+		if name != w.dir && runtime.Below(name, w.dir) && (w.recursive || path.Dir(name) == w.dir) {
+			w.add(runtime.FileEvent{Type: kind, Path: name, Dir: dir})
 		}
 	}
 }
@@ -243,7 +237,7 @@ func (f *Fake) watchFiles(ctx context.Context, c *fakeContainer, op runtime.File
 	if err := f.doFile(ctx, c, list, runtime.FileIO{}); err != nil {
 		return fmt.Errorf("watch %s: %w", op.Path, err)
 	}
-	w := &fakeFileWatcher{dir: path.Clean(op.Path), recursive: op.Recursive, wake: make(chan struct{}, 1)}
+	w := &fakeFileWatcher{dir: path.Clean(op.Path), recursive: op.Recursive, queue: newQueue[runtime.FileEvent]()}
 	f.mu.Lock()
 	down, gone := f.down, c.over()
 	if len(c.watchers) == 0 {
@@ -272,17 +266,8 @@ func (f *Fake) watchFiles(ctx context.Context, c *fakeContainer, op runtime.File
 		case <-ctx.Done():
 			return nil
 		}
-		f.mu.Lock()
-		events := w.queue
-		w.queue = nil
-		f.mu.Unlock()
-		for _, e := range events {
-			if ctx.Err() != nil {
-				return nil
-			}
-			if err := handle(e); err != nil {
-				return err
-			}
+		if err := w.hand(ctx, f, handle); err != nil {
+			return err
 		}
 	}
 }

@@ -85,9 +85,7 @@ func TestFakeProcesses(t *testing.T) {
 				if err := f.Signal(t.Context(), c.ID, "p", 15); !errdefs.IsFailedPrecondition(err) {
 					t.Errorf("a signal afterwards: %v", err)
 				}
-				if err := f.Forget(t.Context(), c.ID, "p"); err != nil {
-					t.Error(err)
-				}
+				must(t, f.Forget(t.Context(), c.ID, "p"))
 				if _, err := f.Process(t.Context(), c.ID, "p"); !errdefs.IsNotFound(err) {
 					t.Errorf("forgotten: %v", err)
 				}
@@ -224,9 +222,7 @@ func TestFakeFiles(t *testing.T) {
 	if info := a.Info(); err != nil || info.UID != 7 || info.GID != 8 || info.Mode != 0o644 {
 		t.Errorf("%+v, %v", info, err)
 	}
-	if err := f.Remove(t.Context(), c.ID); err != nil {
-		t.Error(err)
-	}
+	must(t, f.Remove(t.Context(), c.ID))
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
 		t.Errorf("afterwards there is %v, %v", left, err)
 	}
@@ -267,9 +263,7 @@ func TestFakeWatchFiles(t *testing.T) {
 		}
 		synctest.Wait()
 		cancel()
-		if err := errors.Join(<-all, <-some); err != nil {
-			t.Error(err)
-		}
+		must(t, errors.Join(<-all, <-some))
 		if got := strings.Join(*deep, ", "); got != "create /tmp/a, modify /tmp/a, create /tmp/d, create /tmp/d/b, remove /tmp/a" {
 			t.Errorf("deep: %s", got)
 		}

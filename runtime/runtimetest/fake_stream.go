@@ -13,22 +13,50 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
+// queue is events on their way to one who watches.
+type queue[E any] struct {
+	events []E           // with f.mu
+	wake   chan struct{} // has room for one
+}
+
+func newQueue[E any]() queue[E] { return queue[E]{wake: make(chan struct{}, 1)} }
+
+// add appends an event; f.mu is held.
+func (q *queue[E]) add(e E) {
+	q.events = append(q.events, e)
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+// hand hands all events there are to a function, until ctx ends, or its first error.
+func (q *queue[E]) hand(ctx context.Context, f *Fake, handle func(E) error) error {
+	f.mu.Lock()
+	events := q.events
+	q.events = nil
+	f.mu.Unlock()
+	for _, e := range events {
+		if ctx.Err() != nil {
+			break
+		}
+		if err := handle(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 type fakeWatcher struct {
 	labels map[string]string
-	queue  []runtime.Event
-	wake   chan struct{} // has room for one
+	queue[runtime.Event]
 }
 
 // emit queues an event for those that watch; f.mu is held.
 func (f *Fake) emit(e runtime.Event) {
 	for w := range f.watchers {
-		if !runtime.HasLabels(e.Labels, w.labels) {
-			continue
-		}
-		w.queue = append(w.queue, e)
-		select {
-		case w.wake <- struct{}{}:
-		default:
+		if runtime.HasLabels(e.Labels, w.labels) {
+			w.add(e)
 		}
 	}
 }
@@ -39,7 +67,7 @@ func (f *Fake) Watch(ctx context.Context, labels map[string]string, ready func()
 	if err != nil {
 		return err
 	}
-	w := &fakeWatcher{labels: labels, wake: make(chan struct{}, 1)}
+	w := &fakeWatcher{labels: labels, queue: newQueue[runtime.Event]()}
 	f.mu.Lock()
 	f.watchers[w] = struct{}{}
 	f.mu.Unlock()
@@ -59,16 +87,7 @@ func (f *Fake) Watch(ctx context.Context, labels map[string]string, ready func()
 		case <-ctx.Done():
 			return f.after("watch", "")
 		}
-		f.mu.Lock()
-		events := w.queue
-		w.queue = nil
-		f.mu.Unlock()
-		for _, e := range events {
-			if ctx.Err() != nil {
-				break
-			}
-			handle(e)
-		}
+		_ = w.hand(ctx, f, func(e runtime.Event) error { handle(e); return nil })
 	}
 }
 

@@ -150,9 +150,7 @@ func TestFakeDies(t *testing.T) {
 		}
 		synctest.Wait()
 		cancel()
-		if err := <-watched; err != nil {
-			t.Error(err)
-		}
+		must(t, <-watched)
 		if got := fmt.Sprint(events); got != "[start oom exit]" {
 			t.Errorf("events: %s", got)
 		}

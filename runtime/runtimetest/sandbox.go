@@ -23,9 +23,7 @@ func Sandbox(t testing.TB, r runtime.Runtime, spec runtime.Spec) runtime.Contain
 	c, err := r.Create(t.Context(), spec)
 	must(t, err)
 	t.Cleanup(func() {
-		if err := r.Remove(context.WithoutCancel(t.Context()), c.ID); err != nil {
-			t.Error(err)
-		}
+		must(t, r.Remove(context.WithoutCancel(t.Context()), c.ID))
 	})
 	return c
 }
