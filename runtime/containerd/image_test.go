@@ -90,7 +90,8 @@ func (img *madeImage) build(t *testing.T) *madeImage {
 			}
 		}
 		must(t, w.Close())
-		z := gzip.NewWriter(&zipped)
+		z, err := gzip.NewWriterLevel(&zipped, gzip.BestSpeed)
+		must(t, err)
 		if _, err := z.Write(plain.Bytes()); err != nil {
 			t.Fatal(err)
 		}
@@ -277,9 +278,7 @@ func TestImageUnpack(t *testing.T) {
 		}()
 	}
 	for range 10 {
-		if err := <-errs; err != nil {
-			t.Error(err)
-		}
+		must(t, <-errs)
 	}
 	if s := r.snapshots(t); len(s) != 2 {
 		t.Errorf("snapshots %q, want one for each layer", s)
@@ -391,6 +390,7 @@ func TestImageAccount(t *testing.T) {
 		many = append(many, []tar.Header{file("file", fmt.Sprint(i))})
 	}
 	many = append(many, []tar.Header{dir, file("etc/group", testGroup)})
+	two := [][]tar.Header{many[0], many[61]}
 	whiteout := tar.Header{Name: "etc/.wh.passwd", Mode: 0o600}
 	for _, tc := range []struct {
 		name   string
@@ -401,9 +401,9 @@ func TestImageAccount(t *testing.T) {
 	}{
 		{"one layer", "", [][]tar.Header{{dir, file("etc/passwd", testPasswd), file("etc/group", testGroup)}}, "dev", &image.Account{UID: 1000, GID: 100, Groups: []uint32{100, 10, 29}}},
 		{"many layers", "", many, "dev", &image.Account{UID: 1000, GID: 100, Groups: []uint32{100, 10, 29}}},
-		{"image's own", "dev:wheel", many, "", &image.Account{UID: 1000, GID: 10, Groups: []uint32{10}}},
-		{"not the image's own", "dev", many, "5:6", &image.Account{UID: 5, GID: 6, Groups: []uint32{6}}},
-		{"root", "", many, "", &image.Account{UID: 0, GID: 0, Groups: []uint32{0, 10}}},
+		{"image's own", "dev:wheel", two, "", &image.Account{UID: 1000, GID: 10, Groups: []uint32{10}}},
+		{"not the image's own", "dev", two, "5:6", &image.Account{UID: 5, GID: 6, Groups: []uint32{6}}},
+		{"root", "", two, "", &image.Account{UID: 0, GID: 0, Groups: []uint32{0, 10}}},
 		{"link", "", [][]tar.Header{{dir, link("etc/passwd", "/usr/passwd")}, {file("usr/passwd", testPasswd)}}, "dev", &image.Account{UID: 1000, GID: 100, Groups: []uint32{100}}},
 		{"link out", "", [][]tar.Header{{dir, link("etc/passwd", "../../../../../../../etc/passwd")}, {file("x", "x")}}, "root", nil},
 		{"removed", "", [][]tar.Header{many[0], {whiteout}}, "dev", nil},

@@ -158,8 +158,8 @@ func TestPull(t *testing.T) {
 func TestPullRefused(t *testing.T) {
 	r := imageRuntime(t, nil)
 	s := newShop(t)
-	ours := (&madeImage{layers: [][]tar.Header{{file("one", bulk(1<<20))}}}).build(t)
-	foreign := (&madeImage{platform: ocispec.Platform{OS: "linux", Architecture: "s390x"}, layers: [][]tar.Header{{file("one", bulk(1<<20))}}}).build(t)
+	ours := (&madeImage{layers: [][]tar.Header{{file("one", bulk(64<<10))}}}).build(t)
+	foreign := (&madeImage{platform: ocispec.Platform{OS: "linux", Architecture: "s390x"}, layers: [][]tar.Header{{file("one", bulk(64<<10))}}}).build(t)
 	older := (&madeImage{platform: ocispec.Platform{OS: "linux", Architecture: "386"}, layers: ours.layers}).build(t)
 	liar := (&madeImage{layers: ours.layers}).build(t)
 	liar.rewrite(`"diff_ids":["sha256:`, `"diff_ids":["sha256:00000000`)
@@ -342,7 +342,7 @@ func TestPullCredentials(t *testing.T) {
 func TestPullCutShort(t *testing.T) {
 	r := imageRuntime(t, nil)
 	s := newShop(t)
-	img := (&madeImage{layers: [][]tar.Header{{file("one", bulk(4<<20))}}}).build(t)
+	img := (&madeImage{layers: [][]tar.Header{{file("one", bulk(2<<20))}}}).build(t)
 	ref := s.push(t, img, "slow", "v1")
 	half := make(chan struct{}, 10)
 	hold := make(chan struct{})
@@ -378,7 +378,7 @@ func TestPullCutShort(t *testing.T) {
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
-	if p := last.Load(); !strings.HasSuffix(p.Status, " Downloading") || p.TotalBytes < 4<<20 {
+	if p := last.Load(); !strings.HasSuffix(p.Status, " Downloading") || p.TotalBytes < 2<<20 {
 		t.Errorf("halfway: %+v", p)
 	}
 	cancel()
@@ -403,9 +403,7 @@ func TestPullCutShort(t *testing.T) {
 		}()
 	}
 	for range 3 {
-		if err := <-errs; err != nil {
-			t.Error(err)
-		}
+		must(t, <-errs)
 	}
 	if _, err := r.images.Unpacked(r.namespaced(t.Context()), ref); err != nil {
 		t.Error(err)

@@ -47,9 +47,7 @@ func TestStartEngineKilled(t *testing.T) {
 	must(t, c.Start(ctx))
 	echo(t, s)
 	awaitEngine(ctx, t, r)
-	if err := s.Close(); err != nil {
-		t.Error(err)
-	}
+	must(t, s.Close())
 	if code, _, err := s.Wait(ctx); code != 0 || err != nil {
 		t.Errorf("exit code %d, %v", code, err)
 	}
@@ -59,7 +57,7 @@ func TestStartEngineKilled(t *testing.T) {
 // the backend's files, however it ends.
 func TestStartLeavesNothing(t *testing.T) {
 	r := newRuntime(t, shared.Get(t))
-	r.patience = 2 * time.Second
+	r.patience = 300 * time.Millisecond
 	id := sandbox(t, r)
 	shims, err := r.remains.shims()
 	i := slices.IndexFunc(shims, func(s shim) bool { return s.id == id })
@@ -88,7 +86,7 @@ func TestStartLeavesNothing(t *testing.T) {
 	}
 	use()
 	before := open()
-	for range 3 {
+	for range 2 {
 		use()
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
