@@ -241,9 +241,7 @@ func TestLogOnAFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=128k"))
 	t.Cleanup(func() {
-		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
+		must(t, unix.Unmount(dir, unix.MNT_DETACH))
 	})
 	fill := func() error { return os.WriteFile(filepath.Join(dir, "filler"), make([]byte, 120<<10), 0o600) }
 	must(t, fill())

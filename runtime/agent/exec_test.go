@@ -688,9 +688,7 @@ func testUsed(t *testing.T) {
 		defer s.mu.Unlock()
 		return len(s.killed) == 4
 	})
-	if err := b.Close(); err != nil {
-		t.Error(err)
-	}
+	must(t, b.Close())
 	if err := <-underWay; !errdefs.IsUnavailable(err) || !errors.Is(err, runtime.ErrNotKilled) {
 		t.Errorf("a command under way: %v", err)
 	}

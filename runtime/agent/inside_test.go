@@ -285,9 +285,7 @@ func TestFollower(t *testing.T) {
 			t.Errorf("%+v, %v", c, err)
 		}
 	}
-	if err := w.Close(); err != nil {
-		t.Error(err)
-	}
+	must(t, w.Close())
 }
 
 // TestFollowerRejoins checks what comes of a follower whose connection broke.
@@ -372,9 +370,7 @@ func TestClosed(t *testing.T) {
 	case <-time.After(50 * time.Millisecond):
 	}
 	for _, what := range []io.Closer{w, in, events} {
-		if err := what.Close(); err != nil {
-			t.Error(err)
-		}
+		must(t, what.Close())
 		if err := <-failed; !errors.Is(err, errLeft) {
 			t.Error(err)
 		}
@@ -407,9 +403,7 @@ func TestEventsAreBounded(t *testing.T) {
 			return n.Load() == before && before >= maxListed
 		})
 	}
-	if err := events.Close(); err != nil {
-		t.Error(err)
-	}
+	must(t, events.Close())
 }
 
 func TestDialBrokenOff(t *testing.T) {
@@ -520,7 +514,5 @@ func TestSlowFollower(t *testing.T) {
 	if n := sent.Load(); n > 8*wire.MaxData {
 		t.Errorf("%d bytes were taken that nobody reads", n)
 	}
-	if err := a.Close(); err != nil {
-		t.Error(err)
-	}
+	must(t, a.Close())
 }

@@ -107,9 +107,7 @@ func TestServedProcesses(t *testing.T) {
 	if n := box.sessions(); n != 1 {
 		t.Fatalf("%d sessions", n)
 	}
-	if err := errors.Join(b.Kill(t.Context(), id, "its"), b.Forget(t.Context(), id, "its"), b.Forget(t.Context(), id, "its")); err != nil {
-		t.Error(err)
-	}
+	must(t, errors.Join(b.Kill(t.Context(), id, "its"), b.Forget(t.Context(), id, "its"), b.Forget(t.Context(), id, "its")))
 	await(t, "the session to end", func() bool { return box.sessions() == 0 })
 	if list, err := b.ListProcesses(t.Context(), id); err != nil || len(list) != 1 {
 		t.Errorf("%+v, %v", list, err)
@@ -175,9 +173,7 @@ func TestServedListFails(t *testing.T) {
 		t.Errorf("%+v", list)
 	}
 	for _, process := range []string{"one", "two", "three"} {
-		if err := errors.Join(b.Kill(t.Context(), id, process), b.Forget(t.Context(), id, process)); err != nil {
-			t.Error(err)
-		}
+		must(t, errors.Join(b.Kill(t.Context(), id, process), b.Forget(t.Context(), id, process)))
 	}
 	box := b.known(id)
 	await(t, "the sessions to end", func() bool { return box.sessions() == 0 })
@@ -274,9 +270,7 @@ func TestServedMany(t *testing.T) {
 			t.Errorf("%d: %v", n, err)
 		}
 	}
-	if err := b.Close(); err != nil {
-		t.Error(err)
-	}
+	must(t, b.Close())
 }
 
 // Nothing is started in a paused container.

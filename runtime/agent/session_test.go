@@ -240,8 +240,6 @@ func TestFollowAtAPace(t *testing.T) {
 	if took := time.Since(begun); took < (times-1)*20*time.Millisecond {
 		t.Errorf("it was asked %d times in %v", times, took)
 	}
-	if err := f.Close(); err != nil {
-		t.Error(err)
-	}
+	must(t, f.Close())
 	<-ended
 }

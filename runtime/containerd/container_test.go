@@ -85,9 +85,7 @@ func TestStartedMeanwhile(t *testing.T) {
 				t.Fatalf("listed %v, %v", cs, err)
 			}
 			t.Cleanup(func() {
-				if err := maker.Remove(context.WithoutCancel(t.Context()), cs[0].ID); err != nil {
-					t.Error(err)
-				}
+				must(t, maker.Remove(context.WithoutCancel(t.Context()), cs[0].ID))
 			})
 			start := sync.OnceFunc(func() {
 				close(proceed)

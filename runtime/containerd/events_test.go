@@ -45,15 +45,11 @@ func TestWatchSettled(t *testing.T) {
 		must(t, err)
 		next("start 0 map[watched:settled]")
 		next("exit 3 map[watched:settled]")
-		if err := r.settle(ctx, c.ID); err != nil {
-			t.Error(err)
-		}
+		must(t, r.settle(ctx, c.ID))
 		if got, err := r.Inspect(ctx, c.ID); err != nil || got.State != runtime.StateExited || got.ExitCode != 3 {
 			t.Errorf("settled: %+v, %v", got, err)
 		}
-		if err := r.Remove(ctx, c.ID); err != nil {
-			t.Error(err)
-		}
+		must(t, r.Remove(ctx, c.ID))
 		next("removed 0 map[watched:settled]")
 	}
 	cancel()

@@ -90,16 +90,12 @@ func TestShims(t *testing.T) {
 	// One that has the pid of a shim that is gone isn't killed in its place.
 	former := got[0]
 	former.start--
-	if err := r.remains.killShim(t.Context(), former); err != nil {
-		t.Error(err)
-	}
+	must(t, r.remains.killShim(t.Context(), former))
 	if still, err := r.remains.shims(); err != nil || len(still) != 1 {
 		t.Fatalf("another process was killed: %v", err)
 	}
 	for range 2 {
-		if err := r.remains.killShim(t.Context(), got[0]); err != nil {
-			t.Error(err)
-		}
+		must(t, r.remains.killShim(t.Context(), got[0]))
 	}
 	if left, err := r.remains.shims(); err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
@@ -125,9 +121,7 @@ func TestRemoveRemains(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		for _, id := range []string{mine, other} {
-			if err := r.remains.remove(ctx, id); err != nil {
-				t.Error(err)
-			}
+			must(t, r.remains.remove(ctx, id))
 		}
 		_ = os.Remove(filepath.Join(runcRoot, r.opts.Namespace))
 		for _, h := range hierarchies {
@@ -190,9 +184,7 @@ func TestRemoveRemains(t *testing.T) {
 		}
 	}
 	// Whoever finds nothing has nothing to do.
-	if err := r.remains.remove(t.Context(), mine); err != nil {
-		t.Error(err)
-	}
+	must(t, r.remains.remove(t.Context(), mine))
 }
 
 // TestDeadShim kills a container's shim under the engine, which leaves its socket.

@@ -33,9 +33,7 @@ func TestPlaceRemovedTogether(t *testing.T) {
 				}
 			})
 		}
-		if err := first.remove(); err != nil {
-			t.Error(err)
-		}
+		must(t, first.remove())
 		first.release()
 		wg.Wait()
 		if left, err := r.root.places(); err != nil || len(left) > 0 {

@@ -8,9 +8,7 @@ func TestRemoveSandbox(t *testing.T) {
 	ctx, id := r.namespaced(t.Context()), newID()
 	must(t, (&creation{r: r, id: id, class: runtimeClasses[""]}).makeSandbox(ctx))
 	for range 2 {
-		if err := (teardown{r: r, id: id}).removeSandbox(ctx); err != nil {
-			t.Error(err)
-		}
+		must(t, (teardown{r: r, id: id}).removeSandbox(ctx))
 	}
 	wantNothingLeft(t, shared.Get(t))
 }

@@ -221,9 +221,7 @@ func TestClassMounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := unix.Unmount(below, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
+		must(t, unix.Unmount(below, unix.MNT_DETACH))
 	})
 	if err := crun.mounts(mounts, false); !errdefs.IsInvalidArgument(err) {
 		t.Errorf("crun, with a mount below: %v", err)

@@ -30,9 +30,7 @@ func TestSweepPrograms(t *testing.T) {
 		_ = f.Close()
 		waited <- err
 	}()
-	if err := newRuntime(t, shared.Get(t)).Sweep(t.Context()); err != nil {
-		t.Error(err)
-	}
+	must(t, newRuntime(t, shared.Get(t)).Sweep(t.Context()))
 	for name, s := range map[string]*stdio{"one that reads": reads, "one that doesn't": ignores, "one that wasn't started": half} {
 		if _, err := os.Lstat(s.place.dir); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s is left", name)

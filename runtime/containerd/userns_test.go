@@ -85,9 +85,7 @@ func (r *Runtime) claim(t *testing.T, claims string) (*place, int) {
 	p, err := r.root.makePlace(t.Context(), newID())
 	must(t, err)
 	first, err := r.root.claimRange(t.Context(), p, claims)
-	if err != nil {
-		t.Error(err)
-	}
+	must(t, err)
 	return p, first
 }
 
@@ -292,9 +290,7 @@ func TestUserNSAttack(t *testing.T) {
 		box, err := r.Create(t.Context(), spec)
 		must(t, err)
 		t.Cleanup(func() {
-			if err := r.Remove(context.WithoutCancel(t.Context()), box.ID); err != nil {
-				t.Error(err)
-			}
+			must(t, r.Remove(context.WithoutCancel(t.Context()), box.ID))
 		})
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/uid_map", box.Pid))
 		must(t, err)
@@ -367,17 +363,11 @@ func TestUserNSAttack(t *testing.T) {
 	if got := run(1, "/work/exhaust /work/other & until cat /work/other 2>/dev/null; do :; done; kill $!"); got != "128 too many open files" {
 		t.Errorf("another sandbox got %s", got)
 	}
-	if err := r.Pause(t.Context(), boxes[0].ID); err != nil {
-		t.Error(err)
-	}
-	if err := r.Resume(t.Context(), boxes[0].ID); err != nil {
-		t.Error(err)
-	}
+	must(t, r.Pause(t.Context(), boxes[0].ID))
+	must(t, r.Resume(t.Context(), boxes[0].ID))
 	_ = attack.Close()
 	for _, box := range boxes {
-		if err := r.Remove(t.Context(), box.ID); err != nil {
-			t.Error(err)
-		}
+		must(t, r.Remove(t.Context(), box.ID))
 	}
 	wantNothingLeft(t, c)
 	links, err := os.ReadDir(rangeClaims)

@@ -69,9 +69,7 @@ func testHostileImages(t *testing.T, class string) {
 			}
 			c, err := r.Create(t.Context(), spec)
 			if err == nil {
-				if err := r.Remove(t.Context(), c.ID); err != nil {
-					t.Error(err)
-				}
+				must(t, r.Remove(t.Context(), c.ID))
 				if tt.crun && class == "crun" {
 					return
 				}

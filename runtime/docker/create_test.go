@@ -31,9 +31,7 @@ func TestAgentAndVolumes(t *testing.T) {
 		if _, msg, code := runtimetest.Shell(t, r, c.ID, "test -x /sbin/berm-init"); code != 0 {
 			t.Errorf("read-only root %t: code %d, %s", readOnly, code, msg)
 		}
-		if err := r.Remove(t.Context(), c.ID); err != nil {
-			t.Error(err)
-		}
+		must(t, r.Remove(t.Context(), c.ID))
 	}
 	list, err := s.VolumeList(t.Context(), volume.ListOptions{})
 	if err != nil || len(list.Volumes) != 0 {

@@ -171,9 +171,7 @@ func TestRemoveAgain(t *testing.T) {
 		f.on("DELETE /containers/c", answer(http.StatusNoContent, ""))
 		refuse(http.StatusConflict)(w, req)
 	})
-	if err := f.runtime(t, time.Minute).Remove(t.Context(), "c"); err != nil {
-		t.Error(err)
-	}
+	must(t, f.runtime(t, time.Minute).Remove(t.Context(), "c"))
 }
 
 func TestCallerEnds(t *testing.T) {

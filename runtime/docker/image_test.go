@@ -46,9 +46,7 @@ func TestPull(t *testing.T) {
 	if d := cmp.Diff([]string{registry.Host(), registry.Host()}, asked); d != "" {
 		t.Error(d)
 	}
-	if err := closeRegistry(); err != nil {
-		t.Error(err)
-	}
+	must(t, closeRegistry())
 	if _, err := r.Pull(t.Context(), repo+":v3", nil); err == nil || errdefs.IsNotFound(err) {
 		t.Errorf("a registry that is away: %v", err)
 	}

@@ -22,18 +22,14 @@ func TestInternalNetworkLacksTheHost(t *testing.T) {
 		&container.HostConfig{NetworkMode: "host"}, nil, nil, "lacks-host")
 	must(t, err)
 	t.Cleanup(func() {
-		if err := s.ContainerRemove(context.Background(), server.ID, container.RemoveOptions{Force: true}); err != nil {
-			t.Error(err)
-		}
+		must(t, s.ContainerRemove(context.Background(), server.ID, container.RemoveOptions{Force: true}))
 	})
 	must(t, s.ContainerStart(t.Context(), server.ID, container.StartOptions{}))
 	for _, internal := range []bool{false, true} { // so that the server is known to be there
 		t.Run(fmt.Sprint("internal ", internal), func(t *testing.T) {
 			name := fmt.Sprint("lacks-host-", internal)
 			t.Cleanup(func() {
-				if err := r.RemoveNetwork(context.Background(), name); err != nil {
-					t.Error(err)
-				}
+				must(t, r.RemoveNetwork(context.Background(), name))
 			})
 			must(t, r.EnsureNetwork(t.Context(), runtime.Network{Name: name, Internal: internal}))
 			n, err := s.NetworkInspect(t.Context(), name, network.InspectOptions{})
@@ -84,9 +80,7 @@ func TestSquattedNetwork(t *testing.T) {
 			made, err := s.NetworkCreate(t.Context(), "squatted", tt.there)
 			must(t, err)
 			t.Cleanup(func() {
-				if err := s.NetworkRemove(context.Background(), made.ID); err != nil {
-					t.Error(err)
-				}
+				must(t, s.NetworkRemove(context.Background(), made.ID))
 			})
 			tt.want.Name = "squatted"
 			err = r.EnsureNetwork(t.Context(), tt.want)

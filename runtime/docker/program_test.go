@@ -57,9 +57,7 @@ func TestStoredProgram(t *testing.T) {
 		if code != 0 || out != "kept\nalone\n" {
 			t.Errorf("%q %q, code %d", out, stderr, code)
 		}
-		if err := r.Remove(t.Context(), c.ID); err != nil {
-			t.Error(err)
-		}
+		must(t, r.Remove(t.Context(), c.ID))
 	}
 	runs()
 	runs()
@@ -107,9 +105,7 @@ func TestStoredProgram(t *testing.T) {
 	if _, err := r.Create(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "remove it") {
 		t.Errorf("a volume that leads elsewhere: %v", err)
 	}
-	if err := s.VolumeRemove(t.Context(), v.Name, true); err != nil {
-		t.Error(err)
-	}
+	must(t, s.VolumeRemove(t.Context(), v.Name, true))
 }
 
 // TestFillVolumeCopiesNoImage checks that nothing of an image gets into the volume, to which

@@ -187,9 +187,7 @@ func mount(t *testing.T, kind, dir, data string) {
 	mustRoot(t)
 	must(t, unix.Mount(kind, dir, kind, 0, data))
 	t.Cleanup(func() {
-		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
+		must(t, unix.Unmount(dir, unix.MNT_DETACH))
 	})
 }
 
@@ -228,9 +226,7 @@ func plant(t testing.TB, dir string, files map[string]string) {
 func content(t testing.TB, name string) string {
 	t.Helper()
 	b, err := os.ReadFile(name)
-	if err != nil {
-		t.Error(err)
-	}
+	must(t, err)
 	return string(b)
 }
 
@@ -243,9 +239,7 @@ func in(t testing.TB, dir string) (names []string) {
 		}
 		return err
 	})
-	if err != nil {
-		t.Error(err)
-	}
+	must(t, err)
 	return names
 }
 

@@ -270,9 +270,7 @@ func FuzzUnpack(f *testing.F) {
 			}
 			return err
 		})
-		if err != nil {
-			t.Error(err)
-		}
+		must(t, err)
 	})
 }
 

@@ -81,9 +81,7 @@ func TestReadRoot(t *testing.T) {
 			return err
 		}
 		t.Cleanup(func() {
-			if err := unix.Unmount(to, unix.MNT_DETACH); err != nil {
-				t.Error(err)
-			}
+			must(t, unix.Unmount(to, unix.MNT_DETACH))
 		})
 		return nil
 	}

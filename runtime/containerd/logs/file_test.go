@@ -51,9 +51,7 @@ func logWriter(t *testing.T, dir string, limit int) (stdout *os.File, end func()
 		}
 		ended = true
 		_ = stdout.Close()
-		if err := cmd.Wait(); err != nil {
-			t.Error(err)
-		}
+		must(t, cmd.Wait())
 	}
 	t.Cleanup(end)
 	if _, err := io.ReadAll(ready); err != nil {

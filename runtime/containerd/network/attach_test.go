@@ -59,9 +59,7 @@ func TestAttach(t *testing.T) {
 		t.Error("a second namespace is made for the container")
 	}
 	for range 2 {
-		if err := b.Detach(t.Context(), c.id); err != nil {
-			t.Error(err)
-		}
+		must(t, b.Detach(t.Context(), c.id))
 	}
 	if got, err := b.Attached(c.id); got != nil || err != nil {
 		t.Errorf("afterwards: %+v, %v", got, err)
@@ -262,9 +260,7 @@ func TestAttachFails(t *testing.T) {
 			if got := n.addresses(t); len(got) != 1 {
 				t.Errorf("addresses: %v", got) // else it failed too early
 			}
-			if err := b.Detach(t.Context(), id); err != nil {
-				t.Error(err)
-			}
+			must(t, b.Detach(t.Context(), id))
 			if got := n.addresses(t); len(got) > 0 {
 				t.Errorf("addresses afterwards: %v", got)
 			}

@@ -81,9 +81,7 @@ func (b *netBed) clear(t testing.TB) {
 	for _, n := range all {
 		err = errors.Join(err, b.RemoveNetwork(context.Background(), n.Name))
 	}
-	if err != nil {
-		t.Error(err)
-	}
+	must(t, err)
 	b.in(t, b.host, func() error {
 		links, err := steady(netlink.LinkList)
 		for _, l := range links {
@@ -121,9 +119,7 @@ func shortTempDir(t testing.TB) string {
 	dir, err := os.MkdirTemp("", "berm-net-")
 	must(t, err)
 	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
+		must(t, os.RemoveAll(dir))
 	})
 	return dir
 }
@@ -134,9 +130,7 @@ func testNetns(t testing.TB) string {
 	path, err := r.MakeNetns("ns", "")
 	must(t, err)
 	t.Cleanup(func() {
-		if err := RemoveNetns(path); err != nil {
-			t.Error(err)
-		}
+		must(t, RemoveNetns(path))
 	})
 	return path
 }

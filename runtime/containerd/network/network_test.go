@@ -94,9 +94,7 @@ func TestRemoveNetwork(t *testing.T) {
 	}
 	must(t, b.Detach(t.Context(), c.id))
 	for range 2 {
-		if err := b.RemoveNetwork(t.Context(), "n"); err != nil {
-			t.Error(err)
-		}
+		must(t, b.RemoveNetwork(t.Context(), "n"))
 	}
 	if diff := cmp.Diff(others, b.rules(t)); diff != "" {
 		t.Errorf("the rules of others: %s", diff)
@@ -128,9 +126,7 @@ func TestNetworkRecovery(t *testing.T) {
 			must(t, n.write())
 		}, true},
 		"temporary": {func(t *testing.T, _ *netBed, n *network) {
-			if err := os.WriteFile(filepath.Join(n.dir, atomicfile.TempPrefix+"x"), []byte("{"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(filepath.Join(n.dir, atomicfile.TempPrefix+"x"), []byte("{"), 0o600))
 		}, false},
 	}
 	for _, rest := range []bool{false, true} { // of the network: its bridge and its rules
