@@ -54,7 +54,7 @@ func prepare(t *testing.T, e importer, registry engine.RegistryOptions) runtimet
 	program, err := engine.PutAgent(t.Context(), t.TempDir())
 	must(t, err)
 	return runtimetest.Harness{
-		Image: testImage, Configured: configuredImage, Agent: program, Real: true, ExecAlone: true,
+		Image: testImage, Configured: configuredImage, Agent: program, Real: true,
 		Registry: shop.Host(),
 	}
 }

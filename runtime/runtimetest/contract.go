@@ -22,15 +22,14 @@ import (
 type Harness struct {
 	// New makes a client of the engine, the same engine each time. Mandatory.
 	New func(t *testing.T) runtime.AgentRuntime
-	// Starter and Collector are the backend itself. The cases about starting programs, and
-	// about what others make, need them.
+	// Starter and Collector are the backend itself. The former is mandatory with Real, and
+	// the cases about what others make need the latter.
 	Starter   runtime.Starter
 	Collector runtime.Collector
 	// Image is in the engine's store: a busybox, all applets, /tmp, users root and
 	// nobody, whose own command is any that needs no arguments. Mandatory.
 	Image string
-	// Configured, when not empty, is in the store, too: Image with ConfiguredChanges.
-	// Mandatory with Real.
+	// Configured is in the store, too: Image with ConfiguredChanges. Mandatory.
 	Configured string
 	// Agent is the path of the program berm-agent, on the engine's host. Mandatory.
 	Agent string
@@ -43,11 +42,11 @@ type Harness struct {
 	// DeepMounts says that mounts would show what is mounted below their sources, so
 	// that Create refuses one with anything there.
 	DeepMounts bool
-	// Real says that commands run in a kernel, this machine's, on whose files the
-	// engine works, too.
+	// Real says that commands run in a kernel, this machine's, on whose files the engine
+	// works, too, and mostly without the engine: one that is away, or hangs, may or may not
+	// keep them from it.
 	Real bool
-	// Engine, when not nil, kills the engine and starts it again; the cases about
-	// an engine that is away need it.
+	// Engine kills the engine and starts it again. Mandatory.
 	Engine interface {
 		Kill()
 		Start(ctx context.Context) error
@@ -55,23 +54,18 @@ type Harness struct {
 	// LocalNetworks says that networks are the backend's own, so that the calls about
 	// them alone work without an engine.
 	LocalNetworks bool
-	// ExecAlone says that commands may run without the engine having a part in it, so
-	// that one that is away, or hangs, may or may not keep them from it.
-	ExecAlone bool
-	// Reopen, when not nil, makes a client that keeps what it has on the host in a
-	// directory, where one that was closed has left it; the case about processes that
-	// outlive their client needs it.
+	// Reopen makes a client that keeps what it has on the host in a directory, where one
+	// that was closed has left it. Mandatory with Real.
 	Reopen func(t *testing.T, dir string) runtime.AgentRuntime
-	// Registry, when not empty, has an image Registry + "/contract:latest", which
-	// isn't in the store, and no other; the cases about pulls need it.
+	// Registry has an image Registry + "/contract:latest", which isn't in the store, and
+	// no other. Mandatory.
 	Registry string
-	// Hang, when not nil, makes the engine hear calls and not answer them, until
-	// resume is called. Impatient is a client of it that waits no more than a second
-	// for an answer.
+	// Hang makes the engine hear calls and not answer them, until resume is called.
+	// Impatient is a client of it that waits no more than a second for an answer.
+	// Mandatory with Real.
 	Hang func(t *testing.T) (impatient runtime.AgentRuntime, resume func())
-	// Outside, when not empty, is the address and port of a server that says
-	// "outside", which ordinary networks reach and internal ones don't. The
-	// case about internal networks needs it.
+	// Outside is the address and port of a server that says "outside", which ordinary
+	// networks reach and internal ones don't. Mandatory with Real.
 	Outside string
 	// Terminals is how many pseudo terminals a container may have; 0 is as many as the host.
 	Terminals int
@@ -136,53 +130,36 @@ type bed struct {
 }
 
 // Run runs the contract suite: every promise of runtime.AgentRuntime. Its sub-tests are named alike for every
-// backend; those that need a kernel, an engine to kill or a registry are there only
-// if the harness has one. It leaves nothing in the engine.
+// backend; those that need a kernel are there only if the harness has one. It leaves
+// nothing in the engine.
 func Run(t *testing.T, h Harness) {
-	if h.New == nil || h.Image == "" || h.Agent == "" || h.Real && h.Configured == "" {
-		t.Fatal("a Harness needs New, Image and Agent, and a real one Configured")
-	}
 	rt := h.New(t)
-	together := h.choose([]caseGroup{
-		{true, agentCases(h)}, {h.Real, killCases()}, {true, execCases(h.Real)}, {h.Real, kernelCases()}, // they wait the longest
-		{true, basicCases()}, {true, createCases()}, {true, programCases(h.Real)}, {h.Real, insideCases()}, {h.Real, syscallCases()},
-		{h.Configured != "", configuredCases()}, {h.Registry != "", pullCases()}, {h.Starter != nil, starterCases()},
-		{true, pauserCases()}, {true, loggerCases(h.Real)}, {true, statserCases(h.Real)}, {true, watcherCases(h.Real)},
-		{true, networkerCases(h)}, {h.Collector != nil, collectorCases()},
-	})
-	alone := h.choose([]caseGroup{ // those that want the machine, or the engine, for themselves
-		{true, loadCases()}, {h.Real, []contractCase{{"network/apart", testNetworksApart}}},
-		{h.Collector == nil, sweeperCases()}, {h.Hang != nil, hangCases()}, {h.Engine != nil, engineCases()},
-	})
+	together := slices.Concat(agentCases(), execCases(h.Real), basicCases(), createCases(), programCases(), pauserCases(), loggerCases(), watcherCases(), networkerCases())
+	alone := loadCases() // those that want the machine, or the engine, for themselves
+	if h.Real {
+		together = slices.Concat(kernelCases(), killCases(), together, insideCases(), syscallCases(), starterCases()) // those that wait the longest come first
+		alone = append(alone, contractCase{"network/apart", testNetworksApart}, contractCase{"engine that hangs", testHang})
+	}
+	if h.Collector != nil {
+		together = append(together, collectorCases()...)
+	} else { // there is something to sweep
+		alone = append(alone, sweeperCases()...)
+	}
+	alone = append(alone, contractCase{"engine killed and restarted", testEngineRestart})
+	skipped := func(c contractCase) bool {
+		return h.Only != nil && !slices.ContainsFunc(h.Only, func(begin string) bool { return strings.HasPrefix(c.name, begin) })
+	}
 	t.Run("together", func(t *testing.T) {
-		for _, c := range together {
+		for _, c := range slices.DeleteFunc(together, skipped) {
 			t.Run(c.name, func(t *testing.T) {
 				t.Parallel()
 				c.run(t, newBed(t, h, rt))
 			})
 		}
 	})
-	for _, c := range alone {
+	for _, c := range slices.DeleteFunc(alone, skipped) {
 		t.Run(c.name, func(t *testing.T) { c.run(t, newBed(t, h, rt)) })
 	}
-}
-
-// caseGroup is cases that run if the harness, or its engine, can do what they need.
-type caseGroup struct {
-	can   bool
-	cases []contractCase
-}
-
-// choose returns the cases to run, by what the harness can and by its Only.
-func (h Harness) choose(groups []caseGroup) (out []contractCase) {
-	for _, g := range groups {
-		for _, c := range g.cases {
-			if g.can && (h.Only == nil || slices.ContainsFunc(h.Only, func(begin string) bool { return strings.HasPrefix(c.name, begin) })) {
-				out = append(out, c)
-			}
-		}
-	}
-	return out
 }
 
 func newBed(t *testing.T, h Harness, rt runtime.AgentRuntime) *bed {

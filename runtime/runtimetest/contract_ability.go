@@ -140,14 +140,6 @@ func testPauseCanceled(t *testing.T, b *bed, id string) {
 	b.alive(t, id)
 }
 
-func statserCases(real bool) []contractCase {
-	cases := []contractCase{{"stats", testStats}}
-	if real {
-		cases = append(cases, contractCase{"stats/counts", testStatsCounts})
-	}
-	return cases
-}
-
 // testStatsCounts checks that what is measured is the container's own.
 func testStatsCounts(t *testing.T, b *bed) {
 	must(t, b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}))

@@ -18,8 +18,8 @@ import (
 )
 
 // agentCases are about work inside a container.
-func agentCases(h Harness) []contractCase {
-	cases := []contractCase{
+func agentCases() []contractCase {
+	return []contractCase{
 		inOne("agent/process", (*bed).spec,
 			containerCase{"any", testProcess},
 			containerCase{"that can't be", testProcessRefused},
@@ -32,7 +32,6 @@ func agentCases(h Harness) []contractCase {
 		),
 		inOne("agent/more of processes", (*bed).spec,
 			containerCase{"several writers", testProcessWriters},
-			containerCase{"characters", testProcessCharacters},
 			containerCase{"events", testEvents},
 			containerCase{"signaled", testProcessSignaled},
 			containerCase{"timeout", testProcessTimeout},
@@ -44,37 +43,6 @@ func agentCases(h Harness) []contractCase {
 			containerCase{"tar", testTar},
 		),
 	}
-	if h.Real {
-		cases = append(cases, contractCase{"agent/files of others", testFilesOfOthers},
-			inOne("agent/with a kernel", (*bed).spec,
-				containerCase{"process killed with its tree", testProcessKilled},
-				containerCase{"process with a terminal", testProcessTerminal},
-				containerCase{"dial", testDial},
-			))
-	}
-	if h.Real && h.ExecAlone {
-		cases = append(cases,
-			contractCase{"agent/user", testExecUser},
-			contractCase{"agent/exec like the engine's", testExecAlike},
-			inOne("agent/serve", (*bed).spec,
-				containerCase{"process of another user", testProcessUser},
-				containerCase{"stopped", testServeStopped},
-				containerCase{"started while paused", testServePaused},
-				containerCase{"impostor", testImpostor},
-			),
-			inOne("agent/not reached", (*bed).unreached,
-				containerCase{"no directory", testAgentAlone},
-				containerCase{"any", testAgentOff},
-				containerCase{"signaled", testProcessSignaled},
-				containerCase{"with a terminal", testProcessTerminal},
-				containerCase{"with input", testProcessInput},
-			),
-		)
-	}
-	if h.Reopen != nil {
-		cases = append(cases, contractCase{"agent/process outlives its client", testProcessOutlives})
-	}
-	return cases
 }
 
 func (b *bed) start(t *testing.T, id string, p runtime.Process) runtime.ProcessInfo {

@@ -29,6 +29,8 @@ func basicCases() []contractCase {
 		{"remove/while it is created", testRemoveWhileCreated},
 		{"client restart", testClientRestart},
 		{"context/ended", testContextEnded},
+		{"pull", testPull},
+		{"stats", testStats},
 	}
 }
 

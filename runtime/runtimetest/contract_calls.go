@@ -131,8 +131,6 @@ func testRemoveWhileCreated(t *testing.T, b *bed) {
 	}
 }
 
-func hangCases() []contractCase { return []contractCase{{"engine that hangs", testHang}} }
-
 // testHang checks that no call waits for longer than its caller, nor than a backend's
 // own time, give or take what it needs to undo what it can't know.
 func testHang(t *testing.T, b *bed) {
@@ -163,7 +161,7 @@ func testHang(t *testing.T, b *bed) {
 		})
 	}
 	for what, call := range b.calls(b.rt, c.ID) {
-		if what == "exec" && b.ExecAlone {
+		if what == "exec" && b.Real {
 			continue
 		}
 		try(what, call, time.Second, errdefs.IsDeadlineExceeded, "DeadlineExceeded")

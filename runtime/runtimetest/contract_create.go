@@ -20,6 +20,7 @@ func createCases() []contractCase {
 		{"create/odd labels", testOddLabels},
 		{"create/odd environment", testOddEnvironment},
 		{"inspect/odd ids", testOddIDs},
+		{"image/configuration", testImageConfiguration},
 	}
 }
 
@@ -170,11 +171,6 @@ func testOddIDs(t *testing.T, b *bed) {
 		}
 	}
 	b.alive(t, c.ID)
-}
-
-// configuredCases are about the configuration of an image.
-func configuredCases() []contractCase {
-	return []contractCase{{"image/configuration", testImageConfiguration}}
 }
 
 func testImageConfiguration(t *testing.T, b *bed) {

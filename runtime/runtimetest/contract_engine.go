@@ -15,10 +15,6 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-func engineCases() []contractCase {
-	return []contractCase{{"engine killed and restarted", testEngineRestart}}
-}
-
 // testEngineRestart kills the engine and starts it again. One may take its containers
 // along, another leave them: what lives is usable afterwards, what ended is told so,
 // and nothing is lost.
@@ -36,7 +32,7 @@ func testEngineRestart(t *testing.T, b *bed) {
 	defer cancelExec()
 	exec := b.underWay(ctx, t, c.ID)
 	underWay := map[string]<-chan error{}
-	if !b.ExecAlone {
+	if !b.Real {
 		underWay["exec"] = exec
 	}
 	ready, done := make(chan struct{}), make(chan error, 1)
@@ -53,7 +49,7 @@ func testEngineRestart(t *testing.T, b *bed) {
 		}
 	}
 	for name, call := range b.calls(b.rt, c.ID) {
-		if name == "exec" && b.ExecAlone {
+		if name == "exec" && b.Real {
 			continue
 		}
 		begun := time.Now()
@@ -69,7 +65,7 @@ func testEngineRestart(t *testing.T, b *bed) {
 	soon, cancel := context.WithTimeout(b.ctx, 50*time.Millisecond)
 	_, err := b.rt.Exec(soon, c.ID, runtime.Exec{Command: []string{"true"}})
 	cancel()
-	if err == nil && !b.ExecAlone {
+	if err == nil && !b.Real {
 		t.Error("exec without an engine succeeded")
 	}
 	end()
@@ -79,7 +75,7 @@ func testEngineRestart(t *testing.T, b *bed) {
 		_, err := b.rt.Info(b.ctx)
 		return err == nil
 	})
-	if b.ExecAlone {
+	if b.Real {
 		cancelExec()
 		if err := <-exec; !errdefs.IsCanceled(err) && !errdefs.IsUnavailable(err) && !errors.Is(err, runtime.ErrInterrupted) {
 			t.Errorf("exec under way when the engine was killed: %v", err)

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unicode/utf8"
 
 	"github.com/containerd/errdefs"
 
@@ -215,44 +214,6 @@ func testProcessWriters(t *testing.T, b *bed, id string) {
 	}
 	_, err = b.rt.Input(b.ctx, id, "p")
 	class(t, "input of one that was killed", err, errdefs.IsFailedPrecondition, "FailedPrecondition")
-}
-
-// testProcessCharacters: a chunk doesn't end within a character.
-func testProcessCharacters(t *testing.T, b *bed, id string) {
-	b.start(t, id, runtime.Process{ID: "p", Command: []string{"cat"}, Stdin: true, KeepBytes: 1 << 20})
-	w, input := b.follow(t, id, "p", 0), b.input(t, id, "p")
-	sent, got := "", ""
-	for _, part := range []string{"a\xe2\x82", "\xac", "\xf0\x9f", "\x98", "\x80b", strings.Repeat("€", 100_000)} {
-		sent += part
-		if _, err := io.WriteString(input, part); err != nil {
-			t.Fatal(err)
-		}
-		for utf8.ValidString(sent) && len(got) < len(sent) {
-			chunk, err := w.Next()
-			must(t, err)
-			if !utf8.Valid(chunk.Data) {
-				t.Errorf("a chunk of %d bytes that ends in %q", len(chunk.Data), chunk.Data[max(0, len(chunk.Data)-4):])
-			}
-			if got += string(chunk.Data); chunk.Seq != int64(len(got)) {
-				t.Fatalf("%d bytes end at %d", len(got), chunk.Seq)
-			}
-		}
-		if utf8.ValidString(sent) && got != sent {
-			t.Fatalf("%d bytes differ from what was sent", len(got))
-		}
-		// What is held back is counted once it is there.
-		info, err := b.rt.Process(b.ctx, id, "p")
-		if err != nil || info.NextSeq < int64(len(got)) || info.NextSeq > int64(len(sent)) {
-			t.Errorf("%+v, %v", info, err)
-		}
-	}
-	if _, err := io.WriteString(input, "\xe2"); err != nil {
-		t.Error(err)
-	}
-	must(t, input.CloseWrite())
-	if out, _ := rest(t, w); out != "\xe2" {
-		t.Errorf("%q", out)
-	}
 }
 
 // told returns the next changes.

@@ -21,7 +21,6 @@ func loadCases() []contractCase {
 	return []contractCase{
 		{"load/much output", testMuchOutput},
 		{"load/many at once", testManyAtOnce},
-		{"load/many commands at once", testManyExecs},
 		{"load/nothing left open", testNothingLeftOpen},
 	}
 }
@@ -115,23 +114,6 @@ func testManyAtOnce(t *testing.T, b *bed) {
 	if cs := b.list(t); len(cs) != 0 {
 		t.Errorf("%d are left", len(cs))
 	}
-}
-
-func testManyExecs(t *testing.T, b *bed) {
-	c := b.create(t, b.spec())
-	var wg sync.WaitGroup
-	for i := range 20 {
-		wg.Go(func() {
-			out := newSignalWriter("x")
-			result, err := b.rt.Exec(b.ctx, c.ID, runtime.Exec{
-				Command: []string{"sh", "-c", fmt.Sprintf("echo x%d; exit %d", i, i)}, Stdout: out,
-			})
-			if err != nil || result.ExitCode != i || string(out.buf) != fmt.Sprintf("x%d\n", i) {
-				t.Errorf("command %d: %q, %+v, %v", i, out.buf, result, err)
-			}
-		})
-	}
-	wg.Wait()
 }
 
 // testNothingLeftOpen counts goroutines and open files before and after some work.

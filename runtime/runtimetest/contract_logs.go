@@ -14,17 +14,13 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-func loggerCases(real bool) []contractCase {
-	cases := []contractCase{
+func loggerCases() []contractCase {
+	return []contractCase{
 		{"logs/options", testLogs},
 		{"logs/follow", testLogsFollow},
 		{"logs/follow to the end", testLogsFollowToTheEnd},
 		{"logs/bounded", testLogsBounded},
 	}
-	if real {
-		cases = append(cases, contractCase{"logs/any text", testLogsText}, contractCase{"logs/flood", testLogsFlood})
-	}
-	return cases
 }
 
 func testLogs(t *testing.T, b *bed) {

@@ -12,8 +12,6 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-func pullCases() []contractCase { return []contractCase{{"pull", testPull}} }
-
 func testPull(t *testing.T, b *bed) {
 	ref := b.Registry + "/contract:latest"
 	canceled, cancel := context.WithCancel(b.ctx)

@@ -12,17 +12,13 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-func watcherCases(real bool) []contractCase {
-	cases := []contractCase{
+func watcherCases() []contractCase {
+	return []contractCase{
 		{"watch/events", testWatch},
 		{"watch/ready", testWatchReady},
 		{"watch/nothing is replayed", testWatchNoReplay},
 		{"watch/later client", testWatchLaterClient},
 	}
-	if real {
-		cases = append(cases, contractCase{"watch/out of memory", testWatchOOM}, contractCase{"watch/command out of memory", testWatchExecOOM})
-	}
-	return cases
 }
 
 // watch starts a watcher that ends with the test, and returns what it has seen so far.

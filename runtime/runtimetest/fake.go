@@ -151,7 +151,7 @@ func (f *Fake) SetDown(down bool) {
 		close(f.down)
 		for _, c := range f.containers {
 			for e := range c.execs {
-				e.cancel(errDown)
+				(*e)(errDown)
 			}
 			c.leaveProcesses(errDown)
 		}

@@ -22,10 +22,10 @@ type fakeContainer struct {
 	info    runtime.Container
 	spec    runtime.Spec
 	network *fakeNetwork
-	execs   map[*fakeExec]struct{}
-	main    []command   // what is left of the main process
-	timer   *time.Timer // runs it on
-	due     bool        // it fired while the container was paused
+	execs   map[*context.CancelCauseFunc]bool // of commands
+	main    []command                         // what is left of the main process
+	timer   *time.Timer                       // runs it on
+	due     bool                              // it fired while the container was paused
 	log     []logLine
 	logSize int
 	printed int           // lines in all
@@ -190,7 +190,7 @@ func (f *Fake) end(c *fakeContainer, code int, oom bool) {
 		c.timer.Stop()
 	}
 	for e := range c.execs {
-		e.cancel(errDied)
+		(*e)(errDied)
 	}
 	c.cutOff()
 	c.notify()

@@ -17,10 +17,6 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-type fakeExec struct {
-	cancel context.CancelCauseFunc
-}
-
 var errDied = fmt.Errorf("%w: %w", runtime.ErrInterrupted, errdefs.ErrFailedPrecondition)
 
 // Exec implements runtime.Insider. The built-in commands are cat, echo, env, exit,
@@ -38,12 +34,15 @@ func (f *Fake) Exec(ctx context.Context, id string, e runtime.Exec) (runtime.Exe
 	}
 	runCtx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	process := &fakeExec{cancel: cancel}
-	c, info, err := f.startExec(id, process)
+	c, info, err := f.startExec(id, &cancel)
 	if err != nil {
 		return runtime.ExecResult{}, err
 	}
-	defer f.endExec(c, process)
+	defer func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		delete(c.execs, &cancel)
+	}()
 
 	if e.Stdout == nil {
 		e.Stdout = io.Discard
@@ -68,30 +67,21 @@ func (f *Fake) Exec(ctx context.Context, id string, e runtime.Exec) (runtime.Exe
 	return result, f.after("exec", id)
 }
 
-func (f *Fake) startExec(id string, process *fakeExec) (*fakeContainer, runtime.Container, error) {
+func (f *Fake) startExec(id string, cancel *context.CancelCauseFunc) (*fakeContainer, runtime.Container, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if isClosed(f.down) {
 		return nil, runtime.Container{}, fmt.Errorf("exec in %s: %w", id, errDown)
 	}
-	c, err := f.find(id)
+	c, err := f.running("exec", id)
 	if err != nil {
 		return nil, runtime.Container{}, err
 	}
-	if c.info.State != runtime.StateRunning {
-		return nil, runtime.Container{}, fmt.Errorf("exec in %s, which is %s: %w", id, c.info.State, errdefs.ErrFailedPrecondition)
-	}
 	if c.execs == nil {
-		c.execs = make(map[*fakeExec]struct{})
+		c.execs = make(map[*context.CancelCauseFunc]bool)
 	}
-	c.execs[process] = struct{}{}
+	c.execs[cancel] = true
 	return c, c.info, nil
-}
-
-func (f *Fake) endExec(c *fakeContainer, process *fakeExec) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	delete(c.execs, process)
 }
 
 // run leaves a command to the hook or to the built-in ones.
