@@ -19,11 +19,14 @@ import (
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
-const pretendEnv = "CONTAINERD_TEST_PRETEND"
+const pretendVar = "CONTAINERD_TEST_PRETEND"
+
+// pretendEnv also keeps the race detector from sleeping a second at the end.
+var pretendEnv = []string{pretendVar + "=yes", "GORACE=atexit_sleep_ms=0"}
 
 // A process that only pretends to be something takes any arguments.
 func init() {
-	if os.Getenv(pretendEnv) != "" {
+	if os.Getenv(pretendVar) != "" {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		os.Exit(0)
 	}
@@ -32,7 +35,7 @@ func init() {
 // pretend runs a process with these arguments, the first its name, in a directory.
 func pretend(t *testing.T, dir string, args ...string) *exec.Cmd {
 	t.Helper()
-	cmd := &exec.Cmd{Path: "/proc/self/exe", Args: args, Dir: dir, Env: []string{pretendEnv + "=yes"}}
+	cmd := &exec.Cmd{Path: "/proc/self/exe", Args: args, Dir: dir, Env: pretendEnv}
 	stdin, err := cmd.StdinPipe() // its end is the process's
 	must(t, err)
 	must(t, cmd.Start())
@@ -70,7 +73,7 @@ func TestShims(t *testing.T) {
 	}
 	// Not even in a container can a process be taken for one.
 	inside := &exec.Cmd{
-		Path: "/proc/self/exe", Args: []string{name, "-namespace", ns, "-id", id, "-address", address}, Env: []string{pretendEnv + "=yes"},
+		Path: "/proc/self/exe", Args: []string{name, "-namespace", ns, "-id", id, "-address", address}, Env: pretendEnv,
 		SysProcAttr: &unix.SysProcAttr{Cloneflags: unix.CLONE_NEWPID},
 	}
 	stdin, err := inside.StdinPipe()
