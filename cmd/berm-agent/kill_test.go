@@ -112,17 +112,6 @@ func TestTimeout(t *testing.T) {
 	}
 }
 
-// What a command leaves behind when it ends goes on, as with an engine's exec.
-func TestDaemonsLive(t *testing.T) {
-	k := newSandbox(t, 0).accept()
-	if a := k.run("x", "setsid -f sleep 4714 >/dev/null 2>&1; exit 3"); a.info.ExitCode != 3 {
-		t.Errorf("%+v", a)
-	}
-	await(t, "the daemon", func() bool {
-		return strings.Join(strings.Fields(k.run("y", "ps -eo ppid,args | grep ' sleep 471[4]'").stdout.String()), " ") == "1 sleep 4714"
-	})
-}
-
 // A sandbox can kill the supervisors. It gains nothing but a lie about itself.
 func TestSupervisorKilled(t *testing.T) {
 	for user, uid := range users {
