@@ -167,7 +167,7 @@ func testContainerd(t *testing.T, class string, userNS bool, only ...string) {
 	backend := newBackend(t, 0)
 	t.Cleanup(func() { _ = backend.Close() })
 	h.Starter = backend
-	if h.UserNS, h.DeepMounts = userNS, userNS || class == "crun"; userNS {
+	if h.UserNS = userNS; userNS {
 		engine.RequireUserNS(t, newBackend(t, 0))
 	}
 	h.New = func(t *testing.T) runtime.AgentRuntime { return open(t, "", 0) }

@@ -39,9 +39,6 @@ type Harness struct {
 	UserNS bool
 	// Only names the cases to run, by how their names begin. Nil is all.
 	Only []string
-	// DeepMounts says that mounts would show what is mounted below their sources, so
-	// that Create refuses one with anything there.
-	DeepMounts bool
 	// Real says that commands run in a kernel, this machine's, on whose files the engine
 	// works, too, and mostly without the engine: one that is away, or hangs, may or may not
 	// keep them from it.

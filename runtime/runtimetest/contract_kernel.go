@@ -293,19 +293,14 @@ func (b *bed) cgroup(t *testing.T, id, v1, v2 string) string {
 	return b.shell(t, id, fmt.Sprintf("cat /sys/fs/cgroup/%s 2>/dev/null || cat /sys/fs/cgroup/%s", v2, v1))
 }
 
-func (b *bed) cgroupVersion(t *testing.T) string {
-	t.Helper()
-	info, err := b.rt.Info(b.ctx)
-	must(t, err)
-	return info.CgroupVersion
-}
-
 func testLimits(t *testing.T, b *bed) {
 	spec := b.spec()
 	spec.CPUs, spec.MemoryBytes, spec.PidsLimit = 0.5, 64<<20, 33
 	c := b.create(t, spec)
+	info, err := b.rt.Info(b.ctx)
+	must(t, err)
 	swap := b.cgroup(t, c.ID, "memory/memory.memsw.limit_in_bytes", "memory.swap.max")
-	if want := map[string]string{"1": "67108864", "2": "0"}[b.cgroupVersion(t)]; swap != want && !strings.Contains(swap, "No such file") {
+	if want := map[string]string{"1": "67108864", "2": "0"}[info.CgroupVersion]; swap != want && !strings.Contains(swap, "No such file") {
 		t.Errorf("memory and swap: %s, want %s", swap, want)
 	}
 	if got := b.cgroup(t, c.ID, "memory/memory.limit_in_bytes", "memory.max"); got != "67108864" {
