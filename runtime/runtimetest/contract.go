@@ -126,15 +126,17 @@ type bed struct {
 	count  atomic.Int64
 }
 
-// Run runs the contract suite: every promise of runtime.AgentRuntime. Its sub-tests are named alike for every
-// backend; those that need a kernel are there only if the harness has one. It leaves
-// nothing in the engine.
+// Run runs the contract suite: every promise of runtime.AgentRuntime. Its sub-tests are
+// named alike for every backend; those that need a kernel are there only if the harness
+// has one. It leaves nothing in the engine.
 func Run(t *testing.T, h Harness) {
 	rt := h.New(t)
-	together := slices.Concat(agentCases(), execCases(h.Real), basicCases(), createCases(), programCases(), pauserCases(), loggerCases(), watcherCases(), networkerCases())
+	together := slices.Concat(
+		agentCases(), execCases(h.Real), basicCases(), createCases(), programCases(), pauserCases(), loggerCases(), watcherCases(), networkerCases(),
+	)
 	alone := loadCases() // those that want the machine, or the engine, for themselves
-	if h.Real {
-		together = slices.Concat(kernelCases(), killCases(), together, insideCases(), syscallCases(), starterCases()) // those that wait the longest come first
+	if h.Real {          // those that wait the longest come first
+		together = slices.Concat(kernelCases(), killCases(), together, insideCases(), syscallCases(), starterCases())
 		alone = append(alone, contractCase{"network/apart", testNetworksApart}, contractCase{"engine that hangs", testHang})
 	}
 	if h.Collector != nil {
