@@ -92,11 +92,11 @@ func TestTimeout(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			k.t = t
 			begun := time.Now()
-			a := k.do(command(wire.Start{ID: "x", Command: []string{"sh", "-c", "echo begun; " + script}, TimeoutMS: 200}))
+			a := k.do(command(wire.Start{ID: "x", Command: []string{"sh", "-c", script}, TimeoutMS: 200}))
 			if took := time.Since(begun); took < 200*time.Millisecond || took > 10*time.Second {
 				t.Errorf("it took %s", took)
 			}
-			if a.failure != nil || !a.info.TimedOut || a.info.NotKilled || a.info.Killed || a.info.ExitCode != 137 || a.stdout.String() != "begun\n" {
+			if a.failure != nil || !a.info.TimedOut || a.info.NotKilled || a.info.Killed || a.info.ExitCode != 137 {
 				t.Errorf("%+v", a)
 			}
 			if left := k.inside(); left != "" {
