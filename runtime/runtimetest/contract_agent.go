@@ -474,7 +474,7 @@ func testProcessUser(t *testing.T, b *bed, id string) {
 	}
 	a := b.follow(t, id, "other", 0)
 	until(t, a, "1000\n")
-	b.await(t, "its tree", func() bool { return strings.Contains(b.output(t, id, "ps", "-o", "args"), "sleep 70001") })
+	b.await(t, "all to start", func() bool { return strings.Count(b.output(t, id, "ps", "-o", "args"), "\nsleep 7000") == 3 })
 	must(t, b.rt.Kill(b.ctx, id, "other"))
 	if ps := b.output(t, id, "ps", "-o", "args"); strings.Contains(ps, "sleep 70001") || strings.Contains(ps, "sleep 70003") || !strings.Contains(ps, "sleep 70005") {
 		t.Errorf("still there, or gone:\n%s", ps)

@@ -150,10 +150,9 @@ func testHang(t *testing.T, b *bed) {
 			ctx, cancel := context.WithTimeout(b.ctx, timeout)
 			defer cancel()
 			begun := time.Now()
-			if err := call(ctx); !b.answered(what) {
+			// One that the engine has no part in may be late all the same, as the machine is busy.
+			if err := call(ctx); err != nil || !b.answered(what) {
 				class(t, what+" of a hung engine", err, is, name)
-			} else if err != nil {
-				t.Errorf("%s, which a hung engine has no part in: %v", what, err)
 			}
 			if took := time.Since(begun); took > 20*time.Second {
 				t.Errorf("%s of a hung engine took %s", what, took)
