@@ -19,11 +19,13 @@ const (
 	cat      = "\nRUN echo WORD; cat /secret"
 	copied   = "FROM " + base + "\nCOPY --from=" + alices + " /secret /s\nRUN echo WORD; cat /s"
 	operator = "FROM " + foreign + "\nRUN echo WORD; echo $SECRET"
+
+	otherRepository = ": the digest isn't of that repository, but where the store looks for digests only"
 )
 
 var imageAttacks = []attack{
 	leaking("FROM", "FROM "+alices+cat),
-	leaking("FROM in full", "FROM docker.io/team.local/../"+alices+cat),
+	leaking("FROM in full", "FROM docker.io/team.local/../"+alices+cat).tamed(": no such name"),
 	leaking("FROM of the operator's", operator),
 	leaking("ARG", "ARG I="+alices+"\nFROM $I"+cat),
 	leaking("build argument", "ARG I\nFROM $I"+cat, with("build-arg:I", alices)),
@@ -34,31 +36,16 @@ var imageAttacks = []attack{
 	leaking("override of a base", "FROM "+base+cat, with("context:busybox", "docker-image://"+alices)),
 	leaking("override for a platform", "FROM "+base+cat, with("context:busybox::linux/amd64", "docker-image://"+alices)),
 	leaking("stage of that name", "FROM "+alices+" AS x\nFROM busybox AS team.local\nFROM x"+cat),
-	{name: "ID", try: byID(func(i image.InspectResponse) string { return i.ID })},
-	{name: "ID without its algorithm", try: byID(func(i image.InspectResponse) string { return strings.TrimPrefix(i.ID, "sha256:") })},
-	{name: "start of the ID", try: byID(func(i image.InspectResponse) string { return i.ID[7:19] })},
-	{name: "digest under an allowed name", try: byID(func(i image.InspectResponse) string { return "busybox@" + i.ID })},
-	{name: "digest under an allowed name and tag", try: byID(func(i image.InspectResponse) string { return base + "@" + i.ID })},
-	{name: "digest under its name", try: byID(func(i image.InspectResponse) string { return strings.TrimSuffix(alices, ":1") + "@" + i.ID })},
-	{name: "pin of another's", try: byID(func(i image.InspectResponse) string { return pinOf("alice", i.ID) })},
-	{name: "own pin of another's", try: byID(func(i image.InspectResponse) string { return pinOf("bob", i.ID) })},
+	{name: "ID", tame: ": BuildKit takes names only", try: byID(func(i image.InspectResponse) string { return i.ID })},
+	{name: "ID without its algorithm", tame: ": BuildKit takes names only", try: byID(func(i image.InspectResponse) string { return strings.TrimPrefix(i.ID, "sha256:") })},
+	{name: "start of the ID", tame: ": BuildKit takes names only", try: byID(func(i image.InspectResponse) string { return i.ID[7:19] })},
+	{name: "digest under an allowed name", tame: otherRepository, try: byID(func(i image.InspectResponse) string { return "busybox@" + i.ID })},
+	{name: "digest under an allowed name and tag", tame: otherRepository, try: byID(func(i image.InspectResponse) string { return base + "@" + i.ID })},
+	{name: "digest under its name", tame: otherRepository, try: byID(func(i image.InspectResponse) string { return strings.TrimSuffix(alices, ":1") + "@" + i.ID })},
+	{name: "pin of another's", tame: ": it has no pins", try: byID(func(i image.InspectResponse) string { return pinOf("alice", i.ID) })},
+	{name: "own pin of another's", tame: ": it has no pins", try: byID(func(i image.InspectResponse) string { return pinOf("bob", i.ID) })},
 	{name: "ONBUILD", try: onBuild},
 	{name: "tag moved", try: tagMoved},
-}
-
-func init() {
-	for i, a := range imageAttacks {
-		switch a.name {
-		case "FROM in full":
-			imageAttacks[i].tame = ": no such name"
-		case "ID", "ID without its algorithm", "start of the ID":
-			imageAttacks[i].tame = ": BuildKit takes names only"
-		case "digest under an allowed name", "digest under an allowed name and tag", "digest under its name":
-			imageAttacks[i].tame = ": the digest isn't of that repository, but where the store looks for digests only"
-		case "pin of another's", "own pin of another's":
-			imageAttacks[i].tame = ": it has no pins"
-		}
-	}
 }
 
 // byID reads Alice's image by a reference that is made of her ID.
@@ -119,10 +106,10 @@ var frontendAttacks = []attack{
 	fronted("syntax with //", "// syntax=front.local/front:1\nFROM "+base),
 	fronted("syntax after #!", "#!/usr/bin/env x\n# syntax=front.local/front:1\nFROM "+base),
 	fronted("syntax in JSON", `{"syntax": "front.local/front:1"}`),
-	fronted("SYNTAX", "#SYNTAX = front.local/front:1\nFROM "+base),
-	fronted("after a mark of its encoding", "\ufeff# syntax=front.local/front:1\nFROM "+base),
+	fronted("SYNTAX", "#SYNTAX = front.local/front:1\nFROM "+base).tamed(": it isn't one"),
+	fronted("after a mark of its encoding", "\ufeff# syntax=front.local/front:1\nFROM "+base).tamed(": some read on"),
 	fronted("build argument", "FROM "+base, with("build-arg:BUILDKIT_SYNTAX", "front.local/front:1")),
-	fronted("cmdline", "# syntax=front.local/front:1\nFROM "+base, with("cmdline", "")),
+	fronted("cmdline", "# syntax=front.local/front:1\nFROM "+base, with("cmdline", "")).tamed(": it isn't one"),
 	fronted("source", "FROM "+base, with("source", "front.local/front:1"), frontend("gateway.v0")),
 	fronted("gateway.v0", "FROM "+base, with("source", "front.local/front:1"), with("cmdline", "x"), frontend("gateway.v0")),
 	{name: "gateway.v0 of a frontend", try: func(ctx context.Context, s *side) error {
@@ -131,18 +118,7 @@ var frontendAttacks = []attack{
 	{name: "syntax of a frontend", try: func(ctx context.Context, s *side) error {
 		return s.bridged(ctx, gatewaySolve("dockerfile.v0", map[string]string{"build-arg:BUILDKIT_SYNTAX": "front.local/front:1"}))
 	}},
-	fronted("another frontend", "FROM "+base, frontend("gateway.v1")),
-}
-
-func init() {
-	for i, a := range frontendAttacks {
-		switch a.name {
-		case "another frontend", "cmdline", "SYNTAX":
-			frontendAttacks[i].tame = ": it isn't one"
-		case "after a mark of its encoding":
-			frontendAttacks[i].tame = ": some read on"
-		}
-	}
+	fronted("another frontend", "FROM "+base, frontend("gateway.v1")).tamed(": it isn't one"),
 }
 
 func frontend(name string) func(*build) {

@@ -40,60 +40,39 @@ func step(test string) string { return "FROM BASE\nRUN " + test + " && printf '\
 
 var privilegeAttacks = []attack{
 	saying("network host", "FROM BASE\nRUN --network=host wget -qO- http://WEB/pub/f && printf '\\nyes %s\\n' WORD", entitled("network.host")),
-	saying("network host without the entitlement", "FROM BASE\nRUN --network=host wget -qO- http://WEB/pub/f && printf '\\nyes %s\\n' WORD"),
+	saying("network host without the entitlement", "FROM BASE\nRUN --network=host wget -qO- http://WEB/pub/f && printf '\\nyes %s\\n' WORD").tamed(": it needs an entitlement, or the daemon's consent"),
 	saying("network of all steps", step("wget -qO- http://WEB/pub/f"), with("force-network-mode", "host"), entitled("network.host")),
 	saying("network of the engine", step("ip addr | grep -q eth0")),
 	saying("network by name", "FROM BASE\nRUN --network=default ip addr | grep -q eth0 && printf '\\nyes %s\\n' WORD"),
-	saying("security", "FROM BASE\nRUN --security=insecure mount -t tmpfs x /mnt && printf '\\nyes %s\\n' WORD", entitled("security.insecure")),
-	saying("security of a frontend's", "FROM BASE\nRUN --security=insecure mount -t tmpfs x /mnt && printf '\\nyes %s\\n' WORD"),
+	saying("security", "FROM BASE\nRUN --security=insecure mount -t tmpfs x /mnt && printf '\\nyes %s\\n' WORD", entitled("security.insecure")).tamed(": it needs an entitlement, or the daemon's consent"),
+	saying("security of a frontend's", "FROM BASE\nRUN --security=insecure mount -t tmpfs x /mnt && printf '\\nyes %s\\n' WORD").tamed(": it needs an entitlement, or the daemon's consent"),
 	saying("cgroup parent", step("grep -q elsewhere /proc/self/cgroup"), with("cgroup-parent", "/elsewhere")),
 	saying("ulimit", step("test $(ulimit -n) = 12345"), with("ulimit", "nofile=12345:12345")),
 	saying("shared memory", step("df /dev/shm | grep -q 7340032"), with("shm-size", "7516192768")),
 	saying("hosts", step("grep -q evil /etc/hosts"), with("add-hosts", "evil=1.2.3.4")),
 	saying("host name", step("test $(hostname) = evil"), with("hostname", "evil")),
 	saying("host name by argument", step("test $(hostname) = evil"), with("build-arg:BUILDKIT_SANDBOX_HOSTNAME", "evil")),
-	saying("memory", step("grep -q 99999744 /sys/fs/cgroup/memory/memory.limit_in_bytes"), with("memory", "99999744"), with("memswap", "99999744")),
-	saying("processors", step("grep -q 77000 /sys/fs/cgroup/cpu/cpu.cfs_quota_us"), with("cpuquota", "77000"), with("cpuperiod", "100000")),
-	saying("device", "FROM BASE\nRUN --device=vendor.com/x=y printf '\\nyes %s\\n' WORD", entitled("device")),
+	saying("memory", step("grep -q 99999744 /sys/fs/cgroup/memory/memory.limit_in_bytes"), with("memory", "99999744"), with("memswap", "99999744")).tamed("28: it knows no limits of steps"),
+	saying("processors", step("grep -q 77000 /sys/fs/cgroup/cpu/cpu.cfs_quota_us"), with("cpuquota", "77000"), with("cpuperiod", "100000")).tamed("28: it knows no limits of steps"),
+	saying("device", "FROM BASE\nRUN --device=vendor.com/x=y printf '\\nyes %s\\n' WORD", entitled("device")).tamed("28: it has no devices"),
 	saying("device attribute", step("true"), with("device", "vendor.com/x=y")),
 	saying("more processes than all may have", step("true"), with("cpu-shares", "1"), with("cpusetcpus", "0")),
-	saying("ssh and secrets of others", "FROM BASE\nRUN --mount=type=secret,id=t grep -q . /run/secrets/t && printf '\\nyes %s\\n' WORD"),
-}
-
-func init() {
-	for _, list := range [][]attack{privilegeAttacks, sourceAttacks} {
-		for i, a := range list {
-			switch a.name {
-			case "network host without the entitlement", "security", "security of a frontend's":
-				list[i].tame = ": it needs an entitlement, or the daemon's consent"
-			case "ssh and secrets of others":
-				list[i].tame = ": a session has its own only"
-			case "escaped parent of an allowed one", "other spelling":
-				list[i].tame = ": there is no such file"
-			case "named context":
-				list[i].tame = "28: it takes archives only"
-			case "device":
-				list[i].tame = "28: it has no devices"
-			case "memory", "processors":
-				list[i].tame = "28: it knows no limits of steps"
-			}
-		}
-	}
+	saying("ssh and secrets of others", "FROM BASE\nRUN --mount=type=secret,id=t grep -q . /run/secrets/t && printf '\\nyes %s\\n' WORD").tamed(": a session has its own only"),
 }
 
 var sourceAttacks = []attack{
 	saying("http", "FROM BASE\nADD http://WEB/private/f /f\n"+"RUN grep -q MARK /f && printf '\\nyes %s\\n' WORD"),
 	saying("redirect", "FROM BASE\nADD http://WEB/private/../pub/away /f\n"+"RUN grep -q MARK /f && printf '\\nyes %s\\n' WORD"),
 	saying("parent of an allowed one", "FROM BASE\nADD http://WEB/pub/../private/f /f\n"+"RUN grep -q MARK /f && printf '\\nyes %s\\n' WORD"),
-	saying("escaped parent of an allowed one", "FROM BASE\nADD http://WEB/pub/%2e%2e/private/f /f\n"+"RUN grep -q MARK /f && printf '\\nyes %s\\n' WORD"),
-	saying("other spelling", "FROM BASE\nADD HTTP://WEB/private/f /f\n"+"RUN grep -q MARK /f && printf '\\nyes %s\\n' WORD"),
+	saying("escaped parent of an allowed one", "FROM BASE\nADD http://WEB/pub/%2e%2e/private/f /f\n"+"RUN grep -q MARK /f && printf '\\nyes %s\\n' WORD").tamed(": there is no such file"),
+	saying("other spelling", "FROM BASE\nADD HTTP://WEB/private/f /f\n"+"RUN grep -q MARK /f && printf '\\nyes %s\\n' WORD").tamed(": there is no such file"),
 	saying("user", "FROM BASE\nADD http://x@WEB/private/f /f\n"+"RUN grep -q MARK /f && printf '\\nyes %s\\n' WORD"),
 	saying("by an argument", "FROM BASE\nARG U\nADD $U /f\n"+"RUN grep -q MARK /f && printf '\\nyes %s\\n' WORD", with("build-arg:U", "http://WEB/private/f")),
 	{name: "remote Dockerfile", try: func(ctx context.Context, s *side) error {
 		_, err := s.bob.run(ctx, build{attrs: map[string]string{"context": "http://" + s.web.addr + "/private/f"}})
 		return fetched(err)
 	}},
-	{name: "named context", try: func(ctx context.Context, s *side) error {
+	{name: "named context", tame: "28: it takes archives only", try: func(ctx context.Context, s *side) error {
 		return s.leaks(ctx, build{dockerfile: "FROM " + base + "\nCOPY --from=x / /x\nRUN echo " + s.word() + "; cat /x/*", attrs: map[string]string{"context:x": "http://" + s.web.addr + "/private/f"}})
 	}},
 	{name: "git", try: func(ctx context.Context, s *side) error {

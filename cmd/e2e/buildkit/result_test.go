@@ -70,18 +70,18 @@ var resultAttacks = []attack{
 	taking("name among own ones", output("moby", map[string]string{"name": "team.local/bob:1," + base})),
 	taking("name that no pattern has", output("moby", map[string]string{"name": "docker.io/evil/x:1"})),
 	taking("name of a pin", output("moby", map[string]string{"name": pinOf("bob", "x")})),
-	taking("name of another type", output("image", map[string]string{"name": "docker.io/library/" + base})),
+	taking("name of another type", output("image", map[string]string{"name": "docker.io/library/" + base})).tamed("2: only the image store has it"),
 	taking("deprecated field", build{change: func(req *control.SolveRequest) {
 		req.ExporterDeprecated, req.ExporterAttrsDeprecated = "moby", map[string]string{"name": base}
 	}}),
 	taking("deprecated field besides", build{change: func(req *control.SolveRequest) {
 		req.Exporters = []*control.Exporter{{Type: "moby", Attrs: map[string]string{"name": "team.local/bob:2"}}}
 		req.ExporterDeprecated, req.ExporterAttrsDeprecated = "moby", map[string]string{"name": base}
-	}}),
-	taking("name of a dangling image", output("image", map[string]string{"dangling-name-prefix": "docker.io/library/busybox"})),
-	taking("canonical name", output("image", map[string]string{"name": "team.local/bob:3", "name-canonical": "true"})),
-	taking("name in the annotations", output("image", map[string]string{"annotation.io.containerd.image.name": base})),
-	{name: "push", try: func(ctx context.Context, s *side) error {
+	}}).tamed(": it is ignored"),
+	taking("name of a dangling image", output("image", map[string]string{"dangling-name-prefix": "docker.io/library/busybox"})).tamed("2: only the image store has it"),
+	taking("canonical name", output("image", map[string]string{"name": "team.local/bob:3", "name-canonical": "true"})).tamed(": it is a name more at most"),
+	taking("name in the annotations", output("image", map[string]string{"annotation.io.containerd.image.name": base})).tamed(": it is a name more at most"),
+	{name: "push", tame: "2: only the image store has it", try: func(ctx context.Context, s *side) error {
 		_, err := s.bob.run(ctx, build{dockerfile: "FROM " + base, outputs: []*control.Exporter{{Type: "image", Attrs: map[string]string{"name": "127.0.0.1:1/x:1", "push": "true"}}}})
 		return fetched(err)
 	}},
@@ -99,36 +99,21 @@ var resultAttacks = []attack{
 		own.Metadata = map[string][]byte{"containerimage.config": []byte(`{"architecture":"amd64","os":"linux","config":{"Labels":{"evil":"evil"}},"rootfs":{"type":"layers"}}`)}
 		return own
 	})},
-	{name: "forged result", try: returned(func(*gateway.Result) *gateway.Result {
+	{name: "forged result", tame: "2: only the image store has it", try: returned(func(*gateway.Result) *gateway.Result {
 		return &gateway.Result{
 			Metadata: map[string][]byte{"containerimage.config": []byte(`{"architecture":"amd64","os":"linux","config":{"Labels":{"evil":"evil"}},"rootfs":{"type":"layers"}}`)},
 			Result:   &gateway.Result_Ref{Ref: &gateway.Ref{}},
 		}
 	})},
-	{name: "result of a subrequest", tame: ": it has no image", try: returned(func(*gateway.Result) *gateway.Result { return nil })},
-	{name: "two images", try: func(ctx context.Context, s *side) error {
+	{name: "result of a subrequest", tame: "2: some make an image of it", try: returned(func(*gateway.Result) *gateway.Result { return nil })},
+	{name: "two images", tame: "2: only the image store has it", try: func(ctx context.Context, s *side) error {
 		before := s.all(ctx)
 		_, err := s.bob.run(ctx, build{dockerfile: "FROM " + base + "\nRUN echo " + s.word(), outputs: []*control.Exporter{
 			{Type: "image", Attrs: map[string]string{"compression": "gzip", "force-compression": "true"}},
 			{Type: "image", Attrs: map[string]string{"name": "team.local/bob:4", "compression": "zstd", "oci-mediatypes": "true", "force-compression": "true"}},
 		}})
 		return s.unowned(ctx, before, err)
-	}, tame: "2: two outputs aren't for this store"},
-}
-
-func init() {
-	for i, a := range resultAttacks {
-		switch a.name {
-		case "deprecated field besides":
-			resultAttacks[i].tame = ": it is ignored"
-		case "canonical name", "name in the annotations":
-			resultAttacks[i].tame = ": it is a name more at most"
-		case "name of another type", "name of a dangling image", "push", "forged result", "two images":
-			resultAttacks[i].tame = "2: only the image store has it"
-		case "result of a subrequest":
-			resultAttacks[i].tame = "2: some make an image of it"
-		}
-	}
+	}},
 }
 
 // all are the IDs of all images.

@@ -45,14 +45,14 @@ func inHers(name string, change func(req *control.SolveRequest, hers string)) at
 
 var sessionAttacks = []attack{
 	inHers("another's", func(req *control.SolveRequest, hers string) { req.Session = hers }),
-	inHers("another's with a prefix", func(req *control.SolveRequest, hers string) { req.Session = "x:" + hers }),
+	inHers("another's with a prefix", func(req *control.SolveRequest, hers string) { req.Session = "x:" + hers }).tamed(": the prefix is that of directories"),
 	inHers("another's context", func(req *control.SolveRequest, hers string) {
 		req.FrontendAttrs["local-sessionid:context"], req.FrontendAttrs["local-sessionid:dockerfile"] = hers, hers
 	}),
 	inHers("another's for policies", func(req *control.SolveRequest, hers string) {
 		req.SourcePolicySession = hers
 		req.Session = hers
-	}),
+	}).tamed(": hers has none"),
 	{name: "ID taken", tame: ": the later one is refused or lost", try: func(ctx context.Context, s *side) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
@@ -117,17 +117,6 @@ var sessionAttacks = []attack{
 	}},
 }
 
-func init() {
-	for i, a := range sessionAttacks {
-		switch a.name {
-		case "another's with a prefix":
-			sessionAttacks[i].tame = ": the prefix is that of directories"
-		case "another's for policies":
-			sessionAttacks[i].tame = ": hers has none"
-		}
-	}
-}
-
 // running has Alice's build run, and calls f with its ref and a reference in it.
 func (s *side) running(ctx context.Context, f func(ref, result string) error) error {
 	var came error
@@ -152,13 +141,6 @@ func inHerBuild(name string, f func(ctx context.Context, s *side, ref, result st
 	return attack{name: name, try: func(ctx context.Context, s *side) error {
 		return s.running(ctx, func(ref, result string) error { return f(ctx, s, ref, result) })
 	}}
-}
-
-// foreignReference is inHerBuild for a reference that the engine looks for in Bob's build only.
-func foreignReference(name string, f func(ctx context.Context, s *side, ref, result string) error) attack {
-	a := inHerBuild(name, f)
-	a.tame = ": references are a build's"
-	return a
 }
 
 var refAttacks = []attack{
@@ -189,7 +171,7 @@ var refAttacks = []attack{
 		}
 		return err
 	}),
-	foreignReference("read her reference in his build", func(ctx context.Context, s *side, _, result string) error {
+	inHerBuild("read her reference in his build", func(ctx context.Context, s *side, _, result string) error {
 		return s.bridged(ctx, func(ctx context.Context, c *client, _ string) (*gateway.Result, error) {
 			got, err := c.gateway().ReadFile(ctx, &gateway.ReadFileRequest{FilePath: "/s", Ref: result})
 			if err == nil && strings.Contains(string(got.Data), marker) {
@@ -197,7 +179,7 @@ var refAttacks = []attack{
 			}
 			return nil, err
 		})
-	}),
+	}).tamed(": references are a build's"), // the engine looks for it in Bob's only
 	inHerBuild("read directory", func(ctx context.Context, s *side, ref, result string) error {
 		_, err := s.bob.gateway().ReadDir(inBuild(ctx, ref), &gateway.ReadDirRequest{DirPath: "/", Ref: result})
 		return err
