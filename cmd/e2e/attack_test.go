@@ -9,7 +9,6 @@ import (
 	"math"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -109,7 +108,7 @@ func newAttackFixture(t *testing.T, kind string) *attackFixture {
 	for range 20 { // they have everything opened that stays open
 		must(t, s.innocent(t.Context()))
 	}
-	s.calm = settled(t, s.server.cmd.Process.Pid, weight{fds: 1 << 20, children: 1 << 20}, 0, math.MaxInt)
+	s.calm = settled(t, s.server.Process.Pid, weight{fds: 1 << 20, children: 1 << 20}, 0, math.MaxInt)
 	return s
 }
 
@@ -117,11 +116,7 @@ func newAttackFixture(t *testing.T, kind string) *attackFixture {
 func buildAttacker(t *testing.T) []byte {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "attacker")
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", file, "./testdata/attacker")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	buildProgram(t, file, "./testdata/attacker")
 	program, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -171,10 +166,10 @@ func (s *attackFixture) innocent(ctx context.Context) error {
 
 // watch uses the innocent sandbox, and looks at the server and the host, until ctx ends.
 func (a *attack) watch(ctx context.Context) {
-	pid := strconv.Itoa(a.server.cmd.Process.Pid)
+	pid := strconv.Itoa(a.server.Process.Pid)
 	peak := 0
 	_ = os.WriteFile("/proc/"+pid+"/clear_refs", []byte("5"), 0) // begins VmHWM anew
-	for ; ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
+	for ; ctx.Err() == nil; time.Sleep(200 * time.Millisecond) {
 		if err := a.innocent(a.Context()); err != nil {
 			a.Errorf("the innocent sandbox: %v", err)
 			return
@@ -221,7 +216,7 @@ func (a *attack) end() {
 	until(a, "its processes to be gone", func() bool { return len(marked(a.mark)) == 0 })
 	until(a, "its container to be gone", func() bool { return containersOf(a.T, a.e, a.server) == 1 })
 	until(a, "its directory to be gone", func() bool { return len(agentDirs(a.server.stateDir())) == 1 })
-	after := settled(a.T, a.server.cmd.Process.Pid, a.calm, attackFDs, math.MaxInt)
+	after := settled(a.T, a.server.Process.Pid, a.calm, attackFDs, math.MaxInt)
 	if after.fds > a.calm.fds+attackFDs || after.children > a.calm.children || after.rss > a.calm.rss+attackRSS {
 		a.Errorf("the server had %s, and has %s", a.calm, after)
 	}

@@ -12,9 +12,10 @@ import (
 	"os/exec"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
+
+	"github.com/bermhq/berm/cmd/e2e/program"
 )
 
 // plainProxyEnv makes the test binary a plainProxy; its value names the two sockets.
@@ -62,19 +63,13 @@ backend b
 
 // started runs another proxy before the engine, and returns it as a door.
 func (s *doorBench) started(address string, cmd *exec.Cmd) *door {
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
-	done, err := startBound(cmd)
+	p, err := program.Start(cmd, program.NewOutput())
 	must(s.b, err)
-	s.b.Cleanup(func() { _ = cmd.Process.Kill(); <-done })
+	s.b.Cleanup(p.Kill)
 	d := newDoor(s.b, address)
 	d.cmd = cmd
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		if _, err := d.get(s.b.Context(), "/_ping"); err == nil {
-			return d
-		} else if time.Now().After(end) {
-			s.b.Fatal(err)
-		}
-	}
+	must(s.b, p.Ready(deadline(s.b), func() bool { return second(d.get(s.b.Context(), "/_ping")) == nil }))
+	return d
 }
 
 // cost measures what of a CPU Berm takes for a request, beside http.Server with

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"os/exec"
@@ -47,12 +46,8 @@ const (
 
 func newDoor(b *testing.B, path string) *door {
 	b.Helper()
-	transport := &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", path)
-		},
-		MaxIdleConnsPerHost: 64, DisableCompression: true, ReadBufferSize: 64 << 10, WriteBufferSize: 64 << 10,
-	}
+	transport := through(path)
+	transport.MaxIdleConnsPerHost, transport.DisableCompression, transport.ReadBufferSize, transport.WriteBufferSize = 64, true, 64<<10, 64<<10
 	b.Cleanup(transport.CloseIdleConnections)
 	return &door{http: &http.Client{Transport: transport}, docker: dockerClient(b, docker.WithHost("unix://"+path))}
 }
@@ -72,7 +67,7 @@ engine_api:
   listeners: [{address: "unix://%[1]s/docker.sock", callers: [{name: bench, tenant: bench, uids: [0]}]}]
 engine: {instance: bench-%[2]s}
 `, dir, filepath.Base(dir)))
-	s.berm.cmd = startChildWith(b, dir, e, "engine_available", "--config", config, "--policy", policy).cmd
+	s.berm.cmd = startChildWith(b, dir, e, "engine_available", "--config", config, "--policy", policy).Cmd
 	for range 5 {
 		s.mine = append(s.mine, s.make(s.berm, "true"))
 		s.theirs = append(s.theirs, s.make(s.direct, "true"))
@@ -230,7 +225,7 @@ func (zeros) Read(b []byte) (int, error) {
 // idle compares the server with one that has the other door only.
 func (s *doorBench) idle(b *testing.B) {
 	e := commonEngine(b, "docker")
-	alone := startChildWith(b, e.dir(b), e, "engine_available").cmd
+	alone := startChildWith(b, e.dir(b), e, "engine_available").Cmd
 	time.Sleep(30*time.Second + 5*time.Second)
 	var with, without float64
 	for b.Loop() {

@@ -78,7 +78,7 @@ func BenchmarkStorage(b *testing.B) {
 		return func() error { return call(http.MethodGet, url, nil) }
 	}
 	mib := per(size>>20, "MiB")
-	pid := server.cmd.Process.Pid
+	pid := server.Process.Pid
 	b.Run("1 GiB up", func(b *testing.B) {
 		forgetPeak(b, pid)
 		turns(b, []way{{"berm", whole(up(berm + "up"))}, {"bare", whole(up(bare + "up"))}}, mib)

@@ -217,7 +217,7 @@ func BenchmarkServer(b *testing.B) {
 			time.Sleep(30*time.Second + 5*time.Second)
 			var resident float64
 			for b.Loop() {
-				resident = float64(weigh(b, berm.server.cmd.Process.Pid).rss) / 1024
+				resident = float64(weigh(b, berm.server.Process.Pid).rss) / 1024
 			}
 			b.ReportMetric(0, "ns/op")
 			b.ReportMetric(resident, "MiB")

@@ -242,7 +242,7 @@ func boxNotKilled(r *boxRow) {
 		thaw, frozen := r.freeze(r.marked())
 		if frozen {
 			until(r, "the sandbox to be given up", func() bool {
-				return terminated.MatchString(readString(r.T, r.s.logPath())) || len(over) > 0
+				return terminated.MatchString(r.s.log.String()) || len(over) > 0
 			})
 		}
 		thaw()

@@ -6,11 +6,10 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
-	"time"
 
+	"github.com/bermhq/berm/cmd/e2e/program"
 	"github.com/bermhq/berm/runtime/runtimetest/pty"
 )
 
@@ -32,10 +31,10 @@ func TestCommandLineInside(t *testing.T) {
 		s.run(t)
 	}
 
-	code := typeAt(t, func(keyboard *os.File, screen *output) {
+	code := typeAt(t, func(keyboard *os.File, screen *program.Output) {
 		typed := func(line, want string) {
 			_, _ = keyboard.WriteString(line)
-			screen.wait(t, want)
+			screen.Wait(t, want)
 		}
 		typed("stty size; echo term=$TERM\r", "33 77\r\nterm=vt100")
 		pty.SetSize(t, keyboard, 40, 100)
@@ -44,9 +43,9 @@ func TestCommandLineInside(t *testing.T) {
 		typed("echo sl''eeping; sleep 60\r", "sleeping") // by when keys aren't the shell's any more
 		typed("\x03", "^C")
 		// A second shell is another process, and two keys detach from it.
-		if code := typeAt(t, func(keyboard *os.File, screen *output) {
+		if code := typeAt(t, func(keyboard *os.File, screen *program.Output) {
 			_, _ = keyboard.WriteString("echo se''cond\r")
-			screen.wait(t, "second")
+			screen.Wait(t, "second")
 			step{args: "sandbox ps mine", stdout: []string{"shell-1   running", "shell-2   running"}}.run(t)
 			_, _ = keyboard.WriteString("\x10\x11")
 		}, "sandbox", "shell", "mine"); code != 0 {
@@ -58,21 +57,21 @@ func TestCommandLineInside(t *testing.T) {
 	if code != 5 {
 		t.Errorf("the shell ended with %d, want 5", code)
 	}
-	code = typeAt(t, func(keyboard *os.File, screen *output) {
-		screen.wait(t, "terminal\r\n")
+	code = typeAt(t, func(keyboard *os.File, screen *program.Output) {
+		screen.Wait(t, "terminal\r\n")
 		_, _ = keyboard.WriteString("typed\r") // and it comes back as it is typed
-		screen.wait(t, "typed\r\ntyped\r\n")
+		screen.Wait(t, "typed\r\ntyped\r\n")
 		_, _ = keyboard.WriteString("\x04") // the end of the input
 	}, "sandbox", "exec", "mine", "-it", "--", "sh", "-c", "test -t 0 && echo terminal; cat; exit 6")
 	if code != 6 {
 		t.Errorf("the command ended with %d, want 6", code)
 	}
 
-	out := newOutput()
+	out := program.NewOutput()
 	cmd := exec.CommandContext(t.Context(), bin, "sandbox", "exec", "mine", "--", "sh", "-c", "trap 'exit 9' INT; echo begun; while :; do sleep 0.01; done")
 	cmd.Stdout = out
 	must(t, cmd.Start())
-	out.wait(t, "begun")
+	out.Wait(t, "begun")
 	must(t, cmd.Process.Signal(os.Interrupt))
 	if _ = cmd.Wait(); cmd.ProcessState.ExitCode() != 9 {
 		t.Errorf("after INT the command ended with %s, want 9", cmd.ProcessState)
@@ -115,59 +114,11 @@ func (s step) run(t *testing.T) {
 	}
 }
 
-// output gathers what a process says, and lets a test wait for it.
-type output struct {
-	mu   sync.Mutex
-	all  string
-	seen int           // of all, up to the end of what was last waited for
-	more chan struct{} // has an element if there is more than there was
-}
-
-func newOutput() *output { return &output{more: make(chan struct{}, 1)} }
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.all += string(p)
-	select {
-	case o.more <- struct{}{}:
-	default:
-	}
-	return len(p), nil
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.all
-}
-
-// wait returns once the text has been said since the last wait.
-func (o *output) wait(t testing.TB, text string) {
-	t.Helper()
-	for timeout := time.After(time.Minute); ; {
-		o.mu.Lock()
-		at := strings.Index(o.all[o.seen:], text)
-		if at >= 0 {
-			o.seen += at + len(text)
-		}
-		o.mu.Unlock()
-		if at >= 0 {
-			return
-		}
-		select {
-		case <-o.more:
-		case <-timeout:
-			t.Fatalf("it doesn't say %q:\n%s", text, o)
-		}
-	}
-}
-
 // typeAt runs the program on a terminal of its own, and what play types there.
-func typeAt(t *testing.T, play func(keyboard *os.File, screen *output), args ...string) (code int) {
+func typeAt(t *testing.T, play func(keyboard *os.File, screen *program.Output), args ...string) (code int) {
 	t.Helper()
 	keyboard, tty := pty.Open(t)
-	screen := newOutput()
+	screen := program.NewOutput()
 	go func() { _, _ = io.Copy(screen, keyboard) }()
 	var errs bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), bin, args...)

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -24,6 +25,16 @@ const (
 )
 
 const bermImage = "berm.local/berm:test"
+
+var bermImageBuilt sync.Once
+
+// buildBerm builds bermImage on the engine that tests share.
+func buildBerm(t *testing.T, e *testEngine) {
+	t.Helper()
+	bermImageBuilt.Do(func() {
+		must(t, engine.BuildBermImage(context.WithoutCancel(t.Context()), e.config.Address, bermImage, bin))
+	})
+}
 
 // contained is a berm that runs in a container of the engine that it uses, in the project
 // demo of Docker Compose, with a neighbour.
@@ -110,7 +121,7 @@ profiles: {default: {network: "on", host_path_mode: rw, user: "`+strings.Split(u
 	args := append([]string{
 		"run", "--detach", "--pid", "host", "--name", c.name, "--label", composeService + "=berm",
 		"--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
-		"--volume", strings.TrimPrefix(c.engine.config.Address, "unix://") + ":/var/run/docker.sock",
+		"--volume", c.engine.socket() + ":/var/run/docker.sock",
 		"--volume", c.name + "-state:/var/lib/berm",
 		"--volume", c.name + "-shared:/shared",
 		"--volume", filepath.Join(c.dir, "work") + ":/work",
@@ -138,8 +149,8 @@ profiles: {default: {network: "on", host_path_mode: rw, user: "`+strings.Split(u
 func TestContained(t *testing.T) {
 	t.Parallel()
 	e := commonEngine(t, "docker")
-	must(t, engine.BuildBermImage(t.Context(), e.config.Address, bermImage, bin))
-	fi, err := os.Stat(strings.TrimPrefix(e.config.Address, "unix://"))
+	buildBerm(t, e)
+	fi, err := os.Stat(e.socket())
 	if err != nil {
 		t.Fatal(err)
 	}

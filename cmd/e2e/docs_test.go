@@ -148,7 +148,7 @@ engine_api:
 `)
 	t.Cleanup(func() { (&server{dir: dir, instance: "docs"}).removeAll(t, e) })
 	c := startChildWith(t, dir, e, "serving", "--config", filepath.Join(dir, "berm.yaml"), "--policy", filepath.Join(dir, "policy.yaml"), "--listen", "127.0.0.1:0")
-	c.log.wait(t, "msg=engine_available")
+	c.Log.Wait(t, "msg=engine_available")
 	address := readString(t, filepath.Join(c.dir, "address"))
 	url := "http://" + address
 	w := &docsWorld{bin: t.TempDir(),
@@ -176,7 +176,7 @@ engine_api:
 	}
 
 	c.end(t, os.Interrupt)
-	if log := c.log.String(); strings.Contains(log, collectorKey) || !strings.Contains(log, "msg=stopped") {
+	if log := c.Log.String(); strings.Contains(log, collectorKey) || !strings.Contains(log, "msg=stopped") {
 		t.Errorf("the log has a secret, or lacks its end:\n%s", log)
 	}
 	got := sent.got(t, "docs")

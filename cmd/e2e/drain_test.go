@@ -2,10 +2,8 @@ package e2e
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -23,9 +21,9 @@ func TestDrain(t *testing.T) {
 	t.Parallel()
 	b := newClientFixture(t, "http: {drain_timeout: 6s}\n")
 	cli, work := clis(t)[0], filepath.Join(b.dir, "work")
-	api := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(b.dir, "berm.sock"))
-	}}}
+	transport := through(filepath.Join(b.dir, "berm.sock"))
+	transport.DisableKeepAlives = true
+	api := &http.Client{Transport: transport}
 	ask := func(method, path, body, accept string) (*http.Response, error) {
 		req, err := http.NewRequestWithContext(t.Context(), method, "http://localhost/api/v1/sandboxes/a"+path, strings.NewReader(body))
 		if err != nil {
@@ -98,10 +96,10 @@ func TestDrain(t *testing.T) {
 		t.Errorf("the streamed command: %q, %v", rest, err)
 	}
 	long.ends(t, "", "berm: the server is going down")
-	if err := b.cmd.Wait(); err != nil {
+	if err := b.Wait(); err != nil {
 		t.Errorf("after SIGTERM: %v", err)
 	}
-	b.log.wait(t, "msg=requests_broken_off")
+	b.Log.Wait(t, "msg=requests_broken_off")
 
 	// A second signal doesn't wait for anything.
 	b.start(t)
@@ -111,13 +109,13 @@ func TestDrain(t *testing.T) {
 		t.Fatal(err)
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- b.cmd.Wait() }()
+	go func() { ended <- b.Wait() }()
 	until(t, "the second signal ends it", func() bool {
 		select {
 		case err = <-ended:
 			return true
 		default:
-			_ = b.cmd.Process.Signal(syscall.SIGTERM) // SIGINT is ignored in the background of a shell
+			_ = b.Process.Signal(syscall.SIGTERM) // SIGINT is ignored in the background of a shell
 			return false
 		}
 	})

@@ -99,12 +99,12 @@ engine_api:
 // tcpAddress is what the log says of the only TCP listener.
 func (c *child) tcpAddress(t *testing.T) string {
 	t.Helper()
-	for line := range strings.Lines(c.log.String()) {
+	for line := range strings.Lines(c.Log.String()) {
 		if _, rest, ok := strings.Cut(line, "msg=serving_engine_api address=tcp://"); ok {
 			return strings.Fields(rest)[0]
 		}
 	}
-	t.Fatalf("the log has no address:\n%s", c.log)
+	t.Fatalf("the log has no address:\n%s", c.Log)
 	return ""
 }
 

@@ -8,17 +8,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	goruntime "runtime"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
+	"github.com/bermhq/berm/cmd/e2e/program"
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/proxy/client"
@@ -87,6 +87,22 @@ func command(ctx context.Context, dir string, env []string, program string, args
 		err = fmt.Errorf("%s %s: %w: %s", filepath.Base(program), strings.Join(args, " "), err, bytes.TrimSpace(exit.Stderr))
 	}
 	return strings.TrimSpace(string(out)), err
+}
+
+// mustRun is command for a program that has to end well.
+func mustRun(t testing.TB, dir string, env []string, program string, args ...string) string {
+	t.Helper()
+	out, err := command(t.Context(), dir, env, program, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// buildProgram builds a program of testdata that runs in any container.
+func buildProgram(t testing.TB, file, source string) {
+	t.Helper()
+	mustRun(t, "", []string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", file, source)
 }
 
 // dockerEnv has Docker's clients call a host, and nothing else heed them.
@@ -179,6 +195,9 @@ func newEngine(kind string, opts engine.Options) (*testEngine, error) {
 	return e, nil
 }
 
+// socket is the path of the engine's socket.
+func (e *testEngine) socket() string { return strings.TrimPrefix(e.config.Address, "unix://") }
+
 // dir makes a directory for a server's files. Whatever stays mounted below it, should a
 // test fail, goes with the engine.
 func (e *testEngine) dir(t testing.TB) string {
@@ -240,15 +259,15 @@ type server struct {
 	url      string        // once it is up
 	patience time.Duration // for it to get ready; 0 is 30 s
 
-	cmd  *exec.Cmd
-	done chan struct{} // closed when cmd has ended
+	log            *program.Output // of all times that it ran
+	*program.Child                 // nil before it is started
 }
 
 // newServer configures a server on an engine, which stops when the test ends. Without an
 // image, the default image is its image.
 func newServer(t testing.TB, e *testEngine, dir, image string) *server {
 	id := strings.ToLower(rand.Text()[:8])
-	s := &server{dir: dir, token: rand.Text(), instance: "test-" + id, network: "berm-test-" + id}
+	s := &server{dir: dir, token: rand.Text(), instance: "test-" + id, network: "berm-test-" + id, log: program.NewOutput()}
 	s.env = append(e.config.env(), "BERM_SECURITY_TOKENS="+s.token, "BERM_ENGINE_INSTANCE="+s.instance,
 		"BERM_SANDBOX_NETWORK="+s.network, "BERM_SANDBOX_CLEANUP_INTERVAL=500ms")
 	if image != "" {
@@ -296,8 +315,6 @@ func (s *server) policy(t testing.TB, text string) {
 
 func (s *server) stateDir() string { return filepath.Join(s.dir, "state") }
 
-func (s *server) logPath() string { return filepath.Join(s.dir, "server.log") }
-
 // start runs the server, for the first time or again, until it is ready to serve. It
 // returns a client that calls again where that makes sense.
 func (s *server) start(t testing.TB) *client.Client {
@@ -313,65 +330,26 @@ func (s *server) start(t testing.TB) *client.Client {
 }
 
 func (s *server) run(ctx context.Context) error {
-	log, err := os.OpenFile(s.logPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = log.Close() }() // the child has its own
 	listen := "127.0.0.1:0"
 	if s.url != "" { // started again: where it was
 		listen = strings.TrimPrefix(s.url, "http://")
 	}
-	s.cmd = exec.Command(bin, "serve", "--listen", listen, "--state-dir", s.stateDir())
-	s.cmd.Stdout, s.cmd.Stderr = log, log
-	s.cmd.Env = append(os.Environ(), s.env...)
-	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if s.done, err = startBound(s.cmd); err != nil {
-		return fmt.Errorf("start the server: %w", err)
+	cmd := exec.Command(bin, "serve", "--listen", listen, "--state-dir", s.stateDir())
+	cmd.Env = append(os.Environ(), s.env...)
+	var err error
+	if s.Child, err = program.Start(cmd, s.log); err != nil {
+		return err
 	}
-	return s.ready(ctx, filepath.Join(s.stateDir(), "address"))
-}
-
-// startBound starts a process from a thread that lives as long as the process does, as the
-// signal of the parent's death comes when the thread that forked ends. Done is closed at
-// the process's end.
-func startBound(cmd *exec.Cmd) (done chan struct{}, err error) {
-	started := make(chan error)
-	done = make(chan struct{})
-	go func() {
-		goruntime.LockOSThread()
-		defer goruntime.UnlockOSThread()
-		err := cmd.Start()
-		started <- err
-		if err == nil {
-			_ = cmd.Wait()
-			close(done)
-		}
-	}()
-	return done, <-started
-}
-
-// ready waits until the server has announced its address and says that it is ready.
-func (s *server) ready(ctx context.Context, announced string) error {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(s.patience, 30*time.Second))
 	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		if address, err := os.ReadFile(announced); err == nil {
-			s.url = "http://" + strings.TrimSpace(string(address))
-			if s.answers(ctx, "/readyz") {
-				return nil
-			}
+	return s.Ready(ctx, func() bool {
+		address, err := os.ReadFile(filepath.Join(s.stateDir(), "address"))
+		if err != nil {
+			return false
 		}
-		select {
-		case <-tick.C:
-		case <-s.done:
-			return errors.New("the server ended while it started")
-		case <-ctx.Done():
-			return fmt.Errorf("the server didn't get ready: %w", ctx.Err())
-		}
-	}
+		s.url = "http://" + strings.TrimSpace(string(address))
+		return s.answers(ctx, "/readyz")
+	})
 }
 
 func (s *server) answers(ctx context.Context, path string) bool {
@@ -401,6 +379,13 @@ func exchange(ctx context.Context, c *http.Client, method, url, body string, hea
 	return resp, string(answer), err
 }
 
+// through is a transport that leads to a unix socket.
+func through(socket string) *http.Transport {
+	return &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}
+}
+
 // client makes a client that makes each call once.
 func (s *server) client(t testing.TB, transport http.RoundTripper) *client.Client {
 	t.Helper()
@@ -411,36 +396,16 @@ func (s *server) client(t testing.TB, transport http.RoundTripper) *client.Clien
 	return c
 }
 
-// kill ends the server as a crash would.
-func (s *server) kill() error {
-	if err := s.cmd.Process.Kill(); err != nil {
-		return fmt.Errorf("kill the server: %w", err)
-	}
-	<-s.done
-	return nil
-}
-
-// stop ends the server as an operator would, and kills it if that takes too long.
+// stop ends the server if it was started.
 func (s *server) stop() {
-	if s.done == nil {
-		return
-	}
-	_ = s.cmd.Process.Signal(syscall.SIGTERM) // fails if it has ended
-	select {
-	case <-s.done:
-	case <-time.After(15 * time.Second):
-		_ = s.cmd.Process.Kill()
-		<-s.done
+	if s.Child != nil {
+		_ = s.Stop()
 	}
 }
 
 // logTail is the end of what the server logged.
 func (s *server) logTail() string {
-	data, err := os.ReadFile(s.logPath())
-	if err != nil {
-		return err.Error()
-	}
-	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+	lines := strings.Split(strings.TrimSpace(s.log.String()), "\n")
 	return strings.Join(lines[max(0, len(lines)-20):], "\n")
 }
 
@@ -536,11 +501,12 @@ func replace(t testing.TB, path, content string) {
 // magnitude more than each of the deadlines that stand behind it.
 const patience = 90 * time.Second
 
-// until asks again and again, for as long as patience lasts.
+// until asks again and again, more slowly by and by, for as long as patience lasts.
 func until(t testing.TB, what string, f func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !f(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
+	pause := 10 * time.Millisecond
+	for deadline := time.Now().Add(patience); !f(); time.Sleep(pause) {
+		if pause = min(2*pause, 200*time.Millisecond); time.Now().After(deadline) {
 			t.Fatalf("it never came to be that %s", what)
 		}
 	}

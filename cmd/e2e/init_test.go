@@ -37,7 +37,7 @@ func TestInit(t *testing.T) {
 		}
 		t.Cleanup(func() { (&server{dir: dir, instance: instance}).removeAll(t, e) })
 		c := startChildWith(t, dir, e, "serving", "--config", file, "--listen", "127.0.0.1:0")
-		c.log.wait(t, "msg=engine_available")
+		c.Log.Wait(t, "msg=engine_available")
 		address := readString(t, filepath.Join(c.dir, "address"))
 		env := []string{"BERM_URL=http://" + address}
 		args := []string{"--token-file", filepath.Join(etc, "token"), "demo"}
@@ -54,7 +54,7 @@ func TestInit(t *testing.T) {
 		}
 		c.end(t, os.Interrupt)
 		if t.Failed() {
-			t.Log(c.log.String())
+			t.Log(c.Log.String())
 		}
 	})
 }

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"errors"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -47,7 +46,7 @@ func testAgent(t *testing.T, kind string) {
 		t.Errorf("directories: %v", got)
 	}
 
-	must(t, server.kill())
+	server.Kill()
 	start()
 	runs("with")
 	runs("without")
@@ -60,9 +59,8 @@ func testAgent(t *testing.T, kind string) {
 		create("stored", "default")
 		runs("stored")
 	}
-	log, err := os.ReadFile(server.logPath())
-	if err != nil || !strings.Contains(string(log), "agent_off") {
-		t.Errorf("the log doesn't say that the agent is off: %v", err)
+	if log := server.log.String(); !strings.Contains(log, "agent_off") {
+		t.Errorf("the log doesn't say that the agent is off: %s", log)
 	}
 	server.stop()
 	server.env = slices.DeleteFunc(server.env, func(v string) bool { return v == "BERM_ENGINE_AGENT_DIR=none" })

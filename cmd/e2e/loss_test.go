@@ -91,7 +91,7 @@ func testTwoInstancesAndALostStore(t *testing.T, kind string) {
 		}
 		sessions = append(sessions, sb.SessionID)
 	}
-	must(t, server.kill())
+	server.Kill()
 	for _, suffix := range []string{"", "-wal", "-shm"} {
 		if err := os.Remove(filepath.Join(server.dir, "state", "berm.db"+suffix)); err != nil && !os.IsNotExist(err) {
 			t.Fatal(err)

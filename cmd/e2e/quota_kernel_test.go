@@ -102,7 +102,7 @@ func (b *quotaFixture) start() {
 // crash kills the server, and starts it again after what happens meanwhile.
 func (b *quotaFixture) crash(meanwhile func()) {
 	b.Helper()
-	must(b, b.server.kill())
+	b.server.Kill()
 	meanwhile()
 	b.start()
 }
@@ -416,7 +416,7 @@ func kernelRequired(b *quotaFixture) {
 		err = server.run(b.ctx)
 		server.stop()
 		why := "storage.project_quotas is required, but the kernel can't hold workspaces to their quotas here: project quotas for " + root
-		if log := server.logTail(); err == nil || server.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(log, why) {
+		if log := server.logTail(); err == nil || server.ProcessState.ExitCode() != 1 || !strings.Contains(log, why) {
 			b.Errorf("on %s: %v\n%s", lacking, err, log)
 		} else {
 			b.Log(log)

@@ -1,8 +1,6 @@
 package e2e
 
 import (
-	"context"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -11,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/bermhq/berm/cmd/e2e/program"
 	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
 )
 
@@ -22,8 +21,7 @@ const (
 
 // child is a berm serve in a process of its own.
 type child struct {
-	cmd  *exec.Cmd
-	log  *output
+	*program.Child
 	http http.Client // reaches it
 	dir  string      // its state directory, and its socket beside it
 }
@@ -46,25 +44,24 @@ func startChildWith(t testing.TB, dir string, e *testEngine, message string, arg
 func startCommand(t testing.TB, cmd *exec.Cmd, dir string, e *testEngine, message string, args ...string) *child {
 	t.Helper()
 	socket := filepath.Join(dir, "berm.sock")
-	c := &child{cmd: cmd, dir: filepath.Join(dir, "state"), log: newOutput()}
-	c.http.Transport = openapitest.New(t).Transport(&http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", socket)
-	}})
+	c := &child{dir: filepath.Join(dir, "state")}
+	c.http.Transport = openapitest.New(t).Transport(through(socket))
 	address := "unix://" + filepath.Join(dir, "no-engine.sock")
 	if e != nil {
 		address = e.config.Address
 	}
-	c.cmd.Args = append(c.cmd.Args, "serve", "--listen", "unix://"+socket, "--state-dir", c.dir, "--engine-address", address)
-	c.cmd.Args = append(c.cmd.Args, args...)
-	c.cmd.Env = append(os.Environ(), c.cmd.Env...)
-	c.cmd.Stdout, c.cmd.Stderr = c.log, c.log
+	cmd.Args = append(cmd.Args, "serve", "--listen", "unix://"+socket, "--state-dir", c.dir, "--engine-address", address)
+	cmd.Args = append(cmd.Args, args...)
+	cmd.Env = append(os.Environ(), cmd.Env...)
 	if e != nil {
-		c.cmd.Env = append(c.cmd.Env, e.config.env()...)
+		cmd.Env = append(cmd.Env, e.config.env()...)
 	}
-	must(t, c.cmd.Start())
-	t.Cleanup(func() { _ = c.cmd.Process.Kill(); _ = c.cmd.Wait() })
+	var err error
+	c.Child, err = program.Start(cmd, program.NewOutput())
+	must(t, err)
+	t.Cleanup(c.Kill)
 	if message != "" {
-		c.log.wait(t, "msg="+message+" ")
+		c.Log.Wait(t, "msg="+message+" ")
 	}
 	return c
 }
@@ -90,14 +87,14 @@ func (c *child) call(t testing.TB, method, path, body string) (int, string) {
 
 func (c *child) signal(t testing.TB, s os.Signal) {
 	t.Helper()
-	must(t, c.cmd.Process.Signal(s))
+	must(t, c.Process.Signal(s))
 }
 
 // end has a signal end the server, which is no failure.
 func (c *child) end(t testing.TB, s os.Signal) {
 	t.Helper()
 	c.signal(t, s)
-	if err := c.cmd.Wait(); err != nil {
+	if err := c.Wait(); err != nil {
 		t.Errorf("after %s: %v", s, err)
 	}
 }
@@ -138,11 +135,11 @@ func TestServeProcess(t *testing.T) {
 
 	// A broken policy is refused, by signal as by change; a good one is taken.
 	replace(t, path, broken)
-	c.log.wait(t, "msg=policy_reload_failed")
+	c.Log.Wait(t, "msg=policy_reload_failed")
 	replace(t, path, policyB)
-	c.log.wait(t, "msg=policy_reloaded")
+	c.Log.Wait(t, "msg=policy_reloaded")
 	c.signal(t, syscall.SIGHUP)
-	c.log.wait(t, "msg=policy_reloaded")
+	c.Log.Wait(t, "msg=policy_reloaded")
 	if _, body := c.get(t, "/api/v1/status"); !strings.Contains(body, `"b"`) {
 		t.Errorf("/api/v1/status: %s", body)
 	}
@@ -164,12 +161,11 @@ func TestServeAfterKill(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	first := startChild(t, dir)
-	first.signal(t, os.Kill)
-	_ = first.cmd.Wait()
+	first.Kill()
 	id := readString(t, filepath.Join(first.dir, "instance"))
 	second := startChild(t, dir)
-	if !strings.Contains(second.log.String(), "instance="+id) {
-		t.Errorf("the instance isn't %s any more:\n%s", id, second.log)
+	if !strings.Contains(second.Log.String(), "instance="+id) {
+		t.Errorf("the instance isn't %s any more:\n%s", id, second.Log)
 	}
 	second.end(t, os.Interrupt)
 }
@@ -182,5 +178,5 @@ func TestServeEndsClean(t *testing.T) {
 	c := startChild(t, dir, "--config", filepath.Join(dir, "berm.yaml"))
 	c.get(t, "/healthz")
 	c.end(t, syscall.SIGTERM)
-	c.log.wait(t, "msg=telemetry_failed")
+	c.Log.Wait(t, "msg=telemetry_failed")
 }

@@ -153,17 +153,17 @@ func testSoakExecs(t *testing.T, kind string) {
 		}
 		must(t, g.Wait())
 	}
-	serverFresh, insideFresh := weigh(t, server.cmd.Process.Pid), weigh(t, container.Pid)
+	serverFresh, insideFresh := weigh(t, server.Process.Pid), weigh(t, container.Pid)
 	// The first ones have everything opened that stays open.
 	warm := total / 4
 	run(0, warm)
-	serverBefore := settled(t, server.cmd.Process.Pid, serverFresh, 2*workers, math.MaxInt)
+	serverBefore := settled(t, server.Process.Pid, serverFresh, 2*workers, math.MaxInt)
 	insideBefore := settled(t, container.Pid, insideFresh, 2*workers, idleInit)
 	began := time.Now()
 	run(warm, total)
 	rate := float64(total-warm) / time.Since(began).Seconds()
 	// A connection or two may have been opened since, as many workers as there are.
-	serverAfter := settled(t, server.cmd.Process.Pid, serverFresh, 4*workers, math.MaxInt)
+	serverAfter := settled(t, server.Process.Pid, serverFresh, 4*workers, math.MaxInt)
 	insideAfter := settled(t, container.Pid, insideFresh, 3*workers, idleInit)
 	t.Logf("%.1f commands a second", rate)
 	t.Logf("server before: %s", serverBefore)

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"io"
 	"iter"
 	mrand "math/rand/v2"
 	"os"
@@ -253,14 +252,8 @@ func (s *storageStorm) checkChat(ctx context.Context, root string, c *stormChat)
 
 // read answers a file's stamp.
 func (s *storageStorm) read(c *stormChat, f apitype.ChatFile) string {
-	r, err := s.client.ReadChatFile(s.t.Context(), c.id, f.Name, 0, 0)
-	if err != nil {
-		s.t.Errorf("%s: %v", c.id, err)
-		return ""
-	}
-	defer func() { _ = r.Close() }()
-	content, err := io.ReadAll(r)
-	stamp, wrong := stampOf(content)
+	content, err := all(s.client.ReadChatFile(s.t.Context(), c.id, f.Name, 0, 0))
+	stamp, wrong := stampOf([]byte(content))
 	if err := errors.Join(err, wrong); err != nil || int64(len(content)) != f.SizeBytes {
 		s.t.Errorf("%s: %s, %d bytes: %v", c.id, f.Name, f.SizeBytes, err)
 	}
@@ -269,17 +262,11 @@ func (s *storageStorm) read(c *stormChat, f apitype.ChatFile) string {
 
 // readHistory answers the stamps of a history's entries.
 func (s *storageStorm) readHistory(c *stormChat) (stamps []string) {
-	r, err := s.client.History(s.t.Context(), c.id, 0, 0)
-	if err != nil {
-		s.t.Errorf("%s: %v", c.id, err)
-		return nil
-	}
-	defer func() { _ = r.Close() }()
-	rest, err := io.ReadAll(r)
+	history, err := all(s.client.History(s.t.Context(), c.id, 0, 0))
 	if err != nil {
 		s.t.Errorf("%s: %v", c.id, err)
 	}
-	for len(rest) > 0 {
+	for rest := []byte(history); len(rest) > 0; {
 		stamp, _, _ := bytes.Cut(rest, []byte("\n"))
 		var id string
 		var size int
@@ -347,9 +334,7 @@ func TestSoakStorage(t *testing.T) {
 		done := make(chan struct{})
 		go func() { s.blow(ctx); close(done) }()
 		time.Sleep(mrand.N(400 * time.Millisecond))
-		if err := server.kill(); err != nil {
-			t.Fatal(err)
-		}
+		server.Kill()
 		cancel()
 		<-done
 		start()

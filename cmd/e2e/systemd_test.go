@@ -113,22 +113,22 @@ func TestSystemd(t *testing.T) {
 		t.Errorf("the address is %q, %v", got, err)
 	}
 	u.hear(t, "WATCHDOG=1")
-	wantNothingInherited(t, c.cmd.Process.Pid)
+	wantNothingInherited(t, c.Process.Pid)
 
 	write(t, filepath.Join(u.dir, "berm.yaml"), file+"logging: {level: debug, format: json}\n")
 	c.signal(t, syscall.SIGHUP)
 	u.hear(t, "RELOADING=1")
 	u.hear(t, "READY=1")
-	c.log.wait(t, `msg=settings_need_restart keys=[logging.format]`)
-	if !strings.Contains(c.log.String(), "msg=log_level_changed from=INFO to=DEBUG") {
-		t.Errorf("the log's level isn't debug:\n%s", c.log)
+	c.Log.Wait(t, `msg=settings_need_restart keys=[logging.format]`)
+	if !strings.Contains(c.Log.String(), "msg=log_level_changed from=INFO to=DEBUG") {
+		t.Errorf("the log's level isn't debug:\n%s", c.Log)
 	}
 	c.get(t, "/healthz")
-	c.log.wait(t, "level=DEBUG msg=http_request")
+	c.Log.Wait(t, "level=DEBUG msg=http_request")
 
 	c.signal(t, syscall.SIGTERM)
 	u.hear(t, "STOPPING=1")
-	if err := c.cmd.Wait(); err != nil {
+	if err := c.Wait(); err != nil {
 		t.Errorf("after SIGTERM: %v", err)
 	}
 	for _, name := range []string{"berm.sock", "docker.sock"} {
@@ -193,9 +193,9 @@ func TestSystemdRefusals(t *testing.T) {
 				u.listen(t, name, "tcp", "0.0.0.0:0")
 			}
 			c := u.start(t, "systemd:a", "")
-			c.log.wait(t, tt.want)
+			c.Log.Wait(t, tt.want)
 			var exit *exec.ExitError
-			if err := c.cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != config.ExitFailure {
+			if err := c.Wait(); !errors.As(err, &exit) || exit.ExitCode() != config.ExitFailure {
 				t.Errorf("it ended with %v", err)
 			}
 		})

@@ -5,7 +5,6 @@
 package buildkit
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,13 +13,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/docker/docker/api/types/image"
 	dockerclient "github.com/docker/docker/client"
 
+	"github.com/bermhq/berm/cmd/e2e/program"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -49,9 +47,7 @@ type rig struct {
 	name   string
 	engine *engine.Docker
 	docker *dockerclient.Client // of the engine itself
-	berm   *exec.Cmd
-	ended  chan struct{} // closed when berm has ended
-	log    *bytes.Buffer
+	berm   *program.Child
 	web    *web
 	root   string
 	host   string // the engine's address, for Berm
@@ -145,42 +141,29 @@ engine_api:
 `), 0o600))
 	r.start(t)
 	t.Cleanup(func() {
-		_ = r.berm.Process.Signal(syscall.SIGTERM)
-		<-r.ended
-		if !r.berm.ProcessState.Success() || strings.Contains(r.log.String(), "DATA RACE") {
-			t.Errorf("Berm ended with %v:\n%s", r.berm.ProcessState, r.log)
+		if err := r.berm.Stop(); err != nil || strings.Contains(r.berm.Log.String(), "DATA RACE") {
+			t.Errorf("Berm ended with %v:\n%s", err, r.berm.Log)
 		}
 	})
 }
 
 // start starts Berm, for the first time or again, and waits until it answers.
 func (r *rig) start(t *testing.T) {
-	program, err := engine.Berm()
+	bin, err := engine.Berm()
 	must(t, err)
 	tmp := filepath.Join(r.root, "tmp")
 	must(t, os.MkdirAll(tmp, 0o700))
-	r.log = new(bytes.Buffer)
-	r.berm = exec.Command(program, "serve", "--config", filepath.Join(r.root, "berm.yaml"))
-	r.berm.Env = append(os.Environ(), "TMPDIR="+tmp)
-	r.berm.Stdout, r.berm.Stderr = r.log, r.log
-	must(t, r.berm.Start())
-	done := make(chan struct{})
-	r.ended = done
-	go func(berm *exec.Cmd) {
-		_ = berm.Wait()
-		close(done)
-	}(r.berm)
+	berm := exec.Command(bin, "serve", "--config", filepath.Join(r.root, "berm.yaml"))
+	berm.Env = append(os.Environ(), "TMPDIR="+tmp)
+	r.berm, err = program.Start(berm, program.NewOutput())
+	must(t, err)
 	r.ready(t)
 }
 
 // ready waits until Berm and the engine behind it answer.
 func (r *rig) ready(t *testing.T) {
-	for tick := time.NewTicker(20 * time.Millisecond); engine.Ping(t.Context(), "unix://"+r.root+"/bob.sock") != nil; {
-		select {
-		case <-tick.C:
-		case <-r.ended:
-			t.Fatalf("Berm doesn't start:\n%s", r.log)
-		}
+	if err := r.berm.Ready(t.Context(), func() bool { return engine.Ping(t.Context(), "unix://"+r.root+"/bob.sock") == nil }); err != nil {
+		t.Fatalf("Berm: %v:\n%s", err, r.berm.Log)
 	}
 }
 

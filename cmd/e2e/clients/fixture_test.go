@@ -1,7 +1,6 @@
 package clients
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -9,9 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/docker/docker/api/types/container"
 	dockerimage "github.com/docker/docker/api/types/image"
@@ -19,6 +16,7 @@ import (
 	"github.com/docker/docker/api/types/volume"
 	dockerclient "github.com/docker/docker/client"
 
+	"github.com/bermhq/berm/cmd/e2e/program"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -84,7 +82,7 @@ func must(t *testing.T, err error) {
 
 // serve starts Berm, with the policy of testdata.
 func (f *fixture) serve(t *testing.T, root string) {
-	program, err := engine.Berm()
+	bin, err := engine.Berm()
 	must(t, err)
 	policy, err := os.ReadFile("testdata/policy.yaml")
 	must(t, err)
@@ -103,30 +101,14 @@ engine_api:
     - address: `+f.berm+`
       callers: [{name: client, tenant: client}]
 `), 0o600))
-	var log bytes.Buffer
-	server := exec.Command(program, "serve", "--config", filepath.Join(root, "berm.yaml"))
-	server.Stdout, server.Stderr = &log, &log
-	must(t, server.Start())
-	ctx, ended := context.WithCancelCause(t.Context())
-	done := make(chan struct{})
-	go func() {
-		ended(server.Wait())
-		close(done)
-	}()
+	berm, err := program.Start(exec.Command(bin, "serve", "--config", filepath.Join(root, "berm.yaml")), program.NewOutput())
+	must(t, err)
 	t.Cleanup(func() {
-		_ = server.Process.Signal(syscall.SIGTERM)
-		<-done
-		if !server.ProcessState.Success() {
-			t.Errorf("Berm ended with %v:\n%s", server.ProcessState, &log)
+		if err := berm.Stop(); err != nil {
+			t.Errorf("Berm ended with %v:\n%s", err, berm.Log)
 		}
 	})
-	for tick := time.NewTicker(20 * time.Millisecond); engine.Ping(ctx, f.berm) != nil; {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			t.Fatal("Berm doesn't start")
-		}
-	}
+	must(t, berm.Ready(t.Context(), func() bool { return engine.Ping(t.Context(), f.berm) == nil }))
 }
 
 // clientPath makes the PATH of a client, and finds its plugins.

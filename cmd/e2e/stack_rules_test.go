@@ -1,4 +1,4 @@
-package compose_test
+package e2e
 
 import (
 	"os"
@@ -14,16 +14,10 @@ import (
 )
 
 // stackDir has the stacks' files.
-var stackDir = func() string {
-	dir, err := filepath.Abs("../../../compose")
-	if err != nil {
-		panic(err)
-	}
-	return dir
-}()
+const stackDir = "../../compose"
 
-// load reads the stack of some files as Compose v2 does.
-func load(t *testing.T, dir string, environ []string, files ...string) *types.Project {
+// loadStack reads the stack of some files as Compose v2 does.
+func loadStack(t *testing.T, dir string, environ []string, files ...string) *types.Project {
 	t.Helper()
 	for i, name := range files {
 		files[i] = filepath.Join(dir, name)
@@ -39,8 +33,8 @@ func load(t *testing.T, dir string, environ []string, files ...string) *types.Pr
 	return project
 }
 
-// stacks are all that can be brought up, by name.
-func stacks() map[string][]string {
+// stackFiles are those of all stacks, by name.
+func stackFiles() map[string][]string {
 	all := map[string][]string{}
 	for _, name := range compose.Stacks {
 		all[name] = []string{name + ".yaml"}
@@ -51,16 +45,16 @@ func stacks() map[string][]string {
 	return all
 }
 
-func TestRules(t *testing.T) {
+func TestStackRules(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob(filepath.Join(stackDir, "*.yaml"))
 	if err != nil || len(files) != len(compose.Stacks)+1 {
 		t.Fatalf("%v, want the stacks and docker-api.yaml: %v", files, err)
 	}
-	for name, files := range stacks() {
+	for name, files := range stackFiles() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			project := load(t, stackDir, nil, files...)
+			project := loadStack(t, stackDir, nil, files...)
 			for name, s := range project.Services {
 				for _, flaw := range flaws(s) {
 					t.Errorf("%s %s", name, flaw)
@@ -113,9 +107,9 @@ func flaws(s types.ServiceConfig) (found []string) {
 }
 
 // The rules themselves, so that a slip in them doesn't pass for clean files.
-func TestFlaws(t *testing.T) {
+func TestStackFlaws(t *testing.T) {
 	t.Parallel()
-	good := func() types.ServiceConfig { return load(t, stackDir, nil, "agent-app.yaml").Services["app"] }
+	good := func() types.ServiceConfig { return loadStack(t, stackDir, nil, "agent-app.yaml").Services["app"] }
 	if found := flaws(good()); len(found) > 0 {
 		t.Fatalf("%v", found)
 	}
