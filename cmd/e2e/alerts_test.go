@@ -114,9 +114,7 @@ func TestAlertsFire(t *testing.T) {
 			var input seriesSet
 			for _, in := range tt.Input {
 				metric, values, err := parser.ParseSeriesDesc(in.Series + " " + in.Values)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				s := promql.Series{Metric: metric}
 				for i, v := range values {
 					if !v.Omitted {
@@ -135,10 +133,7 @@ func TestAlertsFire(t *testing.T) {
 					got[s.Metric.String()] = s.Floats[0].F
 				}
 				for _, sample := range q.Want {
-					metric, err := parser.ParseMetric(sample.Labels)
-					if err != nil {
-						t.Fatal(err)
-					}
+					metric := value(parser.ParseMetric(sample.Labels))(t)
 					want[metric.String()] = sample.Value
 					if metric.Get("alertstate") == "firing" {
 						fired[metric.Get(labels.AlertName)] = true
@@ -194,15 +189,9 @@ func alertsAt(t *testing.T, input seriesSet, rule rulefmt.Rule, interval time.Du
 func query(t *testing.T, from seriesSet, expr string, begin, end time.Time, step time.Duration) promql.Matrix {
 	t.Helper()
 	e := promql.NewEngine(promql.EngineOpts{MaxSamples: 1e6, Timeout: time.Minute})
-	q, err := e.NewRangeQuery(t.Context(), from, nil, expr, begin, end, step)
-	if err != nil {
-		t.Fatal(err)
-	}
+	q := value(e.NewRangeQuery(t.Context(), from, nil, expr, begin, end, step))(t)
 	defer q.Close()
-	matrix, err := q.Exec(t.Context()).Matrix()
-	if err != nil {
-		t.Fatal(err)
-	}
+	matrix := value(q.Exec(t.Context()).Matrix())(t)
 	return matrix
 }
 

@@ -40,10 +40,7 @@ func attackKill(a *attack) {
 func (a *attack) session() string {
 	a.Helper()
 	ctx := deadline(a)
-	sb, err := a.c.Get(ctx, a.key)
-	if err != nil {
-		a.Fatal(err)
-	}
+	sb := value(a.c.Get(ctx, a.key))(a)
 	return sb.SessionID
 }
 
@@ -153,9 +150,7 @@ func (a *attack) berms() string {
 		}
 		return err
 	})
-	if err != nil {
-		a.Fatal(err)
-	}
+	must(a, err)
 	return all.String()
 }
 
@@ -300,10 +295,7 @@ func attackOutput(a *attack) {
 func attackOutputUnread(a *attack) {
 	var conns []net.Conn
 	for range 8 {
-		nc, err := new(net.Dialer).DialContext(a.Context(), "tcp", strings.TrimPrefix(a.server.url, "http://"))
-		if err != nil {
-			a.Fatal(err)
-		}
+		nc := value(new(net.Dialer).DialContext(a.Context(), "tcp", strings.TrimPrefix(a.server.url, "http://")))(a)
 		defer func() { _ = nc.Close() }()
 		body := `{"command": ["cat", "/dev/zero"], "timeout": 100}`
 		fmt.Fprintf(nc, "POST /api/v1/sandboxes/%s/exec HTTP/1.1\r\nHost: localhost\r\nX-API-Token: %s\r\nContent-Type: application/json\r\n"+

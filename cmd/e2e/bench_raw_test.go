@@ -39,10 +39,7 @@ func newDockerContender(b *testing.B, e *testEngine, berm *bermContender) *docke
 	b.Helper()
 	c := &dockerContender{Client: dockerClient(b, docker.WithHost(e.config.Address)), models: map[bool]container.InspectResponse{}}
 	for _, network := range []bool{false, true} {
-		model, err := c.ContainerInspect(b.Context(), berm.model(b, network))
-		if err != nil {
-			b.Fatal(err)
-		}
+		model := value(c.ContainerInspect(b.Context(), berm.model(b, network)))(b)
 		// A stranger's: the server is not to take it for its own.
 		for name := range model.Config.Labels {
 			model.Config.Labels[name+".copy"] = model.Config.Labels[name]
@@ -118,26 +115,18 @@ const benchNetwork = `{
 
 func newContainerdContender(b *testing.B, e *testEngine, berm *bermContender) *containerdContender {
 	b.Helper()
-	raw, err := containerd.New(e.containerd.Address())
-	if err != nil {
-		b.Fatal(err)
-	}
+	raw := value(containerd.New(e.containerd.Address()))(b)
 	b.Cleanup(func() { _ = raw.Close() })
 	name := strings.TrimPrefix(berm.String(), "berm over ")
 	c := &containerdContender{Client: raw, name: name, engine: e, dir: e.dir(b), models: map[bool]containers.Container{}, specs: map[bool]*oci.Spec{}}
 	ctx := c.namespaced(b.Context())
-	c.image, err = raw.GetImage(ctx, testImage)
-	must(b, err)
+	c.image = value(raw.GetImage(ctx, testImage))(b)
 	for _, network := range []bool{false, true} {
-		model, err := raw.LoadContainer(ctx, berm.model(b, network))
-		must(b, err)
-		c.models[network], err = model.Info(ctx)
-		must(b, err)
-		c.specs[network], err = model.Spec(ctx)
-		must(b, err)
+		model := value(raw.LoadContainer(ctx, berm.model(b, network)))(b)
+		c.models[network] = value(model.Info(ctx))(b)
+		c.specs[network] = value(model.Spec(ctx))(b)
 	}
-	c.cni, err = cni.New(cni.WithPluginDir([]string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}), cni.WithMinNetworkCount(2))
-	must(b, err)
+	c.cni = value(cni.New(cni.WithPluginDir([]string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}), cni.WithMinNetworkCount(2)))(b)
 	must(b, c.cni.Load(cni.WithLoNetwork, cni.WithConfListBytes(fmt.Appendf(nil, benchNetwork, filepath.Join(c.dir, "ipam")))))
 	return c
 }

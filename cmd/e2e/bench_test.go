@@ -88,10 +88,7 @@ func (c *bermContender) model(b *testing.B, network bool) (containerID string) {
 	b.Helper()
 	key := fmt.Sprintf("model-%t", network)
 	must(b, c.create(b.Context(), key, network))
-	sb, err := c.Get(b.Context(), key)
-	if err != nil {
-		b.Fatal(err)
-	}
+	sb := value(c.Get(b.Context(), key))(b)
 	return sb.ContainerID
 }
 

@@ -134,10 +134,7 @@ func (b *box) serve(t *testing.T, name, policy string, settings ...string) *boxS
 	server.start(t)
 	s := &boxServer{server: server, rt: b.e.open(t, server)}
 	s.http = &http.Client{Transport: openapitest.New(t).Transport(&http.Transport{MaxIdleConnsPerHost: 16})}
-	c, err := client.New(client.Options{BaseURL: s.url, Token: s.token, Retries: -1, HTTPClient: s.http})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := value(client.New(client.Options{BaseURL: s.url, Token: s.token, Retries: -1, HTTPClient: s.http}))(t)
 	s.c = c
 	return s
 }
@@ -238,9 +235,7 @@ func (x boxSandbox) wantError(err error, status int, code string) apitype.Proble
 func (x boxSandbox) raw(method, path, body string) (status int, answer map[string]any) {
 	x.t.Helper()
 	resp, text, err := exchange(x.ctx, x.s.http, method, x.s.url+"/api/v1/sandboxes/"+path, body, "Authorization", "Bearer "+x.s.token)
-	if err != nil {
-		x.t.Fatal(err)
-	}
+	must(x.t, err)
 	if err := json.Unmarshal([]byte(text), &answer); err != nil {
 		x.t.Fatalf("%s: %v", text, err)
 	}
@@ -277,10 +272,7 @@ func (x boxSandbox) inside(path string) string { return x.proc("root" + path) }
 // wantMounted checks that a directory of the host is what the sandbox has at a path.
 func (x boxSandbox) wantMounted(path, dir string) {
 	x.t.Helper()
-	want, err := os.Stat(dir)
-	if err != nil {
-		x.t.Fatal(err)
-	}
+	want := value(os.Stat(dir))(x.t)
 	if got, err := os.Stat(x.inside(path)); err != nil || !os.SameFile(got, want) {
 		x.t.Errorf("%s isn't %s: %v", path, dir, err)
 	}
@@ -288,10 +280,7 @@ func (x boxSandbox) wantMounted(path, dir string) {
 
 func readString(t testing.TB, path string) string {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := value(os.ReadFile(path))(t)
 	return strings.TrimSpace(string(data))
 }
 

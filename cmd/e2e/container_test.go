@@ -63,10 +63,7 @@ func (c *contained) logs() string {
 
 func (c *contained) must(args ...string) string {
 	c.t.Helper()
-	out, err := c.docker(c.engine.config.Address, args...)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	out := value(c.docker(c.engine.config.Address, args...))(c.t)
 	return out
 }
 
@@ -92,17 +89,13 @@ func (c *contained) start(user string) {
 	for _, name := range []string{"work", "run"} {
 		dir := filepath.Join(c.dir, name)
 		must(c.t, os.Mkdir(dir, 0o777))
-		if err := os.Chmod(dir, 0o777); err != nil { //nolint:gosec // Berm may run as any user
-			c.t.Fatal(err)
-		}
+		must(c.t, os.Chmod(dir, 0o777)) //nolint:gosec // Berm may run as any user
 	}
 	write(c.t, filepath.Join(c.dir, "policy.yaml"), `version: 1
 mounts: {allowed_roots: [/work, /shared], trusted_roots: [/work, /shared/sub], hold: auto}
 profiles: {default: {network: "on", host_path_mode: rw, user: "`+strings.Split(user, ":")[0]+`"}}
 `)
-	if err := os.Chmod(filepath.Join(c.dir, "policy.yaml"), 0o644); err != nil { //nolint:gosec // likewise
-		c.t.Fatal(err)
-	}
+	must(c.t, os.Chmod(filepath.Join(c.dir, "policy.yaml"), 0o644)) //nolint:gosec // likewise
 	c.t.Cleanup(func() {
 		if c.t.Failed() {
 			c.t.Log(c.logs())
@@ -150,10 +143,7 @@ func TestContained(t *testing.T) {
 	t.Parallel()
 	e := commonEngine(t, "docker")
 	buildBerm(t, e)
-	fi, err := os.Stat(e.socket())
-	if err != nil {
-		t.Fatal(err)
-	}
+	fi := value(os.Stat(e.socket()))(t)
 	group := fi.Sys().(*syscall.Stat_t).Gid
 	for name, user := range map[string]string{"root": "0:0", "user": fmt.Sprintf("65532:%d", group)} {
 		t.Run(name, func(t *testing.T) {

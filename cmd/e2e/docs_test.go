@@ -157,10 +157,7 @@ engine_api:
 			"http://127.0.0.1:7070": url, "/run/berm/docker.sock": door, "/srv/ci": roots, "/var/lib/berm": c.dir, "/srv/volumes/7": work,
 		}}
 	must(t, os.Symlink(bin, filepath.Join(w.bin, "berm")))
-	pages, err := filepath.Glob("../../docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	pages := value(filepath.Glob("../../docs/*.md"))(t)
 	ran := 0
 	for _, page := range append(pages, "../../README.md") {
 		if blocks := runnables(t, page); len(blocks) > 0 {
@@ -198,14 +195,8 @@ var (
 
 // Links between pages lead somewhere, down to the heading.
 func TestDocsLinks(t *testing.T) {
-	pages, err := filepath.Glob("../../docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	more, err := filepath.Glob("../../*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	pages := value(filepath.Glob("../../docs/*.md"))(t)
+	more := value(filepath.Glob("../../*.md"))(t)
 	links := 0
 	for _, page := range append(pages, more...) {
 		data := readString(t, page)

@@ -89,10 +89,7 @@ func (b *clientFixture) run(t *testing.T, program string, args ...string) (strin
 
 func (b *clientFixture) must(t *testing.T, program string, args ...string) string {
 	t.Helper()
-	out, err := b.run(t, program, args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := value(b.run(t, program, args...))(t)
 	return out
 }
 
@@ -102,24 +99,15 @@ func (b *clientFixture) made(t *testing.T) (left []string) {
 	t.Helper()
 	direct := dockerClient(t, client.WithHost(b.engine.config.Address))
 	labels := filters.NewArgs(filters.Arg("label", lifecycle.LabelOwner+"="+b.owner), filters.Arg("label", lifecycle.LabelDoor+"="+lifecycle.DoorEngine))
-	containers, err := direct.ContainerList(t.Context(), container.ListOptions{All: true, Filters: labels})
-	if err != nil {
-		t.Fatal(err)
-	}
+	containers := value(direct.ContainerList(t.Context(), container.ListOptions{All: true, Filters: labels}))(t)
 	for _, c := range containers {
 		left = append(left, "container "+c.Names[0])
 	}
-	networks, err := direct.NetworkList(t.Context(), network.ListOptions{Filters: labels})
-	if err != nil {
-		t.Fatal(err)
-	}
+	networks := value(direct.NetworkList(t.Context(), network.ListOptions{Filters: labels}))(t)
 	for _, n := range networks {
 		left = append(left, "network "+n.Name)
 	}
-	volumes, err := direct.VolumeList(t.Context(), volume.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	volumes := value(direct.VolumeList(t.Context(), volume.ListOptions{}))(t)
 	for _, v := range volumes.Volumes {
 		if v.Labels[lifecycle.LabelOwner] == b.owner {
 			left = append(left, "volume "+v.Name)
@@ -223,8 +211,7 @@ func TestDockerClient(t *testing.T) {
 // of TestSoakBuildKitAttacks.
 func (b *clientFixture) refusesBuildKit(t *testing.T) {
 	t.Helper()
-	v, err := dockerClient(t, client.WithHost(b.engine.config.Address)).ServerVersion(t.Context())
-	must(t, err)
+	v := value(dockerClient(t, client.WithHost(b.engine.config.Address)).ServerVersion(t.Context()))(t)
 	if !strings.HasPrefix(v.Version, "20.") {
 		return
 	}
@@ -300,10 +287,7 @@ func TestDockerSocket(t *testing.T) {
 	id := docker("run", "-d", "-v", "/var/run/docker.sock:/other.sock", "-v", b.dir+"/docker.sock:/var/run/docker.sock", testImage, "sleep", "1000")
 	docker("-H", "unix://"+b.dir+"/other.sock", "create", testImage)
 	inside := func() (string, error) {
-		ct, err := direct.ContainerInspect(t.Context(), id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ct := value(direct.ContainerInspect(t.Context(), id))(t)
 		socket := "unix:///proc/" + strconv.Itoa(ct.State.Pid) + "/root/var/run/docker.sock"
 		return b.run(t, clis(t)[0], "-H", socket, "ps", "-aq", "--no-trunc")
 	}

@@ -44,10 +44,7 @@ engine_api:
       callers: [{name: ci, tenant: c, certs: [ci]}]
 `)
 	c := startChildWith(t, dir, e, "serving", "--config", filepath.Join(dir, "berm.yaml"))
-	info, err := os.Stat(filepath.Join(dir, "docker.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	info := value(os.Stat(filepath.Join(dir, "docker.sock")))(t)
 	if got := info.Mode().Perm(); got != 0o640 || info.Sys().(*syscall.Stat_t).Gid != 12345 {
 		t.Errorf("the socket's mode is %o, its group %d", got, info.Sys().(*syscall.Stat_t).Gid)
 	}
@@ -110,10 +107,7 @@ func (c *child) tcpAddress(t *testing.T) string {
 
 func dockerClient(t testing.TB, opts ...client.Opt) *client.Client {
 	t.Helper()
-	c, err := client.NewClientWithOpts(append(opts, client.WithAPIVersionNegotiation())...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := value(client.NewClientWithOpts(append(opts, client.WithAPIVersionNegotiation())...))(t)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -130,10 +124,7 @@ func newAuthority(t *testing.T, dir string, names ...string) *authority {
 	t.Helper()
 	a := &authority{dir: dir}
 	for i, name := range append([]string{"ca"}, names...) {
-		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-		if err != nil {
-			t.Fatal(err)
-		}
+		key := value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 		c := &x509.Certificate{
 			SerialNumber: big.NewInt(int64(i)), Subject: pkix.Name{CommonName: name}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 			NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: i == 0, BasicConstraintsValid: true,
@@ -141,18 +132,10 @@ func newAuthority(t *testing.T, dir string, names ...string) *authority {
 		if i == 0 {
 			a.cert, a.key = c, key
 		}
-		der, err := x509.CreateCertificate(rand.Reader, c, a.cert, &key.PublicKey, a.key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-		if err != nil {
-			t.Fatal(err)
-		}
+		der := value(x509.CreateCertificate(rand.Reader, c, a.cert, &key.PublicKey, a.key))(t)
+		keyDER := value(x509.MarshalPKCS8PrivateKey(key))(t)
 		if i == 0 {
-			if a.cert, err = x509.ParseCertificate(der); err != nil {
-				t.Fatal(err)
-			}
+			a.cert = value(x509.ParseCertificate(der))(t)
 		}
 		write(t, filepath.Join(dir, name+".pem"), string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})))
 		write(t, filepath.Join(dir, name+"-key.pem"), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})))
@@ -167,10 +150,7 @@ func (a *authority) client(t *testing.T, name string) client.Opt {
 	pool.AddCert(a.cert)
 	cfg := &tls.Config{RootCAs: pool}
 	if name != "" {
-		cert, err := tls.LoadX509KeyPair(filepath.Join(a.dir, name+".pem"), filepath.Join(a.dir, name+"-key.pem"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		cert := value(tls.LoadX509KeyPair(filepath.Join(a.dir, name+".pem"), filepath.Join(a.dir, name+"-key.pem")))(t)
 		cfg.Certificates = []tls.Certificate{cert}
 	}
 	return client.WithHTTPClient(&http.Client{Transport: &http.Transport{TLSClientConfig: cfg, DisableKeepAlives: true}})

@@ -92,11 +92,7 @@ func command(ctx context.Context, dir string, env []string, program string, args
 // mustRun is command for a program that has to end well.
 func mustRun(t testing.TB, dir string, env []string, program string, args ...string) string {
 	t.Helper()
-	out, err := command(t.Context(), dir, env, program, args...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
+	return value(command(t.Context(), dir, env, program, args...))(t)
 }
 
 // buildProgram builds a program of testdata that runs in any container.
@@ -203,16 +199,9 @@ func (e *testEngine) socket() string { return strings.TrimPrefix(e.config.Addres
 func (e *testEngine) dir(t testing.TB) string {
 	t.Helper()
 	root := filepath.Join(e.Dir(), "root")
-	if err := os.MkdirAll(root, 0o711); err != nil { //nolint:gosec // containers' users reach their mounts
-		t.Fatal(err)
-	}
-	dir, err := os.MkdirTemp(root, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // likewise
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(root, 0o711)) //nolint:gosec // containers' users reach their mounts
+	dir := value(os.MkdirTemp(root, ""))(t)
+	must(t, os.Chmod(dir, 0o755)) //nolint:gosec // likewise
 	return dir
 }
 
@@ -230,9 +219,7 @@ func (e *testEngine) open(t testing.TB, s *server) runtime.Runtime {
 			Agent: []byte("the client makes no containers"),
 		})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if c, ok := rt.(interface{ Close() error }); ok {
 		t.Cleanup(func() { _ = c.Close() })
 	}
@@ -242,10 +229,7 @@ func (e *testEngine) open(t testing.TB, s *server) runtime.Runtime {
 // containersOf counts the server's containers on the engine.
 func containersOf(t testing.TB, e *testEngine, s *server) int {
 	t.Helper()
-	containers, err := e.open(t, s).List(t.Context(), map[string]string{lifecycle.LabelOwner: s.instance})
-	if err != nil {
-		t.Fatal(err)
-	}
+	containers := value(e.open(t, s).List(t.Context(), map[string]string{lifecycle.LabelOwner: s.instance}))(t)
 	return len(containers)
 }
 
@@ -322,10 +306,7 @@ func (s *server) start(t testing.TB) *client.Client {
 	if err := s.run(t.Context()); err != nil {
 		t.Fatalf("%v\n%s", err, s.logTail())
 	}
-	c, err := client.New(client.Options{BaseURL: s.url, Token: s.token})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := value(client.New(client.Options{BaseURL: s.url, Token: s.token}))(t)
 	return c
 }
 
@@ -389,10 +370,7 @@ func through(socket string) *http.Transport {
 // client makes a client that makes each call once.
 func (s *server) client(t testing.TB, transport http.RoundTripper) *client.Client {
 	t.Helper()
-	c, err := client.New(client.Options{BaseURL: s.url, Token: s.token, Retries: -1, HTTPClient: &http.Client{Transport: transport}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := value(client.New(client.Options{BaseURL: s.url, Token: s.token, Retries: -1, HTTPClient: &http.Client{Transport: transport}}))(t)
 	return c
 }
 
@@ -429,10 +407,7 @@ func wantNothing(t testing.TB, e *testEngine, servers ...*server) {
 		if err != nil || len(networks) > 0 {
 			t.Errorf("networks are left: %v, %v", networks, err)
 		}
-		db, err := store.Open(t.Context(), store.Options{Path: filepath.Join(s.stateDir(), "berm.db")})
-		if err != nil {
-			t.Fatal(err)
-		}
+		db := value(store.Open(t.Context(), store.Options{Path: filepath.Join(s.stateDir(), "berm.db")}))(t)
 		if records, err := db.Records(t.Context()); err != nil || len(records) > 0 {
 			t.Errorf("records are left: %v, %v", records, err)
 		}
@@ -474,6 +449,15 @@ func must(t testing.TB, errs ...error) {
 	t.Helper()
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// value gives what a call returned, and fails the test at once if that is an error.
+func value[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		must(t, err)
+		return v
 	}
 }
 

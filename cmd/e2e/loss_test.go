@@ -29,15 +29,10 @@ func testHungEngine(t *testing.T, own testEngine) {
 	ctx, e := t.Context(), &own
 	e.config.CallTimeout = 10 * time.Second
 	s, server := newStorm(t, e)
-	before, err := s.client.Create(ctx, "before", apitype.SandboxRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := value(s.client.Create(ctx, "before", apitype.SandboxRequest{}))(t)
 	thaw, err := engine.Freeze(e.Pid())
 	defer func() { _ = thaw() }() // for a test that ends early
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	began := time.Now()
 	var refused *client.Error
 	// The first call meets an engine that nobody knows to hang.
@@ -85,10 +80,7 @@ func testTwoInstancesAndALostStore(t *testing.T, kind string) {
 	var sessions []string
 	for i, s := range []*storm{one, two} {
 		ttl := apitype.Duration(stormTTL << i) // a restart takes some of the second one's
-		sb, err := s.client.Create(ctx, "same", apitype.SandboxRequest{TTL: &ttl})
-		if err != nil {
-			t.Fatal(err)
-		}
+		sb := value(s.client.Create(ctx, "same", apitype.SandboxRequest{TTL: &ttl}))(t)
 		sessions = append(sessions, sb.SessionID)
 	}
 	server.Kill()

@@ -41,10 +41,7 @@ func testStoppedEngine(t *testing.T, e *testEngine) {
 	told := regexp.QuoteMeta(name+e.config.Address) + ` has not answered for [0-9]+s \((connection refused|connection closed|no such socket)\); requests are refused until it does`
 	rest := regexp.MustCompile("^" + told + "$")
 	until(t, "the outage to be reported", func() bool {
-		reason, err := put()
-		if err != nil {
-			t.Fatal(err)
-		}
+		reason := value(put())(t)
 		return rest.MatchString(reason)
 	})
 	if kind == "docker" {
@@ -59,10 +56,7 @@ func testStoppedEngine(t *testing.T, e *testEngine) {
 	}
 	must(t, e.Start(t.Context()))
 	until(t, "the engine is back", func() bool {
-		reason, err := put()
-		if err != nil {
-			t.Fatal(err)
-		}
+		reason := value(put())(t)
 		return reason == ""
 	})
 	if kind == "docker" {

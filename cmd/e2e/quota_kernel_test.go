@@ -48,10 +48,7 @@ func TestKernelServer(t *testing.T) {
 		{"required", kernelRequired},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			dir, err := os.MkdirTemp(at, "server-")
-			if err != nil {
-				t.Fatal(err)
-			}
+			dir := value(os.MkdirTemp(at, "server-"))(t)
 			t.Cleanup(func() {
 				if err := os.RemoveAll(dir); err != nil {
 					t.Error(err)
@@ -110,10 +107,7 @@ func (b *quotaFixture) crash(meanwhile func()) {
 // create makes a sandbox whose quota the kernel has to hold.
 func (b *quotaFixture) create(key string, req apitype.SandboxRequest) *apitype.Sandbox {
 	b.Helper()
-	sb, err := b.c.Create(b.ctx, key, req)
-	if err != nil {
-		b.Fatal(err)
-	}
+	sb := value(b.c.Create(b.ctx, key, req))(b)
 	b.wantHeld(sb)
 	return sb
 }
@@ -127,10 +121,7 @@ func (b *quotaFixture) wantHeld(sb *apitype.Sandbox) {
 
 func (b *quotaFixture) get(key string) *apitype.Sandbox {
 	b.Helper()
-	sb, err := b.c.Get(b.ctx, key)
-	if err != nil {
-		b.Fatal(err)
-	}
+	sb := value(b.c.Get(b.ctx, key))(b)
 	return sb
 }
 
@@ -167,10 +158,7 @@ func (b *quotaFixture) full(key, script string) {
 
 func (b *quotaFixture) wantFullFile(path string, limit int64) {
 	b.Helper()
-	info, err := os.Stat(path)
-	if err != nil {
-		b.Fatal(err)
-	}
+	info := value(os.Stat(path))(b)
 	b.Logf("%s has %d bytes, of %d", filepath.Base(path), info.Size(), limit)
 	if info.Size() > limit || info.Size() < limit-64<<10 {
 		b.Errorf("%s has %d bytes below a limit of %d", path, info.Size(), limit)
@@ -194,10 +182,7 @@ func (b *quotaFixture) want507(err error, path, content string, codes ...string)
 func (b *quotaFixture) ceilings() map[uint32]int64 {
 	b.Helper()
 	const nextQuota, projectQuota, block = 0x800009, 2, 1024 // Q_GETNEXTQUOTA, PRJQUOTA, QIF_DQBLKSIZE
-	dir, err := os.Open(b.dir)
-	if err != nil {
-		b.Fatal(err)
-	}
+	dir := value(os.Open(b.dir))(b)
 	defer func() { _ = dir.Close() }()
 	limits := map[uint32]int64{}
 	for from := uint32(firstCeiling); ; {
@@ -235,10 +220,7 @@ func (b *quotaFixture) ceiling(limit int64) uint32 {
 
 func (b *quotaFixture) quotas() *project.Quotas {
 	b.Helper()
-	q, err := project.Find(b.dir)
-	if err != nil {
-		b.Fatal(err)
-	}
+	q := value(project.Find(b.dir))(b)
 	b.Cleanup(func() { _ = q.Close() })
 	return q
 }
@@ -248,10 +230,7 @@ func (b *quotaFixture) wantLetGo(number uint32) {
 	b.Helper()
 	q := b.quotas()
 	b.await(func() bool {
-		free, err := q.Free(number)
-		if err != nil {
-			b.Fatal(err)
-		}
+		free := value(q.Free(number))(b)
 		return free && len(b.ceilings()) == 0
 	})
 }
@@ -303,13 +282,10 @@ func kernelHoldsSandbox(b *quotaFixture) {
 
 	// All that there is may be used.
 	q := b.quotas()
-	used, err := q.Used(number)
-	if err != nil {
-		b.Fatal(err)
-	}
+	used := value(q.Used(number))(b)
 	blocks := (quota - used) >> 12
 	b.sh("own", fmt.Sprintf("dd if=/dev/zero of=/workspace/rest bs=4k count=%d conv=fsync", blocks))
-	if used, err = q.Used(number); err != nil || used != quota {
+	if used, err := q.Used(number); err != nil || used != quota {
 		b.Errorf("%d bytes are used, %v", used, err)
 	}
 	b.sh("own", "echo full is fine")
@@ -336,10 +312,7 @@ func kernelHoldsChats(b *quotaFixture) {
 		fmt.Sprintf("BERM_STORAGE_WORKSPACE_QUOTA_MB=%d", quotaMB))
 	space := map[string]string{}
 	for chat, user := range map[string]string{"one": "user", "two": "user", "other": "other"} {
-		w, err := b.c.EnsureWorkspace(b.ctx, user)
-		if err != nil {
-			b.Fatal(err)
-		}
+		w := value(b.c.EnsureWorkspace(b.ctx, user))(b)
 		must(b, second(b.c.EnsureChat(b.ctx, chat, w.WorkspaceID)))
 		space[user] = w.WorkspaceID
 	}
@@ -348,10 +321,7 @@ func kernelHoldsChats(b *quotaFixture) {
 	}
 	used := func(user string) int64 {
 		b.Helper()
-		usage, err := b.c.WorkspaceUsage(b.ctx, space[user])
-		if err != nil {
-			b.Fatal(err)
-		}
+		usage := value(b.c.WorkspaceUsage(b.ctx, space[user]))(b)
 		if usage.Enforcement != "hard" || usage.QuotaBytes == nil || *usage.QuotaBytes != quota || usage.UsedBytes > quota {
 			b.Errorf("%+v", usage)
 		}
@@ -408,12 +378,9 @@ func kernelHoldsChats(b *quotaFixture) {
 // kernelRequired has servers refuse to start where the kernel can't hold workspaces.
 func kernelRequired(b *quotaFixture) {
 	for _, lacking := range filepath.SplitList(os.Getenv("BERM_PROJECT_LACKING")) {
-		root, err := os.MkdirTemp(lacking, "chats-")
-		if err != nil {
-			b.Fatal(err)
-		}
+		root := value(os.MkdirTemp(lacking, "chats-"))(b)
 		server := b.configure("BERM_SANDBOX_CHATS_ROOT="+root, "BERM_STORAGE_PROJECT_QUOTAS=required")
-		err = server.run(b.ctx)
+		err := server.run(b.ctx)
 		server.stop()
 		why := "storage.project_quotas is required, but the kernel can't hold workspaces to their quotas here: project quotas for " + root
 		if log := server.logTail(); err == nil || server.ProcessState.ExitCode() != 1 || !strings.Contains(log, why) {
@@ -421,8 +388,6 @@ func kernelRequired(b *quotaFixture) {
 		} else {
 			b.Log(log)
 		}
-		if err := os.RemoveAll(root); err != nil {
-			b.Error(err)
-		}
+		must(b, os.RemoveAll(root))
 	}
 }

@@ -25,18 +25,13 @@ func TestRestore(t *testing.T) {
 	note := func(keys ...string) {
 		t.Helper()
 		for _, key := range keys {
-			sb, err := b.c.Create(ctx, key, apitype.SandboxRequest{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			sb := value(b.c.Create(ctx, key, apitype.SandboxRequest{}))(t)
 			sessions[key] = sb.SessionID
 		}
 	}
 	put := func(chat, name string) {
 		t.Helper()
-		if err := b.put(chat, name, name); err != nil {
-			t.Fatal(err)
-		}
+		must(t, b.put(chat, name, name))
 	}
 	b.chat("user", "kept")
 	b.chat("gone user", "gone")
@@ -66,21 +61,15 @@ func TestRestore(t *testing.T) {
 	put("later", "early")
 	put("kept", "after")
 	note("later", "plain")
-	if err := second(b.c.Delete(ctx, "gone")); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.c.DeleteChat(ctx, "gone"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, second(b.c.Delete(ctx, "gone")))
+	must(t, b.c.DeleteChat(ctx, "gone"))
 	delete(sessions, "gone")
 
 	// With the state directory, the sockets are lost that the sandboxes' agents dial.
 	for _, lost := range []bool{false, true} {
 		b.server.Kill()
 		if lost {
-			if err := os.RemoveAll(state); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.RemoveAll(state))
 		}
 		step{args: "store restore " + file + " --force --state-dir " + state, stdout: []string{"restored", "sandboxes: 2"}}.run(t)
 		b.server.start(t)
@@ -122,15 +111,11 @@ func TestRestore(t *testing.T) {
 		if err == nil {
 			_, err = b.c.EnsureChat(ctx, "later", w.WorkspaceID)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		b.in(t).wantRead("later", "early", "early")
 	}
 	for key := range sessions {
-		if err := second(b.c.Delete(ctx, key)); err != nil {
-			t.Error(err)
-		}
+		must(t, second(b.c.Delete(ctx, key)))
 	}
 	b.server.stop()
 	wantNothing(t, e, b.server)

@@ -23,13 +23,8 @@ func loadStack(t *testing.T, dir string, environ []string, files ...string) *typ
 		files[i] = filepath.Join(dir, name)
 	}
 	opts, err := cli.NewProjectOptions(files, cli.WithName("test"), cli.WithWorkingDirectory(dir), cli.WithEnv(environ), cli.WithEnvFiles(), cli.WithDotEnv)
-	if err != nil {
-		t.Fatal(err)
-	}
-	project, err := opts.LoadProject(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	project := value(opts.LoadProject(t.Context()))(t)
 	return project
 }
 

@@ -300,10 +300,7 @@ func TestStacksChecked(t *testing.T) {
 // What only tests import isn't in the program, whoever else brings it.
 func TestLinked(t *testing.T) {
 	t.Parallel()
-	info, err := buildinfo.ReadFile(bin)
-	if err != nil {
-		t.Fatal(err)
-	}
+	info := value(buildinfo.ReadFile(bin))(t)
 	for _, dep := range info.Deps {
 		if slices.Contains([]string{"github.com/compose-spec/compose-go/v2", "github.com/google/go-cmp", "github.com/prometheus/prometheus"}, dep.Path) {
 			t.Errorf("%s is in berm", dep.Path)

@@ -323,10 +323,7 @@ func TestSoakStorage(t *testing.T) {
 		s.client = server.client(t, checker.Transport(nil))
 	}
 	start()
-	w, err := s.client.EnsureWorkspace(t.Context(), "somebody")
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := value(s.client.EnsureWorkspace(t.Context(), "somebody"))(t)
 	s.workspace = w.WorkspaceID
 	s.check(t.Context(), root)
 	for range 50 {

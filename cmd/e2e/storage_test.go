@@ -57,10 +57,7 @@ func (b *storageFixture) in(t *testing.T) *storageFixture {
 func (b *storageFixture) chat(user, id string) {
 	b.Helper()
 	ctx := deadline(b)
-	w, err := b.c.EnsureWorkspace(ctx, user)
-	if err != nil {
-		b.Fatal(err)
-	}
+	w := value(b.c.EnsureWorkspace(ctx, user))(b)
 	b.workspace = w.WorkspaceID
 	must(b, second(b.c.EnsureChat(ctx, id, w.WorkspaceID)))
 	must(b, second(b.c.Create(ctx, id, apitype.SandboxRequest{})))
@@ -104,9 +101,7 @@ func (b *storageFixture) names(chat string) []string {
 	ctx := deadline(b)
 	var names []string
 	for f, err := range b.c.ChatFiles(ctx, chat, 0) {
-		if err != nil {
-			b.Fatal(err)
-		}
+		must(b, err)
 		names = append(names, f.Name)
 	}
 	return names
@@ -115,10 +110,7 @@ func (b *storageFixture) names(chat string) []string {
 func (b *storageFixture) used() int64 {
 	b.Helper()
 	ctx := deadline(b)
-	usage, err := b.c.WorkspaceUsage(ctx, b.workspace)
-	if err != nil {
-		b.Fatal(err)
-	}
+	usage := value(b.c.WorkspaceUsage(ctx, b.workspace))(b)
 	if usage.Enforcement != "soft" || usage.QuotaBytes == nil || *usage.QuotaBytes != storageQuotaMB<<20 {
 		b.Errorf("usage %+v", usage)
 	}
@@ -166,9 +158,7 @@ func (b *storageFixture) round() {
 	wantCode(b.T, b.c.DeleteChat(b.Context(), "round"), "chat_has_active_sandbox")
 	must(b, second(b.c.Delete(b.Context(), "round")))
 	b.wantRead("round", "in put.txt", "SOME WORDS")
-	if err := b.c.DeleteChat(b.Context(), "round"); err != nil {
-		b.Error(err)
-	}
+	must(b, b.c.DeleteChat(b.Context(), "round"))
 	_, err := b.read("round", "in put.txt")
 	wantCode(b.T, err, "chat_not_found")
 	if _, err := os.Lstat(filepath.Join(b.root, "round")); !errors.Is(err, os.ErrNotExist) {
@@ -185,9 +175,7 @@ func (b *storageFixture) quota() {
 		b.Errorf("%d bytes are used", used)
 	}
 	wantCode(b.T, b.put("quota", "two", strings.Repeat("x", 2*mega)), "workspace_quota_exceeded")
-	if err := b.put("quota", "one", strings.Repeat("x", mega)); err != nil {
-		b.Error(err)
-	}
+	must(b, b.put("quota", "one", strings.Repeat("x", mega)))
 	// Over the quota by a command, it ends, and its result is there.
 	ctx := deadline(b)
 	_, err := b.c.Exec(ctx, "quota", apitype.ExecRequest{Command: apitype.Command{"sh", "-c", "cat /chat/written /chat/written > /chat/over; echo done"}})
@@ -197,9 +185,7 @@ func (b *storageFixture) quota() {
 	}
 	_, err = b.c.Exec(ctx, "quota", apitype.ExecRequest{Command: apitype.Command{"true"}})
 	wantCode(b.T, err, "quota_exceeded")
-	if err := b.c.DeleteChatFile(ctx, "quota", "over"); err != nil {
-		b.Error(err)
-	}
+	must(b, b.c.DeleteChatFile(ctx, "quota", "over"))
 	if out := b.run("quota", "ls"); !strings.Contains(out, "written") {
 		b.Errorf("below the quota again, it sees %q", out)
 	}
@@ -208,10 +194,7 @@ func (b *storageFixture) quota() {
 // deleteOrCreate has a chat's deletion and its sandbox race; one of them wins, and knows.
 func (b *storageFixture) deleteOrCreate() {
 	ctx := deadline(b)
-	w, err := b.c.EnsureWorkspace(ctx, "race")
-	if err != nil {
-		b.Fatal(err)
-	}
+	w := value(b.c.EnsureWorkspace(ctx, "race"))(b)
 	for range 5 {
 		must(b, second(b.c.EnsureChat(ctx, "race", w.WorkspaceID)))
 		must(b, b.put("race", "f", "x"))
@@ -270,9 +253,7 @@ var storageAttacks = []storageAttack{
 		if err := second(b.c.AppendHistory(b.Context(), evil, strings.NewReader("x"))); err == nil {
 			b.Error("it was appended to a link")
 		}
-		if err := second(b.c.PutHistory(b.Context(), evil, strings.NewReader("new"))); err != nil {
-			b.Error(err)
-		}
+		must(b, second(b.c.PutHistory(b.Context(), evil, strings.NewReader("new"))))
 		if got, err := b.history(evil); err != nil || got != "new" {
 			b.Errorf("the history is %q, %v", got, err)
 		}
@@ -283,9 +264,7 @@ var storageAttacks = []storageAttack{
 		if got, err := b.history(evil); err == nil {
 			b.Errorf("a fifo as history gives %q", got)
 		}
-		if err := errors.Join(b.put(evil, "pipe", "x"), second(b.c.PutHistory(b.Context(), evil, strings.NewReader("new")))); err != nil {
-			b.Error(err)
-		}
+		must(b, b.put(evil, "pipe", "x"), second(b.c.PutHistory(b.Context(), evil, strings.NewReader("new"))))
 	}},
 	{name: "directories", script: "mkdir -p file.txt/sub && rm -f history.md && mkdir history.md", check: func(b *storageFixture) {
 		wantCode(b.T, b.put(evil, "file.txt", "x"), "chat_file_wrong_kind")
@@ -301,13 +280,9 @@ var storageAttacks = []storageAttack{
 		wantCode(b.T, err, "chat_file_wrong_kind", "chat_file_not_found")
 	}},
 	{name: "hard links", script: "echo x > one && ln one two && ln history.md three", check: func(b *storageFixture) {
-		if err := b.put(evil, "two", "other"); err != nil {
-			b.Error(err)
-		}
+		must(b, b.put(evil, "two", "other"))
 		b.wantRead(evil, "one", "x\n")
-		if err := second(b.c.AppendHistory(b.Context(), evil, strings.NewReader("more"))); err != nil {
-			b.Error(err)
-		}
+		must(b, second(b.c.AppendHistory(b.Context(), evil, strings.NewReader("more"))))
 		b.wantRead(evil, "three", "")
 	}},
 	{name: "sparse", script: "truncate -s 1024G huge", check: func(b *storageFixture) {
@@ -327,19 +302,14 @@ var storageAttacks = []storageAttack{
 			b.Errorf("the files are %q", got)
 		}
 		ctx := deadline(b)
-		archive, err := all(b.c.ReadChatTar(ctx, evil))
-		if err != nil {
-			b.Fatal(err)
-		}
+		archive := value(all(b.c.ReadChatTar(ctx, evil)))(b)
 		n := 0
 		for r := tar.NewReader(bytes.NewReader([]byte(archive))); ; {
 			h, err := r.Next()
 			if errors.Is(err, io.EOF) {
 				break
 			}
-			if err != nil {
-				b.Fatal(err)
-			}
+			must(b, err)
 			if h.Typeflag == tar.TypeReg {
 				n++
 			}
@@ -392,17 +362,13 @@ func (b *storageFixture) attack(a storageAttack) {
 	if _, err := b.c.DeleteChatFiles(ctx, evil); err != nil {
 		b.Error(err)
 	}
-	if err := b.put(evil, "after", "after"); err != nil {
-		b.Error(err)
-	}
+	must(b, b.put(evil, "after", "after"))
 	b.wantRead(evil, "after", "after")
 	b.wantRead(good, "keep", "kept")
 	if got := b.names(good); !slices.Equal(got, []string{"keep"}) {
 		b.Errorf("the other chat has %q", got)
 	}
-	if err := errors.Join(second(b.c.Delete(ctx, evil)), b.c.DeleteChat(ctx, evil)); err != nil {
-		b.Error(err)
-	}
+	must(b, second(b.c.Delete(ctx, evil)), b.c.DeleteChat(ctx, evil))
 	if _, err := os.Lstat(filepath.Join(b.root, evil)); !errors.Is(err, os.ErrNotExist) {
 		b.Errorf("of a deleted chat there is its directory: %v", err)
 	}
@@ -419,10 +385,7 @@ func TestDefaultUser(t *testing.T) { onEachEngine(t, testDefaultUser) }
 // In the stacks, sandboxes run as a user that isn't Berm's, and share their chats with it.
 func testDefaultUser(t *testing.T, kind string) {
 	t.Parallel()
-	data, err := compose.Files.ReadFile("policy/" + map[string]string{"docker": "minimal", "containerd": "containerd"}[kind] + ".yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := value(compose.Files.ReadFile("policy/" + map[string]string{"docker": "minimal", "containerd": "containerd"}[kind] + ".yaml"))(t)
 	file := filepath.Join(t.TempDir(), "policy.yaml")
 	write(t, file, string(data))
 	b := newStorageFixture(t, commonEngine(t, kind), "BERM_POLICY_FILE="+file)
@@ -435,9 +398,7 @@ func testDefaultUser(t *testing.T, kind string) {
 	if got, err := b.read("k", "mine"); err != nil || got != "made\n" {
 		t.Errorf("the sandbox's file: %q, %v", got, err)
 	}
-	if err := b.put("k", "mine", "replaced"); err != nil {
-		t.Error(err)
-	}
+	must(t, b.put("k", "mine", "replaced"))
 	if got := b.run("k", "cat mine; rm mine; echo again >mine; chmod 0 mine"); got != "replaced" {
 		t.Errorf("the replaced file: %q", got)
 	}
@@ -445,9 +406,7 @@ func testDefaultUser(t *testing.T, kind string) {
 		t.Errorf("the files are %q", got)
 	}
 	ctx := deadline(b)
-	if err := b.c.DeleteChatFile(ctx, "k", "mine"); err != nil {
-		t.Error(err)
-	}
+	must(t, b.c.DeleteChatFile(ctx, "k", "mine"))
 	if got, err := b.history("k"); err != nil || got != "more\n" {
 		t.Errorf("the history: %q, %v", got, err)
 	}

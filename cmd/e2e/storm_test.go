@@ -172,19 +172,14 @@ func (s *storm) settle(server *server) {
 	s.t.Helper()
 	until(s.t, "no sandbox is left", func() bool {
 		for _, err := range s.client.List(s.t.Context(), client.ListOptions{}) {
-			if err != nil {
-				s.t.Fatal(err)
-			}
+			must(s.t, err)
 			return false
 		}
 		return true
 	})
 	rt := s.e.open(s.t, server)
 	until(s.t, "no container is left that no record knows", func() bool {
-		left, err := rt.List(s.t.Context(), map[string]string{lifecycle.LabelOwner: server.instance})
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		left := value(rt.List(s.t.Context(), map[string]string{lifecycle.LabelOwner: server.instance}))(s.t)
 		return len(left) == 0
 	})
 	server.stop()

@@ -35,9 +35,7 @@ func newUnit(t *testing.T) *unit {
 	u := &unit{dir: t.TempDir()}
 	var err error
 	u.said, err = net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(u.dir, "notify"), Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = u.said.Close() })
 	return u
 }
@@ -45,14 +43,8 @@ func newUnit(t *testing.T) *unit {
 // listen makes a socket of the unit, which is there before its service and after it.
 func (u *unit) listen(t *testing.T, name, network, address string) net.Listener {
 	t.Helper()
-	l, err := net.Listen(network, address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := l.(interface{ File() (*os.File, error) }).File()
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := value(net.Listen(network, address))(t)
+	f := value(l.(interface{ File() (*os.File, error) }).File())(t)
 	t.Cleanup(func() { _, _ = l.Close(), f.Close() })
 	u.names, u.files = append(u.names, name), append(u.files, f)
 	return l
@@ -95,10 +87,7 @@ func TestSystemd(t *testing.T) {
 	u.listen(t, "http", "unix", filepath.Join(u.dir, "berm.sock"))
 	u.listen(t, "docker", "unix", filepath.Join(u.dir, "docker.sock"))
 	const file = "engine_api: {listeners: [{address: 'systemd:docker', callers: [{name: nobody, tenant: a, uids: [12345]}]}]}\n"
-	early, err := net.Dial("unix", filepath.Join(u.dir, "berm.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	early := value(net.Dial("unix", filepath.Join(u.dir, "berm.sock")))(t)
 	defer func() { _ = early.Close() }()
 	must(t, second(io.WriteString(early, "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")))
 	c := u.start(t, "systemd:http", file, "WATCHDOG_USEC=300000")
@@ -161,10 +150,7 @@ func TestSystemdEngineAPIAlone(t *testing.T) {
 func wantNothingInherited(t *testing.T, pid int) {
 	t.Helper()
 	dir := fmt.Sprintf("/proc/%d", pid)
-	fds, err := os.ReadDir(filepath.Join(dir, "fd"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	fds := value(os.ReadDir(filepath.Join(dir, "fd")))(t)
 	for _, fd := range fds {
 		to, _ := os.Readlink(filepath.Join(dir, "fd", fd.Name()))
 		info, err := os.ReadFile(filepath.Join(dir, "fdinfo", fd.Name()))

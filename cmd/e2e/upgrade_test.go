@@ -56,10 +56,7 @@ func (o *oldService) there(ids ...string) (left []string) {
 // call makes one of the old service's calls.
 func (o *oldService) call(method, path string, body, out any) int {
 	o.t.Helper()
-	data, err := json.Marshal(body)
-	if err != nil {
-		o.t.Fatal(err)
-	}
+	data := value(json.Marshal(body))(o.t)
 	resp, answer, err := exchange(o.t.Context(), http.DefaultClient, method, o.server.url+"/api/v1/"+path, string(data), "X-API-Token", o.server.token)
 	if err == nil {
 		err = json.Unmarshal([]byte(answer), out)
@@ -136,9 +133,7 @@ func TestUpgradeFromOldService(t *testing.T) {
 	if err == nil {
 		_, err = c.EnsureChat(ctx, oldChat, w.WorkspaceID)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got, err := all(c.ReadChatFile(ctx, oldChat, "notes.txt", 0, 0)); err != nil || got != "of the old service\n" {
 		t.Errorf("the chat's file is %q, %v", got, err)
 	}
