@@ -51,9 +51,7 @@ func attackFullDisk(a *attack) {
 	if out := a.must("cat", "/tmp/kept"); out != "before\n" {
 		a.Errorf("the file is %q", out)
 	}
-	if err := a.c.RemoveFile(ctx, a.key, "/tmp/fill", false); err != nil {
-		a.Error(err)
-	}
+	must(a, a.c.RemoveFile(ctx, a.key, "/tmp/fill", false))
 	if _, err := a.c.WriteFile(ctx, a.key, "/tmp/new", bytes.NewReader(big), clientWrite{}); err != nil {
 		a.Error(err)
 	}
@@ -289,9 +287,7 @@ func attackSwappedLinks(a *attack) {
 	if out := end(); out != "swapped true\n" {
 		a.Errorf("%q", out)
 	}
-	if err := a.c.RemoveFile(ctx, a.key, "/tmp/d", true); err != nil {
-		a.Error(err)
-	}
+	must(a, a.c.RemoveFile(ctx, a.key, "/tmp/d", true))
 	if out := a.must("sh", "-c", "ls -A /tmp/outside; cat /tmp/outside/kept"); out != "kept\nkept\n" {
 		a.Errorf("outside is %q", out)
 	}
@@ -334,9 +330,7 @@ func attackNames(a *attack) {
 	}
 	var listed []string
 	for f, err := range a.c.ListFiles(ctx, a.key, "/tmp/n", 0) {
-		if err != nil {
-			a.Fatal(err)
-		}
+		must(a, err)
 		name := nameOf(f.Path, f.PathBase64)
 		listed = append(listed, name)
 		if !seen[name] {
@@ -352,10 +346,7 @@ func attackNames(a *attack) {
 	if _, err := fmt.Sscan(out, &files); err != nil || len(listed) != 2*files+1 || !slices.IsSorted(listed) {
 		a.Errorf("%d of 2*%s were listed: %q", len(listed), out, listed)
 	}
-	glob, err := a.c.GlobFiles(ctx, a.key, "/tmp", "**/*", 0)
-	if err != nil {
-		a.Fatal(err)
-	}
+	glob := value(a.c.GlobFiles(ctx, a.key, "/tmp", "**/*", 0))(a)
 	found, err := a.c.SearchFiles(ctx, a.key, "/tmp/n", client.SearchOptions{Pattern: "^needle"})
 	if err != nil || len(found.Matches) != files {
 		a.Errorf("%d of %d were found, %v", len(found.Matches), files, err)

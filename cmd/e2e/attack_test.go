@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -117,23 +116,28 @@ func buildAttacker(t *testing.T) []byte {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "attacker")
 	buildProgram(t, file, "./testdata/attacker")
-	program, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	program := value(os.ReadFile(file))(t)
 	return program
 }
 
 // run runs one attack in a sandbox of its own, beside the innocent one.
 func (s *attackFixture) run(t *testing.T, f func(*attack)) {
 	a := &attack{attackFixture: s, T: t, key: "attack", mark: rand.Text()}
+	pid := s.server.Process.Pid
+	forgetPeak(t, pid)
 	a.create(apitype.SandboxRequest{})
 	ctx, cancel := context.WithCancel(t.Context())
 	var beside sync.WaitGroup
-	beside.Go(func() { a.watch(ctx) })
+	fds := 0
+	beside.Go(func() { fds = a.watch(ctx) })
 	defer func() {
 		cancel()
 		beside.Wait()
+		rss := peak(t, pid)
+		a.Logf("the server had %d kB and %d fds at most, and %d kB and %d fds before all", rss, fds, a.calm.rss, a.calm.fds)
+		if rss > a.calm.rss+attackRSSPeak || fds > a.calm.fds+attackFDsPeak {
+			a.Error("the server grew under the attack")
+		}
 		a.end()
 	}()
 	f(a)
@@ -164,43 +168,27 @@ func (s *attackFixture) innocent(ctx context.Context) error {
 	return err
 }
 
-// watch uses the innocent sandbox, and looks at the server and the host, until ctx ends.
-func (a *attack) watch(ctx context.Context) {
-	pid := strconv.Itoa(a.server.Process.Pid)
-	peak := 0
-	_ = os.WriteFile("/proc/"+pid+"/clear_refs", []byte("5"), 0) // begins VmHWM anew
+// watch uses the innocent sandbox, and looks at the host, until ctx ends. It returns the most
+// fds that the server had.
+func (a *attack) watch(ctx context.Context) (most int) {
 	for ; ctx.Err() == nil; time.Sleep(200 * time.Millisecond) {
 		if err := a.innocent(a.Context()); err != nil {
 			a.Errorf("the innocent sandbox: %v", err)
-			return
+			return most
 		}
-		fds, err := os.ReadDir("/proc/" + pid + "/fd")
+		fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", a.server.Process.Pid))
 		if err != nil {
 			a.Errorf("the server: %v", err)
-			return
+			return most
 		}
-		peak = max(peak, len(fds))
+		most = max(most, len(fds))
 		for _, p := range marked(a.mark) {
 			if p.outside {
 				a.Errorf("a process is outside of its sandbox: %s", p)
 			}
 		}
 	}
-	status, err := os.ReadFile("/proc/" + pid + "/status")
-	if err != nil {
-		a.Error(err)
-		return
-	}
-	_, rest, _ := strings.Cut(string(status), "VmHWM:")
-	rest, _, _ = strings.Cut(rest, "kB")
-	most, err := strconv.Atoi(strings.TrimSpace(rest))
-	if err != nil {
-		a.Error(err)
-	}
-	a.Logf("the server had %d kB and %d fds at most, and %d kB and %d fds before all", most, peak, a.calm.rss, a.calm.fds)
-	if most > a.calm.rss+attackRSSPeak || peak > a.calm.fds+attackFDsPeak {
-		a.Error("the server grew under the attack")
-	}
+	return most
 }
 
 // end deletes the sandbox, and looks for what is left of it.

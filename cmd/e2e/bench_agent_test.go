@@ -139,38 +139,14 @@ func per(n float64, what string) func(string, figures) string {
 	return func(_ string, f figures) string { return fmt.Sprintf("%.1f %s/s", n*1000/f.at(.5), what) }
 }
 
-// forgetPeak has a process' peak memory counted from now on.
-func forgetPeak(b *testing.B, pid int) {
-	b.Helper()
-	must(b, os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0))
-}
-
-// peak is the most memory that a process has had.
-func peak(b *testing.B, pid int) string {
-	b.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		b.Fatal(err)
-	}
-	_, rest, _ := strings.Cut(string(status), "VmHWM:")
-	value, _, _ := strings.Cut(rest, "\n")
-	return strings.TrimSpace(value)
-}
-
 // cpuTime is how long a process has worked, in hundredths of a second.
 func cpuTime(b *testing.B, pid int) (t time.Duration) {
 	b.Helper()
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		b.Fatal(err)
-	}
+	stat := value(os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)))(b)
 	// pid (name) state parent …; user and system time are the 14th and 15th.
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	for _, ticks := range fields[11:13] {
-		n, err := strconv.Atoi(ticks)
-		if err != nil {
-			b.Fatal(err)
-		}
+		n := value(strconv.Atoi(ticks))(b)
 		t += time.Duration(n) * 10 * time.Millisecond
 	}
 	return t
@@ -282,7 +258,7 @@ func BenchmarkInside(b *testing.B) {
 		}), per(size>>20, "MiB"))
 		for _, p := range pairs {
 			pid, was := p.berm.server.Process.Pid, worked[p.berm.kind]
-			b.Logf("%-20s server private %d kB, before %d kB, resident at most %s; init at most %s; CPU time of a round %s and %s",
+			b.Logf("%-20s server private %d kB, before %d kB, resident at most %d kB; init at most %d kB; CPU time of a round %s and %s",
 				p.berm, weigh(b, pid).private, before[p.berm.kind].private, peak(b, pid), peak(b, p.pid),
 				(cpuTime(b, pid)-was[0])/time.Duration(b.N), (cpuTime(b, p.pid)-was[1])/time.Duration(b.N))
 		}

@@ -43,10 +43,7 @@ func BenchmarkStorage(b *testing.B) {
 	server := newServer(b, e, dir, testImage)
 	server.env = append(server.env, "BERM_SANDBOX_CHATS_ROOT="+filepath.Join(dir, "chats"), "BERM_SANDBOX_CREATE_ROOTS=true")
 	c := server.start(b)
-	w, err := c.EnsureWorkspace(b.Context(), "somebody")
-	if err != nil {
-		b.Fatal(err)
-	}
+	w := value(c.EnsureWorkspace(b.Context(), "somebody"))(b)
 	must(b, second(c.EnsureChat(b.Context(), "bench", w.WorkspaceID)))
 	other := httptest.NewServer(bareFiles(bareDir))
 	b.Cleanup(other.Close)
@@ -82,13 +79,13 @@ func BenchmarkStorage(b *testing.B) {
 	b.Run("1 GiB up", func(b *testing.B) {
 		forgetPeak(b, pid)
 		turns(b, []way{{"berm", whole(up(berm + "up"))}, {"bare", whole(up(bare + "up"))}}, mib)
-		b.Logf("the server's peak: %s", peak(b, pid))
+		b.Logf("the server's peak: %d kB", peak(b, pid))
 	})
 	b.Run("1 GiB down", func(b *testing.B) {
 		must(b, up(berm+"down")(), up(bare+"down")())
 		forgetPeak(b, pid)
 		turns(b, []way{{"berm", whole(down(berm + "down"))}, {"bare", whole(down(bare + "down"))}}, mib)
-		b.Logf("the server's peak: %s", peak(b, pid))
+		b.Logf("the server's peak: %d kB", peak(b, pid))
 	})
 	b.Run("a page of 1,000 of 10,000 files", func(b *testing.B) {
 		for i := range 10_000 {

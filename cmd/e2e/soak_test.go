@@ -52,15 +52,9 @@ func weigh(t testing.TB, pid int) weight {
 			w.anonymous = kB
 		}
 	}
-	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	fds := value(os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid)))(t)
 	w.fds = len(fds)
-	processes, err := os.ReadDir("/proc")
-	if err != nil {
-		t.Fatal(err)
-	}
+	processes := value(os.ReadDir("/proc"))(t)
 	for _, p := range processes {
 		stat, err := os.ReadFile("/proc/" + p.Name() + "/stat")
 		if err != nil {
@@ -79,6 +73,20 @@ func weigh(t testing.TB, pid int) weight {
 		}
 	}
 	return w
+}
+
+// forgetPeak has a process' peak memory counted from now on.
+func forgetPeak(t testing.TB, pid int) {
+	t.Helper()
+	must(t, os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0))
+}
+
+// peak is the most memory that a process has had, in kB.
+func peak(t testing.TB, pid int) int {
+	t.Helper()
+	_, rest, _ := strings.Cut(readString(t, fmt.Sprintf("/proc/%d/status", pid)), "VmHWM:")
+	rest, _, _ = strings.Cut(rest, "kB")
+	return value(strconv.Atoi(strings.TrimSpace(rest)))(t)
 }
 
 // settled weighs a process until it has as few fds and children as before, and no more
@@ -121,16 +129,10 @@ func testSoakExecs(t *testing.T, kind string) {
 	server := newServer(t, e, e.dir(t), testImage)
 	server.start(t)
 	c := server.client(t, nil)
-	sb, err := c.Create(t.Context(), "soak", apitype.SandboxRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	sb := value(c.Create(t.Context(), "soak", apitype.SandboxRequest{}))(t)
 	// Once it answers, its own command runs, too.
 	must(t, second(c.Exec(t.Context(), "soak", apitype.ExecRequest{Command: []string{"true"}})))
-	container, err := e.open(t, server).Inspect(t.Context(), sb.ContainerID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	container := value(e.open(t, server).Inspect(t.Context(), sb.ContainerID))(t)
 
 	const workers = 16
 	total := soakExecs
@@ -195,10 +197,7 @@ func testSoakExecs(t *testing.T, kind string) {
 	}
 
 	limit := 4 << 20
-	res, err := c.Exec(t.Context(), "soak", apitype.ExecRequest{Command: []string{"cat", "/tmp/seen"}, OutputLimit: &limit})
-	if err != nil {
-		t.Fatal(err)
-	}
+	res := value(c.Exec(t.Context(), "soak", apitype.ExecRequest{Command: []string{"cat", "/tmp/seen"}, OutputLimit: &limit}))(t)
 	seen := map[string]int{}
 	for line := range strings.Lines(res.Stdout) {
 		seen[strings.TrimSpace(line)]++
