@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/coder/websocket"
+
+	"github.com/bermhq/berm/cmd/e2e/program"
 )
 
 // A server that goes down lets what is in flight finish for a while, and then nobody goes
@@ -33,7 +35,7 @@ func TestDrain(t *testing.T) {
 		req.Header.Set("Accept", accept)
 		return api.Do(req)
 	}
-	must := func(method, path, body, accept string) *http.Response {
+	asked := func(method, path, body, accept string) *http.Response {
 		t.Helper()
 		resp, err := ask(method, path, body, accept)
 		if err != nil || resp.StatusCode/100 != 2 {
@@ -47,7 +49,7 @@ func TestDrain(t *testing.T) {
 	}
 	const untilTold = "; while [ ! -e go ]; do sleep 0.05; done; echo done"
 
-	must("PUT", "", `{"image": "`+testImage+`", "host_path": "`+work+`", "host_path_mode": "rw", "mount_path": "/workspace"}`, "")
+	asked("PUT", "", `{"image": "`+testImage+`", "host_path": "`+work+`", "host_path_mode": "rw", "mount_path": "/workspace"}`, "")
 	awaited := make(chan string, 1)
 	go func() {
 		resp, err := ask("POST", "/exec", `{"command": ["sh", "-c", "cd /workspace; touch exec`+untilTold+`"]}`, "")
@@ -59,12 +61,10 @@ func TestDrain(t *testing.T) {
 		_ = resp.Body.Close()
 		awaited <- string(body)
 	}()
-	streamed := bufio.NewReader(must("POST", "/exec", `{"command": ["sh", "-c", "echo begun; exec sleep 600"]}`, "application/x-ndjson").Body)
-	must("POST", "/processes", `{"process_id": "pty", "command": "sh", "tty": true}`, "")
+	streamed := bufio.NewReader(asked("POST", "/exec", `{"command": ["sh", "-c", "echo begun; exec sleep 600"]}`, "application/x-ndjson").Body)
+	asked("POST", "/processes", `{"process_id": "pty", "command": "sh", "tty": true}`, "")
 	pty, _, err := websocket.Dial(t.Context(), "ws://localhost/api/v1/sandboxes/a/processes/pty/attach", &websocket.DialOptions{HTTPClient: api})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = pty.CloseNow() }()
 	b.must(t, cli, "run", "-d", "--name", "one", "-v", work+":/x", "-w", "/x", testImage, "sh", "-c", "echo up; exec sleep 600")
 	short := b.begin(t, cli, "exec", "one", "sh", "-c", "touch short"+untilTold)
@@ -76,11 +76,11 @@ func TestDrain(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	long.expect(t, "begun")
-	logs.expect(t, "up")
+	long.Log.Wait(t, "begun\n")
+	logs.Log.Wait(t, "up\n")
 
 	b.signal(t, syscall.SIGTERM)
-	logs.ends(t, "", "berm: the server is going down")
+	wantFailure(t, logs, "berm: the server is going down")
 	for err == nil {
 		_, _, err = pty.Read(t.Context())
 	}
@@ -91,11 +91,11 @@ func TestDrain(t *testing.T) {
 	if got := <-awaited; !strings.Contains(got, `"stdout":"done\n"`) {
 		t.Errorf("the command in flight: %s", got)
 	}
-	short.ends(t, "done", "") // what it exited with, the client asks for later, in vain
+	wantFailure(t, short, "done") // what it exited with, the client asks for later, in vain
 	if rest, err := io.ReadAll(streamed); err == nil || !strings.Contains(string(rest), `"event":"going_down"`) {
 		t.Errorf("the streamed command: %q, %v", rest, err)
 	}
-	long.ends(t, "", "berm: the server is going down")
+	wantFailure(t, long, "berm: the server is going down")
 	if err := b.Wait(); err != nil {
 		t.Errorf("after SIGTERM: %v", err)
 	}
@@ -104,7 +104,7 @@ func TestDrain(t *testing.T) {
 	// A second signal doesn't wait for anything.
 	b.start(t)
 	b.must(t, cli, "rm", "-f", "one")
-	begun := bufio.NewReader(must("POST", "/exec", `{"command": ["sleep", "600"]}`, "application/x-ndjson").Body)
+	begun := bufio.NewReader(asked("POST", "/exec", `{"command": ["sleep", "600"]}`, "application/x-ndjson").Body)
 	if _, err := begun.ReadString('\n'); err != nil {
 		t.Fatal(err)
 	}
@@ -126,45 +126,20 @@ func TestDrain(t *testing.T) {
 	b.removeAll(t)
 }
 
-// dockerRun is a Docker client that runs beside the test.
-type dockerRun struct {
-	cmd    *exec.Cmd
-	stdout *bufio.Reader
-	stderr strings.Builder
-}
-
-func (b *clientFixture) begin(t *testing.T, program string, args ...string) *dockerRun {
+// begin runs a Docker client beside the test.
+func (b *clientFixture) begin(t *testing.T, cli string, args ...string) *program.Child {
 	t.Helper()
-	c := &dockerRun{cmd: exec.CommandContext(t.Context(), program, args...)}
-	c.cmd.Env = append(os.Environ(), dockerEnv("unix://"+b.dir+"/docker.sock", b.dir)...)
-	c.cmd.Stderr = &c.stderr
-	out, err := c.cmd.StdoutPipe()
-	if err == nil {
-		err = c.cmd.Start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.stdout = bufio.NewReader(out)
+	cmd := exec.Command(cli, args...)
+	cmd.Env = append(os.Environ(), dockerEnv("unix://"+b.dir+"/docker.sock", b.dir)...)
+	c := value(program.Start(cmd, program.NewOutput()))(t)
+	t.Cleanup(c.Kill)
 	return c
 }
 
-// expect reads a line.
-func (c *dockerRun) expect(t *testing.T, want string) {
+// wantFailure waits for a client to fail, and say so.
+func wantFailure(t *testing.T, c *program.Child, says string) {
 	t.Helper()
-	if line, err := c.stdout.ReadString('\n'); err != nil || line != want+"\n" {
-		t.Fatalf("%v printed %q, %v", c.cmd.Args, line, err)
-	}
-}
-
-// ends waits for it to fail, with the rest of its output.
-func (c *dockerRun) ends(t *testing.T, stdout, stderr string) {
-	t.Helper()
-	rest, err := io.ReadAll(c.stdout)
-	if err != nil {
-		t.Error(err)
-	}
-	if err := c.cmd.Wait(); err == nil || !strings.Contains(string(rest), stdout) || !strings.Contains(c.stderr.String(), stderr) {
-		t.Errorf("%v: %v, %q, %q", c.cmd.Args, err, rest, c.stderr.String())
+	if err := c.Wait(); err == nil || !strings.Contains(c.Log.String(), says) {
+		t.Errorf("%v: %v, %s", c.Args, err, c.Log)
 	}
 }

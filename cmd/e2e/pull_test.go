@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -24,10 +25,7 @@ func testCreateThatPulls(t *testing.T, kind string) {
 	if kind == "docker" { // where it is the daemon that pulls
 		opts.Netns = e.Netns()
 	}
-	shop, err := engine.StartRegistry(ctx, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	shop := value(engine.StartRegistry(ctx, opts))(t)
 	t.Cleanup(func() {
 		if err := shop.Close(); err != nil {
 			t.Error(err)
@@ -38,9 +36,8 @@ func testCreateThatPulls(t *testing.T, kind string) {
 	write(t, e.config.RegistryAuthFile, `{"auths": {}}`)
 	repo := shop.Host() + "/team/tool"
 
-	s, server := newStorm(t, e)
+	server, s := newServer(t, e, e.dir(t), testImage), &storm{t: t, e: e, checker: openapitest.New(t)}
 	server.policy(t, "images: {allow: ["+repo+", \"127.0.0.1:1/x\"]}\n")
-	server.stop()
 	s.start(server)
 	caller := &http.Client{Transport: s.checker.Transport(nil)}
 	// wait asks as often as the server says, until it has another answer.
@@ -48,9 +45,7 @@ func testCreateThatPulls(t *testing.T, kind string) {
 		began := time.Now()
 		for calls := 0; ; calls++ {
 			resp, body, err := exchange(ctx, caller, http.MethodPut, server.url+"/api/v1/sandboxes/"+key, `{"image":"`+image+`"}`, "X-API-Token", server.token)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if resp.StatusCode != http.StatusAccepted {
 				if calls == 0 {
 					t.Errorf("the first answer is %s", resp.Status)

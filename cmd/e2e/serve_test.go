@@ -68,20 +68,8 @@ func startCommand(t testing.TB, cmd *exec.Cmd, dir string, e *testEngine, messag
 
 func (c *child) get(t testing.TB, path string) (int, string) {
 	t.Helper()
-	return c.call(t, http.MethodGet, path, "")
-}
-
-// call makes a call with a body.
-func (c *child) call(t testing.TB, method, path, body string) (int, string) {
-	t.Helper()
-	var headers []string
-	if strings.Contains(path, "/files?") {
-		headers = []string{"Content-Type", "application/octet-stream"}
-	}
-	resp, answer, err := exchange(t.Context(), &c.http, method, "http://localhost"+path, body, headers...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp, answer, err := exchange(t.Context(), &c.http, http.MethodGet, "http://localhost"+path, "")
+	must(t, err)
 	return resp.StatusCode, answer
 }
 
@@ -116,10 +104,7 @@ func TestServeProcess(t *testing.T) {
 	if _, body := c.get(t, "/api/v1/status"); !strings.Contains(body, `"a"`) || !strings.Contains(body, `"available":false`) {
 		t.Errorf("/api/v1/status: %s", body)
 	}
-	info, err := os.Stat(filepath.Join(dir, "berm.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	info := value(os.Stat(filepath.Join(dir, "berm.sock")))(t)
 	if got := info.Mode().Perm(); got != 0o660 {
 		t.Errorf("the socket's mode is %o, want 660", got)
 	}
