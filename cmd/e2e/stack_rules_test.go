@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -9,8 +8,6 @@ import (
 
 	"github.com/compose-spec/compose-go/v2/cli"
 	"github.com/compose-spec/compose-go/v2/types"
-
-	"github.com/bermhq/berm/compose"
 )
 
 // stackDir has the stacks' files.
@@ -24,49 +21,7 @@ func loadStack(t *testing.T, dir string, environ []string, files ...string) *typ
 	}
 	opts, err := cli.NewProjectOptions(files, cli.WithName("test"), cli.WithWorkingDirectory(dir), cli.WithEnv(environ), cli.WithEnvFiles(), cli.WithDotEnv)
 	must(t, err)
-	project := value(opts.LoadProject(t.Context()))(t)
-	return project
-}
-
-// stackFiles are those of all stacks, by name.
-func stackFiles() map[string][]string {
-	all := map[string][]string{}
-	for _, name := range compose.Stacks {
-		all[name] = []string{name + ".yaml"}
-	}
-	for _, name := range []string{"minimal", "dind", "observability"} {
-		all[name+" with docker-api"] = []string{name + ".yaml", "docker-api.yaml"}
-	}
-	return all
-}
-
-func TestStackRules(t *testing.T) {
-	t.Parallel()
-	files, err := filepath.Glob(filepath.Join(stackDir, "*.yaml"))
-	if err != nil || len(files) != len(compose.Stacks)+1 {
-		t.Fatalf("%v, want the stacks and docker-api.yaml: %v", files, err)
-	}
-	for name, files := range stackFiles() {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			project := loadStack(t, stackDir, nil, files...)
-			for name, s := range project.Services {
-				for _, flaw := range flaws(s) {
-					t.Errorf("%s %s", name, flaw)
-				}
-				for _, v := range s.Volumes {
-					if inside, err := filepath.Rel(project.WorkingDir, v.Source); v.Type == types.VolumeTypeBind && err == nil && filepath.IsLocal(inside) {
-						if _, err := os.Stat(v.Source); err != nil {
-							t.Errorf("%s mounts what isn't there: %v", name, err)
-						}
-					}
-				}
-			}
-			if _, ok := project.Services["berm"]; !ok {
-				t.Error("there is no service berm")
-			}
-		})
-	}
+	return value(opts.LoadProject(t.Context()))(t)
 }
 
 // flaws are what is against the rules that every service keeps.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/compose-spec/compose-go/v2/types"
 
+	"github.com/bermhq/berm/compose"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -248,24 +249,38 @@ func heldMounts(t *testing.T, e *testEngine) {
 	s.sandbox(t, token, "rm", "demo")
 }
 
-// What the server is told by each stack is a valid configuration, and what the older Compose
-// is given a valid file.
+// Each stack that init writes keeps the rules, mounts what is there, and tells the server a valid
+// configuration. The older Compose takes its files.
 func TestStacksChecked(t *testing.T) {
 	t.Parallel()
-	for name, files := range stackFiles() {
+	if files := value(filepath.Glob(stackDir + "/*.yaml"))(t); len(files) != len(compose.Stacks)+1 {
+		t.Fatalf("%v, want the stacks and docker-api.yaml", files)
+	}
+	for _, name := range append(slices.Clone(compose.Stacks), "minimal with-docker-api", "dind with-docker-api", "observability with-docker-api") {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := filepath.Join(t.TempDir(), "stack")
 			stack, with, _ := strings.Cut(name, " ")
-			args := []string{"init", "compose", dir, "--stack", stack}
+			args, files := []string{"init", "compose", dir, "--stack", stack}, []string{"compose.yaml"}
 			if with != "" {
-				args = append(args, "--with-docker-api")
-				files = []string{"compose.yaml", "compose.override.yaml"}
-			} else {
-				files = []string{"compose.yaml"}
+				args, files = append(args, "--"+with), append(files, "compose.override.yaml")
 			}
 			mustRun(t, ".", nil, bin, args...)
 			project := loadStack(t, dir, nil, slices.Clone(files)...)
+			if _, ok := project.Services["berm"]; !ok {
+				t.Fatal("there is no service berm")
+			}
+			for name, s := range project.Services {
+				for _, flaw := range flaws(s) {
+					t.Errorf("%s %s", name, flaw)
+				}
+				for _, v := range s.Volumes {
+					inside, err := filepath.Rel(project.WorkingDir, v.Source)
+					if v.Type == types.VolumeTypeBind && err == nil && filepath.IsLocal(inside) && !exists(v.Source) {
+						t.Errorf("%s mounts %s, which isn't there", name, inside)
+					}
+				}
+			}
 			mounts := map[string]string{} // in the container, on this host
 			for _, v := range project.Services["berm"].Volumes {
 				if v.Type == types.VolumeTypeBind {
