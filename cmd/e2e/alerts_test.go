@@ -191,8 +191,7 @@ func query(t *testing.T, from seriesSet, expr string, begin, end time.Time, step
 	e := promql.NewEngine(promql.EngineOpts{MaxSamples: 1e6, Timeout: time.Minute})
 	q := value(e.NewRangeQuery(t.Context(), from, nil, expr, begin, end, step))(t)
 	defer q.Close()
-	matrix := value(q.Exec(t.Context()).Matrix())(t)
-	return matrix
+	return value(q.Exec(t.Context()).Matrix())(t)
 }
 
 // seriesSet is a store of series.

@@ -39,8 +39,7 @@ func attackFullDisk(a *attack) {
 		"an archive": a.c.WriteTar(ctx, a.key, "/tmp", bytes.NewReader(archive(a, tar.Header{Name: "unpacked", Size: 1 << 20, Mode: 0o644}))),
 		"a copy":     a.c.CopyFile(ctx, a.key, attackerPath, "/tmp/copy", false),
 	} {
-		var refused *client.Error
-		if !errors.As(err, &refused) || refused.Status != http.StatusInsufficientStorage {
+		if refusal(err).Status != http.StatusInsufficientStorage {
 			a.Errorf("%s: %v", what, err)
 		}
 	}
@@ -52,9 +51,7 @@ func attackFullDisk(a *attack) {
 		a.Errorf("the file is %q", out)
 	}
 	must(a, a.c.RemoveFile(ctx, a.key, "/tmp/fill", false))
-	if _, err := a.c.WriteFile(ctx, a.key, "/tmp/new", bytes.NewReader(big), clientWrite{}); err != nil {
-		a.Error(err)
-	}
+	must(a, second(a.c.WriteFile(ctx, a.key, "/tmp/new", bytes.NewReader(big), clientWrite{})))
 	a.heals()
 }
 
@@ -221,8 +218,7 @@ func count(files func(func(apitype.FileInfo, error) bool)) error {
 		n++
 		return err == nil && n < 100_000
 	})
-	var refused *client.Error
-	if failed != nil && !errors.As(failed, &refused) && !errors.Is(failed, context.DeadlineExceeded) {
+	if failed != nil && refusal(failed).Status == 0 && !errors.Is(failed, context.DeadlineExceeded) {
 		return fmt.Errorf("%w: %w", errCut, failed)
 	}
 	return failed

@@ -20,8 +20,7 @@ import (
 func attackKill(a *attack) {
 	session := a.session()
 	for _, signal := range []string{"KILL", "STOP", "TERM", "INT", "HUP", "SEGV", "ABRT", "QUIT", "TSTP", "PIPE", "XCPU", "ALRM", "34"} {
-		_, err := a.exec(60, "kill", "-"+signal, "1")
-		a.answered("kill -"+signal, err)
+		a.answered("kill -"+signal, second(a.exec(60, "kill", "-"+signal, "1")))
 		if signal != "KILL" && signal != "STOP" { // the others are passed on to the main process
 			a.heals()
 			session = a.session()
@@ -81,8 +80,7 @@ func attackFreeze(a *attack) {
 	list, err := a.c.Executions(ctx, a.key)
 	a.answered("list", err)
 	for _, x := range list {
-		_, err := a.c.KillExec(ctx, a.key, x.ExecID)
-		a.answered("kill", err)
+		a.answered("kill", second(a.c.KillExec(ctx, a.key, x.ExecID)))
 	}
 	a.heals()
 }
@@ -180,10 +178,8 @@ func attackLimits(a *attack) {
 		a.echoes(10)
 	}
 	ctx := deadline(a)
-	_, err := a.c.WriteFile(ctx, a.key, "/tmp/file", strings.NewReader("x"), clientWrite{})
-	a.answered("write", err)
-	_, err = a.c.StartExec(ctx, a.key, apitype.ExecRequest{Command: apitype.Command{"true"}})
-	a.answered("start", err)
+	a.answered("write", second(a.c.WriteFile(ctx, a.key, "/tmp/file", strings.NewReader("x"), clientWrite{})))
+	a.answered("start", second(a.c.StartExec(ctx, a.key, apitype.ExecRequest{Command: apitype.Command{"true"}})))
 	resp, err := a.c.Port(a.key, 80).Get("http://localhost/")
 	if err != nil {
 		a.Error(err)
@@ -222,16 +218,13 @@ func attackForkBombs(a *attack) {
 		{"sh", "-c", attackerPath + " bomb & " + attackerPath + " bomb & exit"},
 	} {
 		beside.Go(func() {
-			_, err := a.exec(3, command...)
-			a.answered("a bomb", err)
+			a.answered("a bomb", second(a.exec(3, command...)))
 		})
 	}
 	a.beside(5)
 	beside.Wait()
 	ctx := deadline(a)
-	if _, err := a.c.Delete(ctx, a.key); err != nil {
-		a.answered("delete", err)
-	}
+	a.answered("delete", second(a.c.Delete(ctx, a.key)))
 	a.heals()
 }
 
@@ -241,10 +234,8 @@ func (a *attack) beside(times int) {
 	for range times {
 		a.echoes(5)
 		ctx := deadline(a)
-		_, err := a.c.Processes(ctx, a.key)
-		a.answered("list", err)
-		_, err = a.c.StatFile(ctx, a.key, "/tmp")
-		a.answered("stat", err)
+		a.answered("list", second(a.c.Processes(ctx, a.key)))
+		a.answered("stat", second(a.c.StatFile(ctx, a.key, "/tmp")))
 	}
 }
 
@@ -260,8 +251,7 @@ func attackTight(a *attack) {
 			a.Error("a command did not run")
 		}
 	}
-	_, err := a.exec(10, "sh", "-c", "while sleep 1000 & do :; done") // they stay
-	a.answered("what fills it", err)
+	a.answered("what fills it", second(a.exec(10, "sh", "-c", "while sleep 1000 & do :; done"))) // they stay
 	for range 5 {
 		a.echoes(5)
 	}
@@ -346,8 +336,7 @@ func attackMemory(a *attack) {
 		a.heals()
 		// Its program may have gone with the sandbox.
 		ctx := deadline(a)
-		_, err = a.c.WriteFile(ctx, a.key, attackerPath, strings.NewReader(string(a.attacker)), clientWrite{Mode: 0o755})
-		a.answered("write", err)
+		a.answered("write", second(a.c.WriteFile(ctx, a.key, attackerPath, strings.NewReader(string(a.attacker)), clientWrite{Mode: 0o755})))
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"math"
 	"net/http"
@@ -87,9 +86,7 @@ func testAttacks(t *testing.T, kind string) {
 	} {
 		t.Run(tt.name, func(t *testing.T) { s.run(t, tt.attack) })
 	}
-	if _, err := s.c.Delete(t.Context(), "innocent"); err != nil {
-		t.Error(err)
-	}
+	must(t, second(s.c.Delete(t.Context(), "innocent")))
 	s.server.stop()
 	wantNothing(t, s.e, s.server)
 }
@@ -116,8 +113,7 @@ func buildAttacker(t *testing.T) []byte {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "attacker")
 	buildProgram(t, file, "./testdata/attacker")
-	program := value(os.ReadFile(file))(t)
-	return program
+	return value(os.ReadFile(file))(t)
 }
 
 // run runs one attack in a sandbox of its own, beside the innocent one.
@@ -245,10 +241,9 @@ func marked(mark string) []seen {
 // answered fails unless a call was answered, with yes or with a reasoned no.
 func (a *attack) answered(what string, err error) {
 	a.Helper()
-	var refused *client.Error
-	switch {
+	switch refused := refusal(err); {
 	case err == nil:
-	case !errors.As(err, &refused):
+	case refused.Status == 0:
 		a.Errorf("%s: no answer: %v", what, err)
 	case refused.Status == http.StatusInternalServerError || refused.Code == "":
 		a.Errorf("%s: %d %v", what, refused.Status, err)
@@ -278,8 +273,7 @@ func (a *attack) must(command ...string) string {
 func (a *attack) heals() {
 	a.Helper()
 	ctx := deadline(a)
-	var refused *client.Error
-	if _, err := a.c.Get(ctx, a.key); errors.As(err, &refused) && refused.Status == http.StatusNotFound {
+	if _, err := a.c.Get(ctx, a.key); refusal(err).Status == http.StatusNotFound {
 		a.create(apitype.SandboxRequest{})
 	}
 	until(a, "a command", func() bool { return a.echoes(10) })

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -17,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/proxy/apitype"
-	"github.com/bermhq/berm/proxy/client"
 )
 
 var boxCases = []boxCase{
@@ -108,11 +106,10 @@ func boxFull(r *boxRow) {
 		x := r.on(s, fmt.Sprint("at-once-", i))
 		all.Go(func() {
 			_, err := x.c.Create(r.ctx, x.key, apitype.SandboxRequest{})
-			var e *client.Error
 			if err == nil {
 				made.Add(1)
-			} else if x.wantError(err, http.StatusTooManyRequests, "capacity"); errors.As(err, &e) && e.RetryAfter <= 0 {
-				r.Errorf("there is no Retry-After: %+v", e)
+			} else if x.wantError(err, http.StatusTooManyRequests, "capacity"); refusal(err).RetryAfter <= 0 {
+				r.Errorf("there is no Retry-After: %v", err)
 			}
 		})
 	}
@@ -198,21 +195,18 @@ func (r *boxRow) swap(path, evil, outside string) {
 	for i := 0; made < 4 && i < 100; i++ { // of those made, half would have the wrong one
 		x := r.on(r.main, fmt.Sprint(i))
 		sb, err := x.c.Create(r.ctx, x.key, apitype.SandboxRequest{HostPath: &path})
-		var no *client.Error
 		switch {
 		case err == nil:
 			made++
 			if got := x.sh("ls /workspace"); got != "allowed" || sb.Enforcement.Mounts != "held" {
 				r.Errorf("the sandbox has %q, %s", got, sb.Enforcement.Mounts)
 			}
-		case errors.As(err, &no) && (no.Status == http.StatusForbidden || no.Code == "sandbox_start_failed"):
+		case refusal(err).Status == http.StatusForbidden, refusal(err).Code == "sandbox_start_failed":
 			refused++
 		default:
 			r.Errorf("%v", err)
 		}
-		if _, err := x.c.Delete(r.ctx, x.key); err != nil {
-			r.Error(err)
-		}
+		must(r, second(x.c.Delete(r.ctx, x.key)))
 	}
 	stop.Store(true)
 	swapper.Wait()

@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -165,29 +164,17 @@ func (r *boxRow) on(s *boxServer, suffix string) boxSandbox {
 
 func (x boxSandbox) create(req apitype.SandboxRequest) *apitype.Sandbox {
 	x.t.Helper()
-	sb, err := x.c.Create(x.ctx, x.key, req)
-	if err != nil {
-		x.t.Fatalf("create %s: %v", x.key, err)
-	}
-	return sb
+	return value(x.c.Create(x.ctx, x.key, req))(x.t)
 }
 
 func (x boxSandbox) get() *apitype.Sandbox {
 	x.t.Helper()
-	sb, err := x.c.Get(x.ctx, x.key)
-	if err != nil {
-		x.t.Fatalf("get %s: %v", x.key, err)
-	}
-	return sb
+	return value(x.c.Get(x.ctx, x.key))(x.t)
 }
 
 func (x boxSandbox) exec(req apitype.ExecRequest) *apitype.ExecResult {
 	x.t.Helper()
-	res, err := x.c.Exec(x.ctx, x.key, req)
-	if err != nil {
-		x.t.Fatalf("run %q in %s: %v", req.Command, x.key, err)
-	}
-	return res
+	return value(x.c.Exec(x.ctx, x.key, req))(x.t)
 }
 
 // sh runs a script that ends well, and gives what it prints, without space around it.
@@ -220,13 +207,9 @@ func (x boxSandbox) wantNone() {
 // wantError checks what an answer that says no has come to.
 func (x boxSandbox) wantError(err error, status int, code string) apitype.Problem {
 	x.t.Helper()
-	var e *client.Error
-	if !errors.As(err, &e) {
-		x.t.Errorf("got %v, want %d %s", err, status, code)
-		return apitype.Problem{}
-	}
+	e := refusal(err)
 	if e.Status != status || e.Code != code || e.Problem.RequestID == "" || e.Problem.Detail == "" {
-		x.t.Errorf("got %d %+v, want %d %s", e.Status, e.Problem, status, code)
+		x.t.Errorf("got %v, %+v, want %d %s", err, e.Problem, status, code)
 	}
 	return e.Problem
 }

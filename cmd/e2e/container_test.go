@@ -63,8 +63,7 @@ func (c *contained) logs() string {
 
 func (c *contained) must(args ...string) string {
 	c.t.Helper()
-	out := value(c.docker(c.engine.config.Address, args...))(c.t)
-	return out
+	return value(c.docker(c.engine.config.Address, args...))(c.t)
 }
 
 // berm runs a command of berm's in its container.

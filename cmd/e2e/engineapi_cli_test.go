@@ -89,8 +89,7 @@ func (b *clientFixture) run(t *testing.T, program string, args ...string) (strin
 
 func (b *clientFixture) must(t *testing.T, program string, args ...string) string {
 	t.Helper()
-	out := value(b.run(t, program, args...))(t)
-	return out
+	return value(b.run(t, program, args...))(t)
 }
 
 // made lists what the server's callers have made and is still in the engine. Other tests use the

@@ -306,8 +306,7 @@ func (s *server) start(t testing.TB) *client.Client {
 	if err := s.run(t.Context()); err != nil {
 		t.Fatalf("%v\n%s", err, s.logTail())
 	}
-	c := value(client.New(client.Options{BaseURL: s.url, Token: s.token}))(t)
-	return c
+	return value(client.New(client.Options{BaseURL: s.url, Token: s.token}))(t)
 }
 
 func (s *server) run(ctx context.Context) error {
@@ -370,8 +369,7 @@ func through(socket string) *http.Transport {
 // client makes a client that makes each call once.
 func (s *server) client(t testing.TB, transport http.RoundTripper) *client.Client {
 	t.Helper()
-	c := value(client.New(client.Options{BaseURL: s.url, Token: s.token, Retries: -1, HTTPClient: &http.Client{Transport: transport}}))(t)
-	return c
+	return value(client.New(client.Options{BaseURL: s.url, Token: s.token, Retries: -1, HTTPClient: &http.Client{Transport: transport}}))(t)
 }
 
 // stop ends the server if it was started.
@@ -459,6 +457,14 @@ func value[T any](v T, err error) func(testing.TB) T {
 		must(t, err)
 		return v
 	}
+}
+
+// refusal is the answer of the server's that an error is; an empty one if it is none.
+func refusal(err error) *client.Error {
+	if e, ok := errors.AsType[*client.Error](err); ok {
+		return e
+	}
+	return new(client.Error)
 }
 
 // makeDir makes a directory, and those above it.

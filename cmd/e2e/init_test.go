@@ -41,9 +41,7 @@ func TestInit(t *testing.T) {
 		address := readString(t, filepath.Join(c.dir, "address"))
 		env := []string{"BERM_URL=http://" + address}
 		args := []string{"--token-file", filepath.Join(etc, "token"), "demo"}
-		if _, err := command(t.Context(), dir, env, bin, append([]string{"sandbox", "create"}, args...)...); err != nil {
-			t.Error(err)
-		}
+		must(t, second(command(t.Context(), dir, env, bin, append([]string{"sandbox", "create"}, args...)...)))
 		if out, err := command(t.Context(), dir, env, bin, append(append([]string{"exec"}, args...), "--", "echo", "hello")...); err != nil || out != "hello" {
 			t.Errorf("the sandbox printed %q, %v", out, err)
 		}

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"errors"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -9,7 +8,6 @@ import (
 	"time"
 
 	"github.com/bermhq/berm/proxy/apitype"
-	"github.com/bermhq/berm/proxy/client"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -34,19 +32,18 @@ func testHungEngine(t *testing.T, own testEngine) {
 	defer func() { _ = thaw() }() // for a test that ends early
 	must(t, err)
 	began := time.Now()
-	var refused *client.Error
 	// The first call meets an engine that nobody knows to hang.
-	if _, err := s.client.Create(ctx, "during", apitype.SandboxRequest{}); !errors.As(err, &refused) || refused.Status != http.StatusServiceUnavailable {
+	if _, err := s.client.Create(ctx, "during", apitype.SandboxRequest{}); refusal(err).Status != http.StatusServiceUnavailable {
 		t.Errorf("create: %v", err)
 	}
 	if took := time.Since(began); took > 40*time.Second {
 		t.Errorf("a create took %s to fail", took)
 	}
 	until(t, "the server isn't ready", func() bool {
-		return errors.As(s.client.Ready(ctx), &refused) && refused.Status == http.StatusServiceUnavailable
+		return refusal(s.client.Ready(ctx)).Status == http.StatusServiceUnavailable
 	})
 	began = time.Now()
-	if _, err := s.client.Exec(ctx, "before", apitype.ExecRequest{Command: apitype.Command{"true"}}); !errors.As(err, &refused) || refused.Status != http.StatusServiceUnavailable {
+	if _, err := s.client.Exec(ctx, "before", apitype.ExecRequest{Command: apitype.Command{"true"}}); refusal(err).Status != http.StatusServiceUnavailable {
 		t.Errorf("exec: %v", err)
 	}
 	if took := time.Since(began); took > 5*time.Second {
@@ -59,9 +56,7 @@ func testHungEngine(t *testing.T, own testEngine) {
 		t.Errorf("afterwards: %+v, %v", after, err)
 	}
 	for _, key := range []string{"before", "during"} {
-		if _, err := s.client.Delete(ctx, key); err != nil {
-			t.Error(err)
-		}
+		must(t, second(s.client.Delete(ctx, key)))
 	}
 	s.settle(server)
 	wantNothing(t, e, server)
@@ -101,9 +96,7 @@ func testTwoInstancesAndALostStore(t *testing.T, kind string) {
 	if got := containersOf(t, e, server); got != 0 {
 		t.Errorf("the first instance left %d containers", got)
 	}
-	if _, err := two.client.Delete(ctx, "same"); err != nil {
-		t.Error(err)
-	}
+	must(t, second(two.client.Delete(ctx, "same")))
 	two.settle(other)
 	wantNothing(t, e, server, other)
 }

@@ -41,8 +41,7 @@ func testStoppedEngine(t *testing.T, e *testEngine) {
 	told := regexp.QuoteMeta(name+e.config.Address) + ` has not answered for [0-9]+s \((connection refused|connection closed|no such socket)\); requests are refused until it does`
 	rest := regexp.MustCompile("^" + told + "$")
 	until(t, "the outage to be reported", func() bool {
-		reason := value(put())(t)
-		return rest.MatchString(reason)
+		return rest.MatchString(value(put())(t))
 	})
 	if kind == "docker" {
 		for _, cli := range clis(t) {
@@ -55,10 +54,7 @@ func testStoppedEngine(t *testing.T, e *testEngine) {
 		}
 	}
 	must(t, e.Start(t.Context()))
-	until(t, "the engine is back", func() bool {
-		reason := value(put())(t)
-		return reason == ""
-	})
+	until(t, "the engine is back", func() bool { return value(put())(t) == "" })
 	if kind == "docker" {
 		for _, cli := range clis(t) {
 			if out, err := command(t.Context(), dir, dockerEnv(door, dir), cli, "ps"); err != nil {

@@ -82,9 +82,7 @@ func testCreateThatPulls(t *testing.T, kind string) {
 		t.Fatalf("with credentials: %d\n%s", status, body)
 	}
 	for _, key := range []string{"stranger", "nowhere", "missing", "puller"} {
-		if _, err := s.client.Delete(ctx, key); err != nil {
-			t.Error(err)
-		}
+		must(t, second(s.client.Delete(ctx, key)))
 	}
 	server.stop()
 	if log := server.log.String(); log == "" || strings.Contains(log, opts.Password) {

@@ -121,8 +121,7 @@ func (b *quotaFixture) wantHeld(sb *apitype.Sandbox) {
 
 func (b *quotaFixture) get(key string) *apitype.Sandbox {
 	b.Helper()
-	sb := value(b.c.Get(b.ctx, key))(b)
-	return sb
+	return value(b.c.Get(b.ctx, key))(b)
 }
 
 // sh runs what must go well.
@@ -169,9 +168,8 @@ func (b *quotaFixture) wantFullFile(path string, limit int64) {
 func (b *quotaFixture) want507(err error, path, content string, codes ...string) {
 	b.Helper()
 	wantCode(b.T, err, codes...)
-	var e *client.Error
-	if errors.As(err, &e) && e.Problem.Status != http.StatusInsufficientStorage {
-		b.Errorf("%+v", e.Problem)
+	if p := refusal(err).Problem; p.Status != http.StatusInsufficientStorage {
+		b.Errorf("%+v", p)
 	}
 	if got, err := os.ReadFile(path); err != nil || string(got) != content {
 		b.Errorf("%s is %.100q, %v", path, got, err)

@@ -213,7 +213,5 @@ func testSoakExecs(t *testing.T, kind string) {
 	if again, err := c.Get(t.Context(), "soak"); err != nil || again.SessionID != sb.SessionID {
 		t.Errorf("the sandbox isn't the same any more: %+v, %v", again, err)
 	}
-	if _, err := c.Delete(t.Context(), "soak"); err != nil {
-		t.Error(err)
-	}
+	must(t, second(c.Delete(t.Context(), "soak")))
 }

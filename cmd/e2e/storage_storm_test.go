@@ -136,11 +136,10 @@ func (c *stormChat) once(ctx context.Context, s *storageStorm) {
 		held := c.files[n]
 		c.files[n][""] = true
 		err := s.client.DeleteChatFile(ctx, c.id, stormName(n))
-		var refused *client.Error
 		switch {
 		case err == nil:
 			c.files[n] = map[string]bool{"": true}
-		case errors.As(err, &refused) && refused.Code == "chat_file_not_found":
+		case refusal(err).Code == "chat_file_not_found":
 			if !held[""] {
 				s.t.Errorf("%s: %s was there, and isn't", c.id, stormName(n))
 			}
@@ -175,8 +174,7 @@ func (c *stormChat) once(ctx context.Context, s *storageStorm) {
 // answered tells whether a call succeeded. One that was cut off didn't; one that was
 // refused is a defect.
 func (s *storageStorm) answered(err error) bool {
-	var refused *client.Error
-	if errors.As(err, &refused) && refused.Code != "backend_unavailable" {
+	if refused := refusal(err); refused.Status != 0 && refused.Code != "backend_unavailable" {
 		s.t.Errorf("refused: %v", err)
 	}
 	return err == nil

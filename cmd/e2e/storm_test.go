@@ -2,14 +2,12 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
 	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
@@ -94,7 +92,6 @@ func (s *storm) once(ctx context.Context, worker, n int) {
 	case dice < 8:
 		var res *apitype.ExecResult
 		res, err = s.client.Exec(ctx, key, apitype.ExecRequest{Command: apitype.Command{"echo", key}})
-		var refused *client.Error
 		switch {
 		case err == nil:
 			*p = before
@@ -104,7 +101,7 @@ func (s *storm) once(ctx context.Context, worker, n int) {
 			if res.Status == "completed" && res.ExitCode != nil && *res.ExitCode == 0 && res.Stdout != key+"\n" {
 				s.t.Errorf("%s: a command's output is lost: %+v", key, res)
 			}
-		case errors.As(err, &refused) && refused.Status == 404:
+		case refusal(err).Status == 404:
 			if held {
 				s.t.Errorf("%s: session %s is gone", key, before.session)
 			}
@@ -125,7 +122,6 @@ func (s *storm) check(ctx context.Context) {
 			key, p := stormKey(worker, n), &s.promises[worker][n]
 			held := p.holds()
 			sb, err := s.client.Get(ctx, key)
-			var refused *client.Error
 			switch {
 			case err == nil:
 				if held && sb.SessionID != p.session {
@@ -137,7 +133,7 @@ func (s *storm) check(ctx context.Context) {
 				}
 				// One that is being made again is still to come, and may fail to.
 				*p = promise{known: sb.Status != "starting" && sb.Status != "expired", session: sb.SessionID, expires: sb.ExpiresAt, dying: p.dying}
-			case errors.As(err, &refused) && refused.Status == 404:
+			case refusal(err).Status == 404:
 				if held {
 					s.t.Errorf("%s: session %s was answered and is lost", key, p.session)
 				}
@@ -177,11 +173,7 @@ func (s *storm) settle(server *server) {
 		}
 		return true
 	})
-	rt := s.e.open(s.t, server)
-	until(s.t, "no container is left that no record knows", func() bool {
-		left := value(rt.List(s.t.Context(), map[string]string{lifecycle.LabelOwner: server.instance}))(s.t)
-		return len(left) == 0
-	})
+	until(s.t, "no container is left that no record knows", func() bool { return containersOf(s.t, s.e, server) == 0 })
 	server.stop()
 }
 

@@ -125,10 +125,8 @@ func TestUpgradeFromOldService(t *testing.T) {
 	}
 
 	// The new one. No agent is in there, so commands wait until the sandbox is made again.
-	_, err := c.Exec(ctx, oldChat, apitype.ExecRequest{Command: apitype.Command{"true"}})
-	wantCode(t, err, "not_supported")
-	_, err = all(c.ReadFile(ctx, oldChat, "/chat/notes.txt", 0, 0))
-	wantCode(t, err, "not_supported")
+	wantCode(t, second(c.Exec(ctx, oldChat, apitype.ExecRequest{Command: apitype.Command{"true"}})), "not_supported")
+	wantCode(t, second(all(c.ReadFile(ctx, oldChat, "/chat/notes.txt", 0, 0))), "not_supported")
 	w, err := c.EnsureWorkspace(ctx, "user")
 	if err == nil {
 		_, err = c.EnsureChat(ctx, oldChat, w.WorkspaceID)
