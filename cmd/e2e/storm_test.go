@@ -181,7 +181,7 @@ func (s *storm) settle(server *server) {
 // deletes. What it had answered must hold after each restart, and once a TTL has
 // passed, nothing may be left.
 func TestKillingTheServer(t *testing.T) {
-	onEachEngine(t, func(t *testing.T, kind string) { testKillingTheServer(t, kind, 5) })
+	onEachEngine(t, func(t *testing.T, kind string) { testKillingTheServer(t, kind, 3) })
 }
 
 // TestSoakKillingTheServer kills more often.
