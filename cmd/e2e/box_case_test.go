@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"os"
@@ -189,8 +190,13 @@ func (r *boxRow) swap(path, evil, outside string) {
 				r.Error(err)
 				return
 			}
+			time.Sleep(rand.N(200 * time.Microsecond)) // a create takes a hundred times that
 		}
 	})
+	defer func() {
+		stop.Store(true)
+		swapper.Wait()
+	}()
 	made, refused := 0, 0
 	for i := 0; made < 4 && i < 100; i++ { // of those made, half would have the wrong one
 		x := r.on(r.main, fmt.Sprint(i))
@@ -208,8 +214,6 @@ func (r *boxRow) swap(path, evil, outside string) {
 		}
 		must(r, second(x.c.Delete(r.ctx, x.key)))
 	}
-	stop.Store(true)
-	swapper.Wait()
 	r.Logf("%d made, %d refused", made, refused)
 }
 
