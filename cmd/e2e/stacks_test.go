@@ -34,10 +34,10 @@ type stack struct {
 	env       []string
 }
 
-// quick has a stack looked at more often than people need.
+// quick has a stack looked at more often than people need, though not all the time.
 const quick = `
 services:
-  berm: {healthcheck: {interval: 1s}}
+  berm: {healthcheck: {interval: 2s}}
 `
 
 func newStack(t *testing.T, e *testEngine, name string, settings []string, args ...string) *stack {
@@ -98,13 +98,13 @@ func (s *stack) up(t *testing.T) {
 			run("", "docker", append(strings.Fields(kind), "--quiet", "--filter", project)...)
 		}
 	})
-	s.start(t)
+	s.compose(t, "up", "--detach")
+	s.healthy(t)
 }
 
-// start starts what isn't running, and waits until all is healthy.
-func (s *stack) start(t *testing.T) {
+// healthy waits until all of the stack is.
+func (s *stack) healthy(t *testing.T) {
 	t.Helper()
-	s.compose(t, "up", "--detach")
 	until(t, "all of the stack is healthy", func() bool {
 		states := s.docker(t, "ps", "--all", "--filter", "label=com.docker.compose.project="+s.name, "--format", "{{.Status}}")
 		return !slices.ContainsFunc(strings.Split(states, "\n"), func(state string) bool { return !strings.Contains(state, "(healthy)") })
@@ -165,7 +165,8 @@ func TestStacks(t *testing.T) {
 		if got := shell("docker-compose run --rm -T berm store restore --force - < " + file); !strings.Contains(got, "restored") {
 			t.Errorf("the restore: %s", got)
 		}
-		s.start(t)
+		s.docker(t, "start", "minimal_berm_1")
+		s.healthy(t)
 		out := s.docker(t, "run", "--rm", "--network", "minimal_docker-api", "-e", "DOCKER_HOST=tcp://berm:2375", clientsImage,
 			"docker", "run", "--rm", testImage, "sh", "-c", "echo $((6 * 7))")
 		if out != "42" {
@@ -206,7 +207,8 @@ func TestStacks(t *testing.T) {
 			t.Errorf("the backup: %.100q", backup)
 		}
 		s.docker(t, "kill", "containerd_berm_1") // the server in the engine's namespace ends with its container
-		s.start(t)
+		s.docker(t, "start", "containerd_berm_1")
+		s.healthy(t)
 		if got := s.sandbox(t, token, "exec", "kept", "--", "echo", "still here"); got != "still here" {
 			t.Errorf("after a kill the sandbox says %q", got)
 		}
