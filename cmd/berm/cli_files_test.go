@@ -16,9 +16,7 @@ func TestFilesCommands(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
 	write(t, filepath.Join(dir, "local.txt"), "one\ntwo\nthree\n")
-	if err := os.Chmod(filepath.Join(dir, "local.txt"), 0o640); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(filepath.Join(dir, "local.txt"), 0o640))
 	for _, s := range []step{
 		{args: "sandbox files mkdir mine -p /tmp/d/e", stdout: []string{""}},
 		{args: "sandbox files put mine local.txt /tmp/d/", stdout: []string{"/tmp/d/local.txt", "0640", "14"}},
@@ -122,10 +120,7 @@ func TestForwardPort(t *testing.T) {
 	if _, err := fmt.Fscanln(stdout, &address); err != nil {
 		t.Fatal(err)
 	}
-	resp, err := http.Get(address + "hello")
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := value(http.Get(address + "hello"))(t)
 	body, err := io.ReadAll(resp.Body)
 	_ = resp.Body.Close()
 	if err != nil || string(body) != "/api/v1/sandboxes/mine/ports/8000/hello" {

@@ -31,10 +31,7 @@ func startAPIOn(t *testing.T, rt runtime.AgentRuntime) string {
 	t.Helper()
 	served, stop := openapitest.Serve(rt, t.TempDir(), "", testToken)
 	t.Cleanup(stop)
-	target, err := url.Parse(served)
-	if err != nil {
-		t.Fatal(err)
-	}
+	target := value(url.Parse(served))(t)
 	checked := httputil.NewSingleHostReverseProxy(target)
 	checked.Transport = openapitest.New(t).Transport(nil)
 	front := httptest.NewServer(checked)

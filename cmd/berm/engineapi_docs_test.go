@@ -15,10 +15,7 @@ import (
 // yamlBlocks are the examples in YAML of a page.
 func yamlBlocks(t *testing.T, page string) (blocks []string) {
 	t.Helper()
-	data, err := os.ReadFile("../../docs/" + page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := value(os.ReadFile("../../docs/" + page))(t)
 	for _, m := range regexp.MustCompile("(?s)\n```yaml\n(.*?)```").FindAllStringSubmatch(string(data), -1) {
 		blocks = append(blocks, m[1])
 	}

@@ -182,10 +182,7 @@ func TestImports(t *testing.T) {
 		pkg := path.Dir(rel)
 		packages[pkg] = true
 		for _, spec := range file.Imports {
-			imported, err := strconv.Unquote(spec.Path.Value)
-			if err != nil {
-				t.Fatal(err)
-			}
+			imported := value(strconv.Unquote(spec.Path.Value))(t)
 			if wrong := verdict(pkg, imported); wrong != "" {
 				t.Errorf("%s: %s %s", rel, imported, wrong)
 			}
@@ -199,10 +196,7 @@ func TestImports(t *testing.T) {
 }
 
 func TestTopLevel(t *testing.T) {
-	entries, err := os.ReadDir("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := value(os.ReadDir("../.."))(t)
 	for _, e := range entries {
 		if !slices.Contains(topLevel, e.Name()) {
 			t.Errorf("%s doesn't belong at the root of the repository", e.Name())

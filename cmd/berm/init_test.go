@@ -14,14 +14,8 @@ import (
 // read is a file below a directory, with its mode.
 func read(t *testing.T, path ...string) (string, fs.FileMode) {
 	t.Helper()
-	info, err := os.Stat(filepath.Join(path...))
-	if err != nil {
-		t.Fatal(err)
-	}
-	data, err := os.ReadFile(filepath.Join(path...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	info := value(os.Stat(filepath.Join(path...)))(t)
+	data := value(os.ReadFile(filepath.Join(path...)))(t)
 	return string(data), info.Mode().Perm()
 }
 
@@ -49,9 +43,7 @@ func TestInitCompose(t *testing.T) {
 	}
 
 	write(t, filepath.Join(dir, "compose.yaml"), "mine")
-	if err := os.Remove(filepath.Join(dir, ".env")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(filepath.Join(dir, ".env")))
 	_, stderr, code = berm(t, "", "init", "compose", dir)
 	if code != config.ExitFailure || !strings.Contains(stderr, "compose.yaml is there already") || !strings.Contains(stderr, "--force") {
 		t.Errorf("exit code %d: %s", code, stderr)

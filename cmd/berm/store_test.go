@@ -30,22 +30,15 @@ import (
 func fillState(t *testing.T, dir string, keys ...string) string {
 	t.Helper()
 	id := uuid.NewString()
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(dir, 0o700))
 	write(t, filepath.Join(dir, "lock"), "")
 	write(t, filepath.Join(dir, serve.StateInstance), id+"\n")
 	write(t, filepath.Join(dir, serve.StateSealKey), strings.Repeat("0a", lifecycle.SealKeyBytes)+"\n")
 	live := filepath.Join(t.TempDir(), "live.db")
-	s, err := store.Open(t.Context(), store.Options{Path: live})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := value(store.Open(t.Context(), store.Options{Path: live}))(t)
 	defer func() { _ = s.Close() }()
 	for _, key := range keys {
-		if err := s.Put(t.Context(), lifecycle.Sandbox{SessionID: uuid.NewString(), Tenant: "a", Key: key}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Put(t.Context(), lifecycle.Sandbox{SessionID: uuid.NewString(), Tenant: "a", Key: key}))
 	}
 	for _, suffix := range []string{"", "-wal"} {
 		write(t, filepath.Join(dir, serve.StateStore+suffix), string(slurp(t, live+suffix)))
@@ -55,23 +48,14 @@ func fillState(t *testing.T, dir string, keys ...string) string {
 
 func slurp(t *testing.T, path string) []byte {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
+	return value(os.ReadFile(path))(t)
 }
 
 // lock locks a file or directory as another berm does.
 func lock(t *testing.T, path string) (unlock func()) {
 	t.Helper()
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		t.Fatal(err)
-	}
+	f := value(os.Open(path))(t)
+	must(t, syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB))
 	return func() { _ = f.Close() }
 }
 
@@ -79,15 +63,9 @@ func lock(t *testing.T, path string) (unlock func()) {
 func stateHolds(t *testing.T, dir string) string {
 	t.Helper()
 	id := strings.TrimSpace(string(slurp(t, filepath.Join(dir, serve.StateInstance))))
-	s, err := store.Open(t.Context(), store.Options{Path: filepath.Join(dir, serve.StateStore)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := value(store.Open(t.Context(), store.Options{Path: filepath.Join(dir, serve.StateStore)}))(t)
 	defer func() { _ = s.Close() }()
-	records, err := s.Records(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	records := value(s.Records(t.Context()))(t)
 	keys := []string{id}
 	for _, r := range records {
 		keys = append(keys, r.Key)
@@ -102,9 +80,7 @@ func TestStoreCommands(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	id := fillState(t, filepath.Join(dir, "a"), "one", "two")
 	fillState(t, filepath.Join(dir, "other"), "three")
-	if err := os.Mkdir("none", 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir("none", 0o700))
 	for _, s := range []step{
 		{args: "store check --state-dir a", stdout: []string{"sound", id, "sandboxes: 2"}},
 		{args: "store backup --state-dir a", code: 2, stderr: []string{"arg"}},
@@ -161,9 +137,7 @@ func TestBackupOfConfiguredInstance(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
 	fillState(t, filepath.Join(dir, "a"), "one")
-	if err := os.Remove("a/instance"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove("a/instance"))
 	t.Setenv("BERM_ENGINE_INSTANCE", "mine")
 	step{args: "store backup b.db --state-dir a", stderr: []string{"instance mine"}}.run(t)
 	step{args: "store restore b.db --state-dir b", stdout: []string{"instance mine"}}.run(t)
@@ -208,32 +182,22 @@ func TestStoreCommandsBesideOthers(t *testing.T) {
 	if left, err := filepath.Glob(filepath.Join(dir, "*c.db*")); err != nil || left != nil {
 		t.Errorf("left: %q, %v", left, err)
 	}
-	if err := os.Mkdir(filepath.Join(a, "restore"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(filepath.Join(a, "restore"), 0o700))
 	step{args: "store backup " + file + " --force --state-dir " + a, code: 1, stderr: []string{"was cut off"}}.run(t)
 	step{args: "store check --state-dir " + a, code: 1, stderr: []string{"was cut off"}}.run(t)
-	if err := os.Remove(filepath.Join(a, "restore")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(filepath.Join(a, "restore")))
 	if got := stateHolds(t, a); got != id+" one" {
 		t.Errorf("it holds %s", got)
 	}
 	if os.Geteuid() == 0 {
-		if err := os.Chown(a, 65532, 65532); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chown(a, 65532, 65532))
 		step{args: "store backup " + file + " --force --state-dir " + a, stderr: []string{"backed up"}}.run(t) // as in a volume that has its owner of the image
 		for _, name := range []string{serve.StateStore, "lock"} {
-			if err := os.Chown(filepath.Join(a, name), 65532, 65532); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Chown(filepath.Join(a, name), 65532, 65532))
 			for _, args := range []string{"backup " + file + " --force", "restore " + file + " --force", "check"} {
 				step{args: "store " + args + " --state-dir " + a, code: 1, stderr: []string{a + "/" + name, "65532", "run this as that user"}}.run(t)
 			}
-			if err := os.Chown(filepath.Join(a, name), 0, 0); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Chown(filepath.Join(a, name), 0, 0))
 		}
 	}
 }
@@ -247,10 +211,7 @@ func TestStoreCheckLeavesNothing(t *testing.T) {
 	stateHolds(t, a) // and has closed it
 	contents := func() map[string]string {
 		all := map[string]string{}
-		entries, err := os.ReadDir(a)
-		if err != nil {
-			t.Fatal(err)
-		}
+		entries := value(os.ReadDir(a))(t)
 		for _, e := range entries {
 			all[e.Name()] = string(slurp(t, filepath.Join(a, e.Name())))
 		}
@@ -299,10 +260,7 @@ func TestRestoreRefuses(t *testing.T) {
 	id := fillState(t, a, "one")
 	step{args: "store backup " + file + " --state-dir " + a, stderr: []string{"backed up"}}.run(t)
 	data := string(slurp(t, file))
-	d, err := store.Look(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := value(store.Look(file))(t)
 	// change returns the backup after SQL statements.
 	change := func(statements string) string {
 		path := filepath.Join(t.TempDir(), "changed.db")
@@ -322,9 +280,7 @@ func TestRestoreRefuses(t *testing.T) {
 		var b bytes.Buffer
 		w := tar.NewWriter(&b)
 		for _, m := range [][2]string{{"manifest.json", manifest}, {"berm.db", db}} {
-			if err := w.WriteHeader(&tar.Header{Name: m[0], Size: int64(len(m[1])), Mode: 0o600}); err != nil {
-				t.Fatal(err)
-			}
+			must(t, w.WriteHeader(&tar.Header{Name: m[0], Size: int64(len(m[1])), Mode: 0o600}))
 			if _, err := io.WriteString(w, m[1]); err != nil {
 				t.Fatal(err)
 			}

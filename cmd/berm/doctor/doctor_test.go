@@ -145,10 +145,7 @@ func TestDoctorWithoutEngine(t *testing.T) {
 	}
 
 	// Somebody is there, and says nothing.
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := value(net.Listen("unix", socket))(t)
 	defer func() { _ = l.Close() }()
 	must(t, os.Chmod(socket, 0o666))
 	r = runDoctor(t, 1, "--engine-address", "unix://"+socket, "--timeout", "200ms")
@@ -199,10 +196,7 @@ func TestDoctorAgreesWithServe(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	// An engine that hangs up on everybody: it is known to be in the same place as the server.
-	l, err := net.Listen("unix", filepath.Join(dir, "engine.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := value(net.Listen("unix", filepath.Join(dir, "engine.sock")))(t)
 	defer func() { _ = l.Close() }()
 	go func() {
 		for {

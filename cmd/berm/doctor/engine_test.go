@@ -23,11 +23,7 @@ var thisContainer = strings.Repeat("a1", 32)
 
 func parsePolicy(t *testing.T, text string) *policy.Policy {
 	t.Helper()
-	p, err := policy.Parse([]byte(text), policy.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
+	return value(policy.Parse([]byte(text), policy.Options{}))(t)
 }
 
 func TestDoctorJudgesEngine(t *testing.T) {
@@ -104,17 +100,11 @@ func TestOpenToAll(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "engine")
 	must(t, os.Mkdir(dir, 0o755))
 	socket := filepath.Join(dir, "s")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := value(net.Listen("unix", socket))(t)
 	defer func() { _ = l.Close() }()
 	closed := false // a directory above that others can't pass
 	for at := filepath.Dir(dir); at != "/"; at = filepath.Dir(at) {
-		fi, err := os.Stat(at)
-		if err != nil {
-			t.Fatal(err)
-		}
+		fi := value(os.Stat(at))(t)
 		closed = closed || fi.Mode().Perm()&1 == 0
 	}
 	for _, tt := range []struct {

@@ -32,7 +32,7 @@ func berm(t *testing.T, stdin string, args ...string) (stdout, stderr string, co
 }
 
 // must fails the test at once if anything has failed.
-func must(t *testing.T, errs ...error) {
+func must(t testing.TB, errs ...error) {
 	t.Helper()
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
@@ -49,5 +49,14 @@ func wantEmptyDir(t *testing.T, dir string) {
 	entries, err := os.ReadDir(dir)
 	if err != nil || len(entries) > 0 {
 		t.Errorf("left in %s: %v, %v", dir, entries, err)
+	}
+}
+
+// value gives what a call returned, and fails the test at once if that is an error.
+func value[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		must(t, err)
+		return v
 	}
 }

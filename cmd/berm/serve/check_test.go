@@ -15,9 +15,7 @@ func TestLoadSigningKey(t *testing.T) {
 	key := strings.Repeat("k", 32)
 	file := func(content string) string {
 		name := filepath.Join(t.TempDir(), "key")
-		if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(name, []byte(content), 0o600))
 		return name
 	}
 	for name, tt := range map[string]struct {
@@ -50,13 +48,8 @@ func TestLoadSigningKey(t *testing.T) {
 func TestOwnPathsAreRefused(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "conf", "berm.yaml")
-	if err := errors.Join(os.Mkdir(filepath.Dir(file), 0o700), os.WriteFile(file, nil, 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	cfg, err := config.Load(config.Options{File: file})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.Mkdir(filepath.Dir(file), 0o700), os.WriteFile(file, nil, 0o600)))
+	cfg := value(config.Load(config.Options{File: file}))(t)
 	cfg.StateDir, cfg.PolicyFile = filepath.Join(dir, "state"), filepath.Join(dir, "etc", "policy.yaml")
 	cfg.Engine.Address, cfg.HTTP.Listen = "unix://"+filepath.Join(dir, "engine.sock"), "unix://"+filepath.Join(dir, "berm.sock")
 	cfg.Security.TokenFile = filepath.Join(dir, "tokens")
@@ -64,10 +57,7 @@ func TestOwnPathsAreRefused(t *testing.T) {
 	cfg.EngineAPI.SpoolDir = filepath.Join(dir, "spool")
 	opts := policyOptions(cfg, View{Root: true}, Self{})
 	opts.Resolve = func(path string) (string, error) { return path, nil } // all of it is there
-	p, err := policy.Parse([]byte("version: 1\nmounts: {allowed_roots: ["+dir+"]}\n"), opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := value(policy.Parse([]byte("version: 1\nmounts: {allowed_roots: ["+dir+"]}\n"), opts))(t)
 	for name, allowed := range map[string]bool{
 		"work": true, "": false, "state": false, "state/hold": false, "etc": false, "conf": false, "engine.sock": false, "berm.sock": false, "tokens": false, "spool": false,
 		"chats": false, "chats/.tenants/other/key": false, "deps": false, "tools/bin": false,

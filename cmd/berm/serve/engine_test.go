@@ -22,10 +22,7 @@ func TestEngineView(t *testing.T) {
 	if got, want := EngineView(t.Context(), cfg), (View{Root: outside, Mounts: outside, pids: outside}); got != want {
 		t.Errorf("an engine that is away: %+v, want %+v", got, want)
 	}
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := value(net.Listen("unix", socket))(t)
 	defer func() { _ = l.Close() }()
 	if got, want := EngineView(t.Context(), cfg), (View{Root: true, Mounts: true, pids: true, Asked: true}); got != want {
 		t.Errorf("an engine in this very process: %+v, want %+v", got, want)
@@ -114,10 +111,7 @@ func TestCheckAgent(t *testing.T) {
 		}
 	}
 	none := config.Engine{Kind: "docker", AgentDir: config.AgentNone}
-	backend, err := OpenRuntime(none, dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	backend := value(OpenRuntime(none, dir, nil))(t)
 	var log bytes.Buffer
 	inside, err := WithAgent(backend, none, dir, View{Root: true}, slog.New(slog.NewTextHandler(&log, nil)))
 	if err != nil || !strings.Contains(log.String(), "agent_off") {
@@ -129,10 +123,7 @@ func TestCheckAgent(t *testing.T) {
 }
 
 func TestHoldRequired(t *testing.T) {
-	p, err := policy.Parse([]byte("version: 1\nmounts: {allowed_roots: ["+t.TempDir()+"]}\n"), policy.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := value(policy.Parse([]byte("version: 1\nmounts: {allowed_roots: ["+t.TempDir()+"]}\n"), policy.Options{}))(t)
 	for _, v := range []View{{Root: true}, {Root: true, Mounts: true}} {
 		holder, why := NewHolder(t.TempDir(), v, NewTrusted(t.TempDir(), nil, nil))
 		if why == nil || holder.Mode() != mountpin.ModeTrusted {
@@ -145,10 +136,7 @@ func TestHoldRequired(t *testing.T) {
 	if err := CheckPolicy(config.Default(), nil)(p); err != nil {
 		t.Errorf("where mounts can be held: %v", err)
 	}
-	auto, err := policy.Parse(nil, policy.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	auto := value(policy.Parse(nil, policy.Options{}))(t)
 	if err := CheckPolicy(config.Default(), errors.New("why"))(auto); err != nil {
 		t.Errorf("a policy that doesn't: %v", err)
 	}
@@ -156,7 +144,22 @@ func TestHoldRequired(t *testing.T) {
 
 func write(t *testing.T, path, content string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+	must(t, os.WriteFile(path, []byte(content), 0o600))
+}
+
+// must fails the test at once if anything has failed.
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// value gives what a call returned, and fails the test at once if that is an error.
+func value[T any](v T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		must(t, err)
+		return v
 	}
 }

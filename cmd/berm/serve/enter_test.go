@@ -22,10 +22,7 @@ func TestEnterEngine(t *testing.T) {
 		"nobody":    {config.Engine{Kind: "containerd", Address: socket + "x"}, "no such file"},
 		"here":      {config.Engine{Kind: "containerd", Address: socket}, ""},
 	}
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := value(net.Listen("unix", socket))(t)
 	t.Cleanup(func() { _ = l.Close() })
 	for name, tt := range tests {
 		done, err := EnterEngine(t.Context(), tt.cfg)

@@ -111,10 +111,7 @@ func TestHealthcheckEngineAPI(t *testing.T) {
 		w.WriteHeader(status)
 	})
 	socket := filepath.Join(t.TempDir(), "engine.sock")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := value(net.Listen("unix", socket))(t)
 	server := &httptest.Server{Listener: l, Config: &http.Server{Handler: handler}}
 	server.Start()
 	defer server.Close()
@@ -162,10 +159,7 @@ func TestHealthcheckTLS(t *testing.T) {
 
 // A server that hangs is told of within the time, in one line.
 func TestHealthcheckHangs(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer func() { _ = l.Close() }()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()

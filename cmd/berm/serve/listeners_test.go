@@ -24,10 +24,7 @@ import (
 
 // TestOpenSocketsAreToldOf starts the sandbox API on unix sockets.
 func TestOpenSocketsAreToldOf(t *testing.T) {
-	tokens, err := proxy.ParseTokens([]byte("a-token-for-tests-only"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	tokens := value(proxy.ParseTokens([]byte("a-token-for-tests-only")))(t)
 	for name, tt := range map[string]struct {
 		mode   string
 		tokens *proxy.Tokens
@@ -66,9 +63,7 @@ func TestSocketsForContainers(t *testing.T) {
 		{Callers: []config.Caller{{Name: "ci", Tenant: "a", Profile: "default"}}}, // the first, but for its mode
 	}
 	dir := filepath.Join(cfg.StateDir, "sockets")
-	if err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, "left"), nil, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, "left"), nil, 0o600)))
 	door, err := engineapi.New(engineapi.Options{
 		Dial:   func(context.Context) (net.Conn, error) { return nil, net.ErrClosed },
 		Policy: func() *policy.Policy { return nil }, Owner: "o",
@@ -81,9 +76,7 @@ func TestSocketsForContainers(t *testing.T) {
 		t.Errorf("where nothing can be held: %d listeners, %v", len(s.listeners), err)
 	}
 	s.holder = fakeHolder{mode: mountpin.ModeHeld}
-	if err := s.listenSockets(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.listenSockets(t.Context()))
 	defer func() { _ = s.undo.run() }()
 	want := map[engineapi.Caller]string{
 		{Name: "ci", Tenant: "a", Profile: "default", Socket: true}: filepath.Join(dir, "0"), {Name: "ci", Tenant: "b", Profile: "p", Socket: true}: filepath.Join(dir, "1"),

@@ -10,14 +10,8 @@ import (
 // codeResident is how much of a program's code is mapped, in kB.
 func codeResident(t *testing.T) int {
 	t.Helper()
-	b, err := os.ReadFile("/proc/self/smaps")
-	if err != nil {
-		t.Fatal(err)
-	}
-	program, err := os.Readlink("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := value(os.ReadFile("/proc/self/smaps"))(t)
+	program := value(os.Readlink("/proc/self/exe"))(t)
 	total, code := 0, false
 	for line := range strings.Lines(string(b)) {
 		fields := strings.Fields(line)
@@ -25,10 +19,7 @@ func codeResident(t *testing.T) int {
 		case strings.Contains(fields[0], "-"):
 			code = len(fields) == 6 && fields[5] == program && fields[1] == "r-xp"
 		case code && fields[0] == "Rss:":
-			n, err := strconv.Atoi(fields[1])
-			if err != nil {
-				t.Fatal(err)
-			}
+			n := value(strconv.Atoi(fields[1]))(t)
 			total += n
 		}
 	}
@@ -37,9 +28,7 @@ func codeResident(t *testing.T) int {
 
 func TestTrim(t *testing.T) {
 	before := codeResident(t)
-	if err := trim(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, trim())
 	if after := codeResident(t); before == 0 || after > before*3/4 {
 		t.Errorf("%d kB of code are mapped, after %d", after, before)
 	}

@@ -14,10 +14,7 @@ func TestRegistryAuth(t *testing.T) {
 		"ghcr.io": {"username": "me", "password": "token"},
 		"http://127.0.0.1:5000/v2/": {"identitytoken": "identity"}
 	}, "HttpHeaders": {"User-Agent": "other"}}`)
-	auth, err := openRegistryAuth(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	auth := value(openRegistryAuth(file))(t)
 	for _, tt := range []struct{ host, user, secret string }{
 		{"registry-1.docker.io", "hub", "pass:word"},
 		{"docker.io", "hub", "pass:word"},

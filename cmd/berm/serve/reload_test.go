@@ -56,19 +56,14 @@ const (
 func replace(t *testing.T, path, content string) {
 	t.Helper()
 	write(t, path+".new", content)
-	if err := os.Rename(path+".new", path); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Rename(path+".new", path))
 }
 
 // keep reloads a policy until the test ends.
 func keep(t *testing.T, path string) (*policyKeeper, messages, chan<- os.Signal) {
 	t.Helper()
 	log := make(messages, 100)
-	k, err := newPolicyKeeper(policyKeeperOptions{Path: path, Logger: slog.New(log), Registry: prometheus.NewRegistry()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := value(newPolicyKeeper(policyKeeperOptions{Path: path, Logger: slog.New(log), Registry: prometheus.NewRegistry()}))(t)
 	s := &server{policies: k, hup: make(chan os.Signal), systemd: &notifier{}, tel: &telemetry{level: new(slog.LevelVar)}, asRead: config.Default()}
 	s.read, s.settingsReloads = func() (*config.Config, error) { return config.Default(), nil }, countReloads(prometheus.NewRegistry(), "settings")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -139,9 +134,7 @@ func TestBrokenPolicyStaysOut(t *testing.T) {
 		if k.Policy() != before {
 			t.Error("a broken policy replaced the one in force")
 		}
-		if err := os.Remove(path); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Remove(path))
 		hup <- syscall.SIGHUP
 		log.want(t, "policy_reload_failed")
 		if k.Policy() != before {

@@ -21,28 +21,17 @@ import (
 // killed server leaves it, and answers its instance's id.
 func fillState(t *testing.T, dir string, keys ...string) string {
 	t.Helper()
-	st, err := openState(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	st := value(openState(dir))(t)
 	defer func() { _ = st.Close() }()
-	id, err := st.owner("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	id := value(st.owner(""))(t)
 	if _, err := st.sealKey(); err != nil {
 		t.Fatal(err)
 	}
 	live := filepath.Join(t.TempDir(), StateStore)
-	s, err := store.Open(t.Context(), store.Options{Path: live})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := value(store.Open(t.Context(), store.Options{Path: live}))(t)
 	defer func() { _ = s.Close() }()
 	for _, key := range keys {
-		if err := s.Put(t.Context(), lifecycle.Sandbox{SessionID: uuid.NewString(), Tenant: "a", Key: key}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Put(t.Context(), lifecycle.Sandbox{SessionID: uuid.NewString(), Tenant: "a", Key: key}))
 	}
 	for _, suffix := range []string{"", "-wal"} {
 		write(t, filepath.Join(dir, StateStore+suffix), string(slurp(t, live+suffix)))
@@ -52,34 +41,18 @@ func fillState(t *testing.T, dir string, keys ...string) string {
 
 func slurp(t *testing.T, path string) []byte {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
+	return value(os.ReadFile(path))(t)
 }
 
 // stateHolds reads a state directory as the next server would: its instance, and its keys.
 func stateHolds(t *testing.T, dir string) string {
 	t.Helper()
-	st, err := openState(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	st := value(openState(dir))(t)
 	defer func() { _ = st.Close() }()
-	id, err := Instance(dir, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := store.Open(t.Context(), store.Options{Path: filepath.Join(dir, StateStore)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	id := value(Instance(dir, ""))(t)
+	s := value(store.Open(t.Context(), store.Options{Path: filepath.Join(dir, StateStore)}))(t)
 	defer func() { _ = s.Close() }()
-	records, err := s.Records(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	records := value(s.Records(t.Context()))(t)
 	keys := []string{id}
 	for _, r := range records {
 		keys = append(keys, r.Key)
@@ -92,9 +65,7 @@ func stateHolds(t *testing.T, dir string) string {
 func stateHoldsCopy(t *testing.T, dir string) string {
 	t.Helper()
 	to := t.TempDir()
-	if err := os.CopyFS(filepath.Join(to, "state"), os.DirFS(dir)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.CopyFS(filepath.Join(to, "state"), os.DirFS(dir)))
 	return stateHolds(t, filepath.Join(to, "state"))
 }
 

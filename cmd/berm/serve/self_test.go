@@ -40,14 +40,11 @@ func TestReadClues(t *testing.T) {
 	t.Parallel()
 	proc := procOf(t, "1:cpu:/docker/"+otherID+"/docker/"+ownID+"\n0::/system.slice/docker-"+ownID+".scope\n",
 		`224 204 254:0 /srv/a\040b /var/lib/berm rw master:1 - ext4 /dev/vda rw`)
-	c, err := readSelf(proc, "berm")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := value(readSelf(proc, "berm"))(t)
 	if want := []string{ownID, otherID}; !slices.Equal(c.ids, want) || c.upperDir != ownUpper || c.mounts["/var/lib/berm"] != "/srv/a b" {
 		t.Errorf("%+v", c)
 	}
-	if c, err = readSelf(procOf(t, "0::/\n"), ownID[:12]); err != nil || !slices.Equal(c.ids, []string{otherID, ownID[:12]}) {
+	if c, err := readSelf(procOf(t, "0::/\n"), ownID[:12]); err != nil || !slices.Equal(c.ids, []string{otherID, ownID[:12]}) {
 		t.Errorf("with cgroups that tell nothing: %+v, %v", c, err)
 	}
 	write(t, filepath.Join(proc, "mountinfo"), "nonsense\n")

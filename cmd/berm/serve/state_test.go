@@ -9,19 +9,12 @@ import (
 
 func TestStateIsForOneProcess(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "deep", "state")
-	first, err := openState(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := value(openState(dir))(t)
 	if _, err := openState(dir); err == nil || !strings.Contains(err.Error(), dir) {
 		t.Errorf("a second one got %v", err)
 	}
-	if err := first.put(StateAddress, "127.0.0.1:1"); err != nil {
-		t.Fatal(err)
-	}
-	if err := first.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, first.put(StateAddress, "127.0.0.1:1"))
+	must(t, first.Close())
 	third, err := openState(dir)
 	if err != nil {
 		t.Fatalf("the lock wasn't given back: %v", err)
@@ -30,25 +23,16 @@ func TestStateIsForOneProcess(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "address")); !os.IsNotExist(err) {
 		t.Errorf("the address of a killed server is still there: %v", err)
 	}
-	info, err := os.Stat(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	info := value(os.Stat(dir))(t)
 	if got := info.Mode().Perm(); got != 0o700 {
 		t.Errorf("the directory's mode is %o, want 700", got)
 	}
 }
 
 func TestSealKey(t *testing.T) {
-	st, err := openState(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	st := value(openState(t.TempDir()))(t)
 	defer func() { _ = st.Close() }()
-	made, err := st.sealKey()
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := value(st.sealKey())(t)
 	path := filepath.Join(st.dir, StateSealKey)
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the file: %v, %v", info, err)
@@ -67,10 +51,7 @@ func TestSealKey(t *testing.T) {
 
 func TestOwner(t *testing.T) {
 	dir := t.TempDir()
-	st, err := openState(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	st := value(openState(dir))(t)
 	defer func() { _ = st.Close() }()
 	if got, err := st.owner("mine"); err != nil || got != "mine" {
 		t.Errorf("configured: %q, %v", got, err)
@@ -87,10 +68,7 @@ func TestOwner(t *testing.T) {
 	if got, err := st.owner(""); err == nil {
 		t.Errorf("a damaged id gave %q", got)
 	}
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := value(os.ReadDir(dir))(t)
 	if len(entries) != 2 {
 		t.Errorf("the directory holds %v, want lock and instance", entries)
 	}

@@ -16,24 +16,12 @@ import (
 )
 
 func TestListenerOf(t *testing.T) {
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pair := value(unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))(t)
 	defer func() { _ = unix.Close(pair[1]) }()
-	packets, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unixpacket"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	packets := value(net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unixpacket"}))(t)
 	defer func() { _ = packets.Close() }()
-	packetFile, err := packets.File()
-	if err != nil {
-		t.Fatal(err)
-	}
-	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	packetFile := value(packets.File())(t)
+	null := value(os.Open(os.DevNull))(t)
 	for want, f := range map[string]*os.File{
 		"Accept=yes isn't supported": os.NewFile(uintptr(pair[0]), "connected"),
 		"doesn't listen":             null,
@@ -77,28 +65,19 @@ func TestSocketsOfAnother(t *testing.T) {
 // do with.
 func TestNotifier(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", "")
-	n, err := newNotifier(slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := value(newNotifier(slog.New(slog.DiscardHandler)))(t)
 	n.say(t.Context(), "READY=1")
 	if err := n.Close(); err != nil {
 		t.Error(err)
 	}
 
 	path := filepath.Join(t.TempDir(), "notify")
-	said, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	said := value(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"}))(t)
 	defer func() { _ = said.Close() }()
 	t.Setenv("NOTIFY_SOCKET", path)
 	t.Setenv("WATCHDOG_USEC", "30000")
 	log := make(messages, 100)
-	n, err = newNotifier(slog.New(log))
-	if err != nil {
-		t.Fatal(err)
-	}
+	n = value(newNotifier(slog.New(log)))(t)
 	defer func() { _ = n.Close() }()
 	for _, name := range []string{"NOTIFY_SOCKET", "WATCHDOG_USEC"} {
 		if got, ok := os.LookupEnv(name); ok {

@@ -13,10 +13,7 @@ import (
 )
 
 func TestNothingIsSentWithoutEndpoint(t *testing.T) {
-	tel, err := newTelemetry(t.Context(), config.Default(), nil, "me", new(bytes.Buffer))
-	if err != nil {
-		t.Fatal(err)
-	}
+	tel := value(newTelemetry(t.Context(), config.Default(), nil, "me", new(bytes.Buffer)))(t)
 	if tel.tracer != nil || len(tel.closers) != 0 {
 		t.Error("exporters were made")
 	}
