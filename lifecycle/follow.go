@@ -194,10 +194,11 @@ func (s *stream) write(b []byte, end bool) error {
 // Close implements io.Closer.
 func (s *stream) Close() error {
 	s.close.Do(func() {
-		if s.stop() {
+		stopped := s.stop()
+		s.cancel() // first, or Next wouldn't know why the follower ends
+		if stopped {
 			_ = s.follower.Close() // now, so that its place is free
 		}
-		s.cancel()
 		s.registry.mu.Lock()
 		defer s.registry.mu.Unlock()
 		delete(s.streams[s.proc], s)
