@@ -22,6 +22,7 @@ import (
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // memStore is a store in memory, so that tests can run on a clock of their own.
@@ -354,13 +355,7 @@ func (w *world) start(ctx context.Context, req lifecycle.StartRequest) (lifecycl
 
 func second[T any](_ T, err error) error { return err }
 
-// must fails the test at once if anything has failed.
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.Must // ends a test if a step of its own fails
 
 // errorIs looks for an error's type.
 func errorIs[E error](err error) bool {

@@ -13,6 +13,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // mustParse reads a policy file, whose version line is added.
@@ -437,10 +439,4 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// must fails the test at once if anything has failed.
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.Must // ends a test if a step of its own fails

@@ -14,6 +14,8 @@ import (
 
 	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // TestOnThread checks that nobody else runs on a thread that was changed.
@@ -101,10 +103,4 @@ func TestGuard(t *testing.T) {
 	}
 }
 
-// must ends a test if a step of its own fails.
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.Must // ends a test if a step of its own fails

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -106,10 +107,4 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// must ends a test if a step of its own fails.
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.Must // ends a test if a step of its own fails

@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 func TestFilesCommands(t *testing.T) {
@@ -120,7 +122,7 @@ func TestForwardPort(t *testing.T) {
 	if _, err := fmt.Fscanln(stdout, &address); err != nil {
 		t.Fatal(err)
 	}
-	resp := value(http.Get(address + "hello"))(t)
+	resp := check.Value(http.Get(address + "hello"))(t)
 	body, err := io.ReadAll(resp.Body)
 	_ = resp.Body.Close()
 	if err != nil || string(body) != "/api/v1/sandboxes/mine/ports/8000/hello" {

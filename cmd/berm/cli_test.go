@@ -16,6 +16,7 @@ import (
 	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 const testToken = "a-token-for-tests-only"
@@ -31,7 +32,7 @@ func startAPIOn(t *testing.T, rt runtime.AgentRuntime) string {
 	t.Helper()
 	served, stop := openapitest.Serve(rt, t.TempDir(), "", testToken)
 	t.Cleanup(stop)
-	target := value(url.Parse(served))(t)
+	target := check.Value(url.Parse(served))(t)
 	checked := httputil.NewSingleHostReverseProxy(target)
 	checked.Transport = openapitest.New(t).Transport(nil)
 	front := httptest.NewServer(checked)

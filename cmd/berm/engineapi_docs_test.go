@@ -10,12 +10,13 @@ import (
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // yamlBlocks are the examples in YAML of a page.
 func yamlBlocks(t *testing.T, page string) (blocks []string) {
 	t.Helper()
-	data := value(os.ReadFile("../../docs/" + page))(t)
+	data := check.Value(os.ReadFile("../../docs/" + page))(t)
 	for _, m := range regexp.MustCompile("(?s)\n```yaml\n(.*?)```").FindAllStringSubmatch(string(data), -1) {
 		blocks = append(blocks, m[1])
 	}

@@ -1,9 +1,10 @@
 package main
 
 import (
-	"errors"
 	"os"
 	"testing"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // broken is a policy that is refused.
@@ -22,19 +23,4 @@ func wantEmptyDir(t *testing.T, dir string) {
 	}
 }
 
-// must fails the test at once if anything has failed.
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// value gives what a call returned, and fails the test at once if that is an error.
-func value[T any](v T, err error) func(testing.TB) T {
-	return func(t testing.TB) T {
-		t.Helper()
-		must(t, err)
-		return v
-	}
-}
+var must = check.Must // ends a test if a step of its own fails

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 const module = "github.com/bermhq/berm"
@@ -118,6 +120,7 @@ var mayImport = map[string][]string{
 	"runtime/keylock":            nil,
 	"runtime/runtimetest":        {"runtime", "runtime/agent/files", "runtime/agent/wire"},
 	"runtime/runtimetest/engine": {"runtime"},
+	"runtime/runtimetest/check":  nil,
 	"runtime/runtimetest/pty":    nil,
 }
 
@@ -182,7 +185,7 @@ func TestImports(t *testing.T) {
 		pkg := path.Dir(rel)
 		packages[pkg] = true
 		for _, spec := range file.Imports {
-			imported := value(strconv.Unquote(spec.Path.Value))(t)
+			imported := check.Value(strconv.Unquote(spec.Path.Value))(t)
 			if wrong := verdict(pkg, imported); wrong != "" {
 				t.Errorf("%s: %s %s", rel, imported, wrong)
 			}
@@ -196,7 +199,7 @@ func TestImports(t *testing.T) {
 }
 
 func TestTopLevel(t *testing.T) {
-	entries := value(os.ReadDir("../.."))(t)
+	entries := check.Value(os.ReadDir("../.."))(t)
 	for _, e := range entries {
 		if !slices.Contains(topLevel, e.Name()) {
 			t.Errorf("%s doesn't belong at the root of the repository", e.Name())

@@ -9,13 +9,14 @@ import (
 	"testing"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // read is a file below a directory, with its mode.
 func read(t *testing.T, path ...string) (string, fs.FileMode) {
 	t.Helper()
-	info := value(os.Stat(filepath.Join(path...)))(t)
-	data := value(os.ReadFile(filepath.Join(path...)))(t)
+	info := check.Value(os.Stat(filepath.Join(path...)))(t)
+	data := check.Value(os.ReadFile(filepath.Join(path...)))(t)
 	return string(data), info.Mode().Perm()
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/bermhq/berm/cmd/berm/serve"
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/store"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // fillState makes a state directory whose store has sandboxes of the given keys, as a
@@ -35,7 +36,7 @@ func fillState(t *testing.T, dir string, keys ...string) string {
 	write(t, filepath.Join(dir, serve.StateInstance), id+"\n")
 	write(t, filepath.Join(dir, serve.StateSealKey), strings.Repeat("0a", lifecycle.SealKeyBytes)+"\n")
 	live := filepath.Join(t.TempDir(), "live.db")
-	s := value(store.Open(t.Context(), store.Options{Path: live}))(t)
+	s := check.Value(store.Open(t.Context(), store.Options{Path: live}))(t)
 	defer func() { _ = s.Close() }()
 	for _, key := range keys {
 		must(t, s.Put(t.Context(), lifecycle.Sandbox{SessionID: uuid.NewString(), Tenant: "a", Key: key}))
@@ -48,13 +49,13 @@ func fillState(t *testing.T, dir string, keys ...string) string {
 
 func slurp(t *testing.T, path string) []byte {
 	t.Helper()
-	return value(os.ReadFile(path))(t)
+	return check.Value(os.ReadFile(path))(t)
 }
 
 // lock locks a file or directory as another berm does.
 func lock(t *testing.T, path string) (unlock func()) {
 	t.Helper()
-	f := value(os.Open(path))(t)
+	f := check.Value(os.Open(path))(t)
 	must(t, syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB))
 	return func() { _ = f.Close() }
 }
@@ -63,9 +64,9 @@ func lock(t *testing.T, path string) (unlock func()) {
 func stateHolds(t *testing.T, dir string) string {
 	t.Helper()
 	id := strings.TrimSpace(string(slurp(t, filepath.Join(dir, serve.StateInstance))))
-	s := value(store.Open(t.Context(), store.Options{Path: filepath.Join(dir, serve.StateStore)}))(t)
+	s := check.Value(store.Open(t.Context(), store.Options{Path: filepath.Join(dir, serve.StateStore)}))(t)
 	defer func() { _ = s.Close() }()
-	records := value(s.Records(t.Context()))(t)
+	records := check.Value(s.Records(t.Context()))(t)
 	keys := []string{id}
 	for _, r := range records {
 		keys = append(keys, r.Key)
@@ -211,7 +212,7 @@ func TestStoreCheckLeavesNothing(t *testing.T) {
 	stateHolds(t, a) // and has closed it
 	contents := func() map[string]string {
 		all := map[string]string{}
-		entries := value(os.ReadDir(a))(t)
+		entries := check.Value(os.ReadDir(a))(t)
 		for _, e := range entries {
 			all[e.Name()] = string(slurp(t, filepath.Join(a, e.Name())))
 		}
@@ -260,7 +261,7 @@ func TestRestoreRefuses(t *testing.T) {
 	id := fillState(t, a, "one")
 	step{args: "store backup " + file + " --state-dir " + a, stderr: []string{"backed up"}}.run(t)
 	data := string(slurp(t, file))
-	d := value(store.Look(file))(t)
+	d := check.Value(store.Look(file))(t)
 	// change returns the backup after SQL statements.
 	change := func(statements string) string {
 		path := filepath.Join(t.TempDir(), "changed.db")

@@ -18,6 +18,8 @@ import (
 	"github.com/prometheus/prometheus/template"
 	"github.com/prometheus/prometheus/util/annotations"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 const alertsFile = "../../compose/observability/alerts.yaml"
@@ -133,7 +135,7 @@ func TestAlertsFire(t *testing.T) {
 					got[s.Metric.String()] = s.Floats[0].F
 				}
 				for _, sample := range q.Want {
-					metric := value(parser.ParseMetric(sample.Labels))(t)
+					metric := check.Value(parser.ParseMetric(sample.Labels))(t)
 					want[metric.String()] = sample.Value
 					if metric.Get("alertstate") == "firing" {
 						fired[metric.Get(labels.AlertName)] = true
@@ -189,9 +191,9 @@ func alertsAt(t *testing.T, input seriesSet, rule rulefmt.Rule, interval time.Du
 func query(t *testing.T, from seriesSet, expr string, begin, end time.Time, step time.Duration) promql.Matrix {
 	t.Helper()
 	e := promql.NewEngine(promql.EngineOpts{MaxSamples: 1e6, Timeout: time.Minute})
-	q := value(e.NewRangeQuery(t.Context(), from, nil, expr, begin, end, step))(t)
+	q := check.Value(e.NewRangeQuery(t.Context(), from, nil, expr, begin, end, step))(t)
 	defer q.Close()
-	return value(q.Exec(t.Context()).Matrix())(t)
+	return check.Value(q.Exec(t.Context()).Matrix())(t)
 }
 
 // seriesSet is a store of series.

@@ -21,6 +21,7 @@ import (
 
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 type clientWrite = client.WriteOptions
@@ -342,7 +343,7 @@ func attackNames(a *attack) {
 	if _, err := fmt.Sscan(out, &files); err != nil || len(listed) != 2*files+1 || !slices.IsSorted(listed) {
 		a.Errorf("%d of 2*%s were listed: %q", len(listed), out, listed)
 	}
-	glob := value(a.c.GlobFiles(ctx, a.key, "/tmp", "**/*", 0))(a)
+	glob := check.Value(a.c.GlobFiles(ctx, a.key, "/tmp", "**/*", 0))(a)
 	found, err := a.c.SearchFiles(ctx, a.key, "/tmp/n", client.SearchOptions{Pattern: "^needle"})
 	if err != nil || len(found.Matches) != files {
 		a.Errorf("%d of %d were found, %v", len(found.Matches), files, err)

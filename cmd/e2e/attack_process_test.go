@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // A sandbox's own processes can't kill or stop its first one.
@@ -39,7 +40,7 @@ func attackKill(a *attack) {
 func (a *attack) session() string {
 	a.Helper()
 	ctx := deadline(a)
-	sb := value(a.c.Get(ctx, a.key))(a)
+	sb := check.Value(a.c.Get(ctx, a.key))(a)
 	return sb.SessionID
 }
 
@@ -285,7 +286,7 @@ func attackOutput(a *attack) {
 func attackOutputUnread(a *attack) {
 	var conns []net.Conn
 	for range 8 {
-		nc := value(new(net.Dialer).DialContext(a.Context(), "tcp", strings.TrimPrefix(a.server.url, "http://")))(a)
+		nc := check.Value(new(net.Dialer).DialContext(a.Context(), "tcp", strings.TrimPrefix(a.server.url, "http://")))(a)
 		defer func() { _ = nc.Close() }()
 		body := `{"command": ["cat", "/dev/zero"], "timeout": 100}`
 		fmt.Fprintf(nc, "POST /api/v1/sandboxes/%s/exec HTTP/1.1\r\nHost: localhost\r\nX-API-Token: %s\r\nContent-Type: application/json\r\n"+

@@ -16,6 +16,7 @@ import (
 
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 const (
@@ -113,7 +114,7 @@ func buildAttacker(t *testing.T) []byte {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "attacker")
 	buildProgram(t, file, "./testdata/attacker")
-	return value(os.ReadFile(file))(t)
+	return check.Value(os.ReadFile(file))(t)
 }
 
 // run runs one attack in a sandbox of its own, beside the innocent one.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // pair is a server and the engine's own client, at work in one and the same container.
@@ -142,11 +143,11 @@ func per(n float64, what string) func(string, figures) string {
 // cpuTime is how long a process has worked, in hundredths of a second.
 func cpuTime(b *testing.B, pid int) (t time.Duration) {
 	b.Helper()
-	stat := value(os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)))(b)
+	stat := check.Value(os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)))(b)
 	// pid (name) state parent …; user and system time are the 14th and 15th.
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	for _, ticks := range fields[11:13] {
-		n := value(strconv.Atoi(ticks))(b)
+		n := check.Value(strconv.Atoi(ticks))(b)
 		t += time.Duration(n) * 10 * time.Millisecond
 	}
 	return t

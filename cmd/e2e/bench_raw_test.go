@@ -25,6 +25,8 @@ import (
 	"github.com/docker/docker/pkg/stdcopy"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // dockerContender is Docker's own client. Its containers are just like Berm's.
@@ -39,7 +41,7 @@ func newDockerContender(b *testing.B, e *testEngine, berm *bermContender) *docke
 	b.Helper()
 	c := &dockerContender{Client: dockerClient(b, docker.WithHost(e.config.Address)), models: map[bool]container.InspectResponse{}}
 	for _, network := range []bool{false, true} {
-		model := value(c.ContainerInspect(b.Context(), berm.model(b, network)))(b)
+		model := check.Value(c.ContainerInspect(b.Context(), berm.model(b, network)))(b)
 		// A stranger's: the server is not to take it for its own.
 		for name := range model.Config.Labels {
 			model.Config.Labels[name+".copy"] = model.Config.Labels[name]
@@ -115,18 +117,18 @@ const benchNetwork = `{
 
 func newContainerdContender(b *testing.B, e *testEngine, berm *bermContender) *containerdContender {
 	b.Helper()
-	raw := value(containerd.New(e.containerd.Address()))(b)
+	raw := check.Value(containerd.New(e.containerd.Address()))(b)
 	b.Cleanup(func() { _ = raw.Close() })
 	name := strings.TrimPrefix(berm.String(), "berm over ")
 	c := &containerdContender{Client: raw, name: name, engine: e, dir: e.dir(b), models: map[bool]containers.Container{}, specs: map[bool]*oci.Spec{}}
 	ctx := c.namespaced(b.Context())
-	c.image = value(raw.GetImage(ctx, testImage))(b)
+	c.image = check.Value(raw.GetImage(ctx, testImage))(b)
 	for _, network := range []bool{false, true} {
-		model := value(raw.LoadContainer(ctx, berm.model(b, network)))(b)
-		c.models[network] = value(model.Info(ctx))(b)
-		c.specs[network] = value(model.Spec(ctx))(b)
+		model := check.Value(raw.LoadContainer(ctx, berm.model(b, network)))(b)
+		c.models[network] = check.Value(model.Info(ctx))(b)
+		c.specs[network] = check.Value(model.Spec(ctx))(b)
 	}
-	c.cni = value(cni.New(cni.WithPluginDir([]string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}), cni.WithMinNetworkCount(2)))(b)
+	c.cni = check.Value(cni.New(cni.WithPluginDir([]string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}), cni.WithMinNetworkCount(2)))(b)
 	must(b, c.cni.Load(cni.WithLoNetwork, cni.WithConfListBytes(fmt.Appendf(nil, benchNetwork, filepath.Join(c.dir, "ipam")))))
 	return c
 }

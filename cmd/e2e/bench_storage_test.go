@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/bermhq/berm/proxy/client"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // bareFiles serves the files in a directory with nothing but the standard library's handlers.
@@ -43,7 +44,7 @@ func BenchmarkStorage(b *testing.B) {
 	server := newServer(b, e, dir, testImage)
 	server.env = append(server.env, "BERM_SANDBOX_CHATS_ROOT="+filepath.Join(dir, "chats"), "BERM_SANDBOX_CREATE_ROOTS=true")
 	c := server.start(b)
-	w := value(c.EnsureWorkspace(b.Context(), "somebody"))(b)
+	w := check.Value(c.EnsureWorkspace(b.Context(), "somebody"))(b)
 	must(b, second(c.EnsureChat(b.Context(), "bench", w.WorkspaceID)))
 	other := httptest.NewServer(bareFiles(bareDir))
 	b.Cleanup(other.Close)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // bench is real servers on private engines of both kinds, and the engines' own
@@ -88,7 +89,7 @@ func (c *bermContender) model(b *testing.B, network bool) (containerID string) {
 	b.Helper()
 	key := fmt.Sprintf("model-%t", network)
 	must(b, c.create(b.Context(), key, network))
-	sb := value(c.Get(b.Context(), key))(b)
+	sb := check.Value(c.Get(b.Context(), key))(b)
 	return sb.ContainerID
 }
 

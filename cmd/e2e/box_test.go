@@ -15,6 +15,7 @@ import (
 	"github.com/bermhq/berm/proxy/client"
 	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // TestBox looks at what has come of a request on a real engine: what the kernel, the host
@@ -133,7 +134,7 @@ func (b *box) serve(t *testing.T, name, policy string, settings ...string) *boxS
 	server.start(t)
 	s := &boxServer{server: server, rt: b.e.open(t, server)}
 	s.http = &http.Client{Transport: openapitest.New(t).Transport(&http.Transport{MaxIdleConnsPerHost: 16})}
-	c := value(client.New(client.Options{BaseURL: s.url, Token: s.token, Retries: -1, HTTPClient: s.http}))(t)
+	c := check.Value(client.New(client.Options{BaseURL: s.url, Token: s.token, Retries: -1, HTTPClient: s.http}))(t)
 	s.c = c
 	return s
 }
@@ -164,17 +165,17 @@ func (r *boxRow) on(s *boxServer, suffix string) boxSandbox {
 
 func (x boxSandbox) create(req apitype.SandboxRequest) *apitype.Sandbox {
 	x.t.Helper()
-	return value(x.c.Create(x.ctx, x.key, req))(x.t)
+	return check.Value(x.c.Create(x.ctx, x.key, req))(x.t)
 }
 
 func (x boxSandbox) get() *apitype.Sandbox {
 	x.t.Helper()
-	return value(x.c.Get(x.ctx, x.key))(x.t)
+	return check.Value(x.c.Get(x.ctx, x.key))(x.t)
 }
 
 func (x boxSandbox) exec(req apitype.ExecRequest) *apitype.ExecResult {
 	x.t.Helper()
-	return value(x.c.Exec(x.ctx, x.key, req))(x.t)
+	return check.Value(x.c.Exec(x.ctx, x.key, req))(x.t)
 }
 
 // sh runs a script that ends well, and gives what it prints, without space around it.
@@ -255,7 +256,7 @@ func (x boxSandbox) inside(path string) string { return x.proc("root" + path) }
 // wantMounted checks that a directory of the host is what the sandbox has at a path.
 func (x boxSandbox) wantMounted(path, dir string) {
 	x.t.Helper()
-	want := value(os.Stat(dir))(x.t)
+	want := check.Value(os.Stat(dir))(x.t)
 	if got, err := os.Stat(x.inside(path)); err != nil || !os.SameFile(got, want) {
 		x.t.Errorf("%s isn't %s: %v", path, dir, err)
 	}
@@ -263,7 +264,7 @@ func (x boxSandbox) wantMounted(path, dir string) {
 
 func readString(t testing.TB, path string) string {
 	t.Helper()
-	data := value(os.ReadFile(path))(t)
+	data := check.Value(os.ReadFile(path))(t)
 	return strings.TrimSpace(string(data))
 }
 

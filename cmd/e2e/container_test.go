@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -63,7 +64,7 @@ func (c *contained) logs() string {
 
 func (c *contained) must(args ...string) string {
 	c.t.Helper()
-	return value(c.docker(c.engine.config.Address, args...))(c.t)
+	return check.Value(c.docker(c.engine.config.Address, args...))(c.t)
 }
 
 // berm runs a command of berm's in its container.
@@ -142,7 +143,7 @@ func TestContained(t *testing.T) {
 	t.Parallel()
 	e := commonEngine(t, "docker")
 	buildBerm(t, e)
-	fi := value(os.Stat(e.socket()))(t)
+	fi := check.Value(os.Stat(e.socket()))(t)
 	group := fi.Sys().(*syscall.Stat_t).Gid
 	for name, user := range map[string]string{"root": "0:0", "user": fmt.Sprintf("65532:%d", group)} {
 		t.Run(name, func(t *testing.T) {

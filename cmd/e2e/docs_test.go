@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -157,7 +158,7 @@ engine_api:
 			"http://127.0.0.1:7070": url, "/run/berm/docker.sock": door, "/srv/ci": roots, "/var/lib/berm": c.dir, "/srv/volumes/7": work,
 		}}
 	must(t, os.Symlink(bin, filepath.Join(w.bin, "berm")))
-	pages := value(filepath.Glob("../../docs/*.md"))(t)
+	pages := check.Value(filepath.Glob("../../docs/*.md"))(t)
 	ran := 0
 	for _, page := range append(pages, "../../README.md") {
 		if blocks := runnables(t, page); len(blocks) > 0 {
@@ -195,8 +196,8 @@ var (
 
 // Links between pages lead somewhere, down to the heading.
 func TestDocsLinks(t *testing.T) {
-	pages := value(filepath.Glob("../../docs/*.md"))(t)
-	more := value(filepath.Glob("../../*.md"))(t)
+	pages := check.Value(filepath.Glob("../../docs/*.md"))(t)
+	more := check.Value(filepath.Glob("../../*.md"))(t)
 	links := 0
 	for _, page := range append(pages, more...) {
 		data := readString(t, page)

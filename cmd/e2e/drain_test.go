@@ -15,6 +15,7 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/bermhq/berm/cmd/e2e/program"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // A server that goes down lets what is in flight finish for a while, and then nobody goes
@@ -131,7 +132,7 @@ func (b *clientFixture) begin(t *testing.T, cli string, args ...string) *program
 	t.Helper()
 	cmd := exec.Command(cli, args...)
 	cmd.Env = append(os.Environ(), dockerEnv("unix://"+b.dir+"/docker.sock", b.dir)...)
-	c := value(program.Start(cmd, program.NewOutput()))(t)
+	c := check.Value(program.Start(cmd, program.NewOutput()))(t)
 	t.Cleanup(c.Kill)
 	return c
 }

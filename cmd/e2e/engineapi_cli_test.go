@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -89,7 +90,7 @@ func (b *clientFixture) run(t *testing.T, program string, args ...string) (strin
 
 func (b *clientFixture) must(t *testing.T, program string, args ...string) string {
 	t.Helper()
-	return value(b.run(t, program, args...))(t)
+	return check.Value(b.run(t, program, args...))(t)
 }
 
 // made lists what the server's callers have made and is still in the engine. Other tests use the
@@ -98,15 +99,15 @@ func (b *clientFixture) made(t *testing.T) (left []string) {
 	t.Helper()
 	direct := dockerClient(t, client.WithHost(b.engine.config.Address))
 	labels := filters.NewArgs(filters.Arg("label", lifecycle.LabelOwner+"="+b.owner), filters.Arg("label", lifecycle.LabelDoor+"="+lifecycle.DoorEngine))
-	containers := value(direct.ContainerList(t.Context(), container.ListOptions{All: true, Filters: labels}))(t)
+	containers := check.Value(direct.ContainerList(t.Context(), container.ListOptions{All: true, Filters: labels}))(t)
 	for _, c := range containers {
 		left = append(left, "container "+c.Names[0])
 	}
-	networks := value(direct.NetworkList(t.Context(), network.ListOptions{Filters: labels}))(t)
+	networks := check.Value(direct.NetworkList(t.Context(), network.ListOptions{Filters: labels}))(t)
 	for _, n := range networks {
 		left = append(left, "network "+n.Name)
 	}
-	volumes := value(direct.VolumeList(t.Context(), volume.ListOptions{}))(t)
+	volumes := check.Value(direct.VolumeList(t.Context(), volume.ListOptions{}))(t)
 	for _, v := range volumes.Volumes {
 		if v.Labels[lifecycle.LabelOwner] == b.owner {
 			left = append(left, "volume "+v.Name)
@@ -210,7 +211,7 @@ func TestDockerClient(t *testing.T) {
 // of TestSoakBuildKitAttacks.
 func (b *clientFixture) refusesBuildKit(t *testing.T) {
 	t.Helper()
-	v := value(dockerClient(t, client.WithHost(b.engine.config.Address)).ServerVersion(t.Context()))(t)
+	v := check.Value(dockerClient(t, client.WithHost(b.engine.config.Address)).ServerVersion(t.Context()))(t)
 	if !strings.HasPrefix(v.Version, "20.") {
 		return
 	}
@@ -286,7 +287,7 @@ func TestDockerSocket(t *testing.T) {
 	id := docker("run", "-d", "-v", "/var/run/docker.sock:/other.sock", "-v", b.dir+"/docker.sock:/var/run/docker.sock", testImage, "sleep", "1000")
 	docker("-H", "unix://"+b.dir+"/other.sock", "create", testImage)
 	inside := func() (string, error) {
-		ct := value(direct.ContainerInspect(t.Context(), id))(t)
+		ct := check.Value(direct.ContainerInspect(t.Context(), id))(t)
 		socket := "unix:///proc/" + strconv.Itoa(ct.State.Pid) + "/root/var/run/docker.sock"
 		return b.run(t, clis(t)[0], "-H", socket, "ps", "-aq", "--no-trunc")
 	}

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/docker/docker/client"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // Both doors are one process, each listener is its callers', and either door can be off.
@@ -44,7 +46,7 @@ engine_api:
       callers: [{name: ci, tenant: c, certs: [ci]}]
 `)
 	c := startChildWith(t, dir, e, "serving", "--config", filepath.Join(dir, "berm.yaml"))
-	info := value(os.Stat(filepath.Join(dir, "docker.sock")))(t)
+	info := check.Value(os.Stat(filepath.Join(dir, "docker.sock")))(t)
 	if got := info.Mode().Perm(); got != 0o640 || info.Sys().(*syscall.Stat_t).Gid != 12345 {
 		t.Errorf("the socket's mode is %o, its group %d", got, info.Sys().(*syscall.Stat_t).Gid)
 	}
@@ -107,7 +109,7 @@ func (c *child) tcpAddress(t *testing.T) string {
 
 func dockerClient(t testing.TB, opts ...client.Opt) *client.Client {
 	t.Helper()
-	c := value(client.NewClientWithOpts(append(opts, client.WithAPIVersionNegotiation())...))(t)
+	c := check.Value(client.NewClientWithOpts(append(opts, client.WithAPIVersionNegotiation())...))(t)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -124,7 +126,7 @@ func newAuthority(t *testing.T, dir string, names ...string) *authority {
 	t.Helper()
 	a := &authority{dir: dir}
 	for i, name := range append([]string{"ca"}, names...) {
-		key := value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+		key := check.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 		c := &x509.Certificate{
 			SerialNumber: big.NewInt(int64(i)), Subject: pkix.Name{CommonName: name}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 			NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: i == 0, BasicConstraintsValid: true,
@@ -132,10 +134,10 @@ func newAuthority(t *testing.T, dir string, names ...string) *authority {
 		if i == 0 {
 			a.cert, a.key = c, key
 		}
-		der := value(x509.CreateCertificate(rand.Reader, c, a.cert, &key.PublicKey, a.key))(t)
-		keyDER := value(x509.MarshalPKCS8PrivateKey(key))(t)
+		der := check.Value(x509.CreateCertificate(rand.Reader, c, a.cert, &key.PublicKey, a.key))(t)
+		keyDER := check.Value(x509.MarshalPKCS8PrivateKey(key))(t)
 		if i == 0 {
-			a.cert = value(x509.ParseCertificate(der))(t)
+			a.cert = check.Value(x509.ParseCertificate(der))(t)
 		}
 		write(t, filepath.Join(dir, name+".pem"), string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})))
 		write(t, filepath.Join(dir, name+"-key.pem"), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})))
@@ -150,7 +152,7 @@ func (a *authority) client(t *testing.T, name string) client.Opt {
 	pool.AddCert(a.cert)
 	cfg := &tls.Config{RootCAs: pool}
 	if name != "" {
-		cert := value(tls.LoadX509KeyPair(filepath.Join(a.dir, name+".pem"), filepath.Join(a.dir, name+"-key.pem")))(t)
+		cert := check.Value(tls.LoadX509KeyPair(filepath.Join(a.dir, name+".pem"), filepath.Join(a.dir, name+"-key.pem")))(t)
 		cfg.Certificates = []tls.Certificate{cert}
 	}
 	return client.WithHTTPClient(&http.Client{Transport: &http.Transport{TLSClientConfig: cfg, DisableKeepAlives: true}})

@@ -25,6 +25,7 @@ import (
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/containerd"
 	"github.com/bermhq/berm/runtime/docker"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -92,7 +93,7 @@ func command(ctx context.Context, dir string, env []string, program string, args
 // mustRun is command for a program that has to end well.
 func mustRun(t testing.TB, dir string, env []string, program string, args ...string) string {
 	t.Helper()
-	return value(command(t.Context(), dir, env, program, args...))(t)
+	return check.Value(command(t.Context(), dir, env, program, args...))(t)
 }
 
 // buildProgram builds a program of testdata that runs in any container.
@@ -200,7 +201,7 @@ func (e *testEngine) dir(t testing.TB) string {
 	t.Helper()
 	root := filepath.Join(e.Dir(), "root")
 	must(t, os.MkdirAll(root, 0o711)) //nolint:gosec // containers' users reach their mounts
-	dir := value(os.MkdirTemp(root, ""))(t)
+	dir := check.Value(os.MkdirTemp(root, ""))(t)
 	must(t, os.Chmod(dir, 0o755)) //nolint:gosec // likewise
 	return dir
 }
@@ -229,7 +230,7 @@ func (e *testEngine) open(t testing.TB, s *server) runtime.Runtime {
 // containersOf counts the server's containers on the engine.
 func containersOf(t testing.TB, e *testEngine, s *server) int {
 	t.Helper()
-	containers := value(e.open(t, s).List(t.Context(), map[string]string{lifecycle.LabelOwner: s.instance}))(t)
+	containers := check.Value(e.open(t, s).List(t.Context(), map[string]string{lifecycle.LabelOwner: s.instance}))(t)
 	return len(containers)
 }
 
@@ -306,7 +307,7 @@ func (s *server) start(t testing.TB) *client.Client {
 	if err := s.run(t.Context()); err != nil {
 		t.Fatalf("%v\n%s", err, s.logTail())
 	}
-	return value(client.New(client.Options{BaseURL: s.url, Token: s.token}))(t)
+	return check.Value(client.New(client.Options{BaseURL: s.url, Token: s.token}))(t)
 }
 
 func (s *server) run(ctx context.Context) error {
@@ -369,7 +370,7 @@ func through(socket string) *http.Transport {
 // client makes a client that makes each call once.
 func (s *server) client(t testing.TB, transport http.RoundTripper) *client.Client {
 	t.Helper()
-	return value(client.New(client.Options{BaseURL: s.url, Token: s.token, Retries: -1, HTTPClient: &http.Client{Transport: transport}}))(t)
+	return check.Value(client.New(client.Options{BaseURL: s.url, Token: s.token, Retries: -1, HTTPClient: &http.Client{Transport: transport}}))(t)
 }
 
 // stop ends the server if it was started.
@@ -405,7 +406,7 @@ func wantNothing(t testing.TB, e *testEngine, servers ...*server) {
 		if err != nil || len(networks) > 0 {
 			t.Errorf("networks are left: %v, %v", networks, err)
 		}
-		db := value(store.Open(t.Context(), store.Options{Path: filepath.Join(s.stateDir(), "berm.db")}))(t)
+		db := check.Value(store.Open(t.Context(), store.Options{Path: filepath.Join(s.stateDir(), "berm.db")}))(t)
 		if records, err := db.Records(t.Context()); err != nil || len(records) > 0 {
 			t.Errorf("records are left: %v, %v", records, err)
 		}
@@ -442,22 +443,7 @@ func wantEmptyDir(t testing.TB, dir string) {
 	}
 }
 
-// must fails the test at once if anything has failed.
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// value gives what a call returned, and fails the test at once if that is an error.
-func value[T any](v T, err error) func(testing.TB) T {
-	return func(t testing.TB) T {
-		t.Helper()
-		must(t, err)
-		return v
-	}
-}
+var must = check.Must // ends a test if a step of its own fails
 
 // refusal is the answer of the server's that an error is; an empty one if it is none.
 func refusal(err error) *client.Error {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -27,7 +28,7 @@ func testHungEngine(t *testing.T, own testEngine) {
 	ctx, e := t.Context(), &own
 	e.config.CallTimeout = 10 * time.Second
 	s, server := newStorm(t, e)
-	before := value(s.client.Create(ctx, "before", apitype.SandboxRequest{}))(t)
+	before := check.Value(s.client.Create(ctx, "before", apitype.SandboxRequest{}))(t)
 	thaw, err := engine.Freeze(e.Pid())
 	defer func() { _ = thaw() }() // for a test that ends early
 	must(t, err)
@@ -75,7 +76,7 @@ func testTwoInstancesAndALostStore(t *testing.T, kind string) {
 	var sessions []string
 	for i, s := range []*storm{one, two} {
 		ttl := apitype.Duration(stormTTL << i) // a restart takes some of the second one's
-		sb := value(s.client.Create(ctx, "same", apitype.SandboxRequest{TTL: &ttl}))(t)
+		sb := check.Value(s.client.Create(ctx, "same", apitype.SandboxRequest{TTL: &ttl}))(t)
 		sessions = append(sessions, sb.SessionID)
 	}
 	server.Kill()

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // An engine that stops: both APIs report which one doesn't answer and for how long, and
@@ -41,7 +42,7 @@ func testStoppedEngine(t *testing.T, e *testEngine) {
 	told := regexp.QuoteMeta(name+e.config.Address) + ` has not answered for [0-9]+s \((connection refused|connection closed|no such socket)\); requests are refused until it does`
 	rest := regexp.MustCompile("^" + told + "$")
 	until(t, "the outage to be reported", func() bool {
-		return rest.MatchString(value(put())(t))
+		return rest.MatchString(check.Value(put())(t))
 	})
 	if kind == "docker" {
 		for _, cli := range clis(t) {
@@ -54,7 +55,7 @@ func testStoppedEngine(t *testing.T, e *testEngine) {
 		}
 	}
 	must(t, e.Start(t.Context()))
-	until(t, "the engine is back", func() bool { return value(put())(t) == "" })
+	until(t, "the engine is back", func() bool { return check.Value(put())(t) == "" })
 	if kind == "docker" {
 		for _, cli := range clis(t) {
 			if out, err := command(t.Context(), dir, dockerEnv(door, dir), cli, "ps"); err != nil {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -25,7 +26,7 @@ func testCreateThatPulls(t *testing.T, kind string) {
 	if kind == "docker" { // where it is the daemon that pulls
 		opts.Netns = e.Netns()
 	}
-	shop := value(engine.StartRegistry(ctx, opts))(t)
+	shop := check.Value(engine.StartRegistry(ctx, opts))(t)
 	t.Cleanup(func() {
 		if err := shop.Close(); err != nil {
 			t.Error(err)

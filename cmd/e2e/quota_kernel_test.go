@@ -18,6 +18,7 @@ import (
 	"github.com/bermhq/berm/lifecycle/quota/project"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -48,7 +49,7 @@ func TestKernelServer(t *testing.T) {
 		{"required", kernelRequired},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			dir := value(os.MkdirTemp(at, "server-"))(t)
+			dir := check.Value(os.MkdirTemp(at, "server-"))(t)
 			t.Cleanup(func() {
 				if err := os.RemoveAll(dir); err != nil {
 					t.Error(err)
@@ -107,7 +108,7 @@ func (b *quotaFixture) crash(meanwhile func()) {
 // create makes a sandbox whose quota the kernel has to hold.
 func (b *quotaFixture) create(key string, req apitype.SandboxRequest) *apitype.Sandbox {
 	b.Helper()
-	sb := value(b.c.Create(b.ctx, key, req))(b)
+	sb := check.Value(b.c.Create(b.ctx, key, req))(b)
 	b.wantHeld(sb)
 	return sb
 }
@@ -121,7 +122,7 @@ func (b *quotaFixture) wantHeld(sb *apitype.Sandbox) {
 
 func (b *quotaFixture) get(key string) *apitype.Sandbox {
 	b.Helper()
-	return value(b.c.Get(b.ctx, key))(b)
+	return check.Value(b.c.Get(b.ctx, key))(b)
 }
 
 // sh runs what must go well.
@@ -157,7 +158,7 @@ func (b *quotaFixture) full(key, script string) {
 
 func (b *quotaFixture) wantFullFile(path string, limit int64) {
 	b.Helper()
-	info := value(os.Stat(path))(b)
+	info := check.Value(os.Stat(path))(b)
 	b.Logf("%s has %d bytes, of %d", filepath.Base(path), info.Size(), limit)
 	if info.Size() > limit || info.Size() < limit-64<<10 {
 		b.Errorf("%s has %d bytes below a limit of %d", path, info.Size(), limit)
@@ -180,7 +181,7 @@ func (b *quotaFixture) want507(err error, path, content string, codes ...string)
 func (b *quotaFixture) ceilings() map[uint32]int64 {
 	b.Helper()
 	const nextQuota, projectQuota, block = 0x800009, 2, 1024 // Q_GETNEXTQUOTA, PRJQUOTA, QIF_DQBLKSIZE
-	dir := value(os.Open(b.dir))(b)
+	dir := check.Value(os.Open(b.dir))(b)
 	defer func() { _ = dir.Close() }()
 	limits := map[uint32]int64{}
 	for from := uint32(firstCeiling); ; {
@@ -218,7 +219,7 @@ func (b *quotaFixture) ceiling(limit int64) uint32 {
 
 func (b *quotaFixture) quotas() *project.Quotas {
 	b.Helper()
-	q := value(project.Find(b.dir))(b)
+	q := check.Value(project.Find(b.dir))(b)
 	b.Cleanup(func() { _ = q.Close() })
 	return q
 }
@@ -228,7 +229,7 @@ func (b *quotaFixture) wantLetGo(number uint32) {
 	b.Helper()
 	q := b.quotas()
 	b.await(func() bool {
-		free := value(q.Free(number))(b)
+		free := check.Value(q.Free(number))(b)
 		return free && len(b.ceilings()) == 0
 	})
 }
@@ -280,7 +281,7 @@ func kernelHoldsSandbox(b *quotaFixture) {
 
 	// All that there is may be used.
 	q := b.quotas()
-	used := value(q.Used(number))(b)
+	used := check.Value(q.Used(number))(b)
 	blocks := (quota - used) >> 12
 	b.sh("own", fmt.Sprintf("dd if=/dev/zero of=/workspace/rest bs=4k count=%d conv=fsync", blocks))
 	if used, err := q.Used(number); err != nil || used != quota {
@@ -310,7 +311,7 @@ func kernelHoldsChats(b *quotaFixture) {
 		fmt.Sprintf("BERM_STORAGE_WORKSPACE_QUOTA_MB=%d", quotaMB))
 	space := map[string]string{}
 	for chat, user := range map[string]string{"one": "user", "two": "user", "other": "other"} {
-		w := value(b.c.EnsureWorkspace(b.ctx, user))(b)
+		w := check.Value(b.c.EnsureWorkspace(b.ctx, user))(b)
 		must(b, second(b.c.EnsureChat(b.ctx, chat, w.WorkspaceID)))
 		space[user] = w.WorkspaceID
 	}
@@ -319,7 +320,7 @@ func kernelHoldsChats(b *quotaFixture) {
 	}
 	used := func(user string) int64 {
 		b.Helper()
-		usage := value(b.c.WorkspaceUsage(b.ctx, space[user]))(b)
+		usage := check.Value(b.c.WorkspaceUsage(b.ctx, space[user]))(b)
 		if usage.Enforcement != "hard" || usage.QuotaBytes == nil || *usage.QuotaBytes != quota || usage.UsedBytes > quota {
 			b.Errorf("%+v", usage)
 		}
@@ -376,7 +377,7 @@ func kernelHoldsChats(b *quotaFixture) {
 // kernelRequired has servers refuse to start where the kernel can't hold workspaces.
 func kernelRequired(b *quotaFixture) {
 	for _, lacking := range filepath.SplitList(os.Getenv("BERM_PROJECT_LACKING")) {
-		root := value(os.MkdirTemp(lacking, "chats-"))(b)
+		root := check.Value(os.MkdirTemp(lacking, "chats-"))(b)
 		server := b.configure("BERM_SANDBOX_CHATS_ROOT="+root, "BERM_STORAGE_PROJECT_QUOTAS=required")
 		err := server.run(b.ctx)
 		server.stop()

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // A server is backed up while it works, killed, and restored, once in its place and once
@@ -25,7 +26,7 @@ func TestRestore(t *testing.T) {
 	note := func(keys ...string) {
 		t.Helper()
 		for _, key := range keys {
-			sb := value(b.c.Create(ctx, key, apitype.SandboxRequest{}))(t)
+			sb := check.Value(b.c.Create(ctx, key, apitype.SandboxRequest{}))(t)
 			sessions[key] = sb.SessionID
 		}
 	}

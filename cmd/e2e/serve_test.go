@@ -11,6 +11,7 @@ import (
 
 	"github.com/bermhq/berm/cmd/e2e/program"
 	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 const (
@@ -104,7 +105,7 @@ func TestServeProcess(t *testing.T) {
 	if _, body := c.get(t, "/api/v1/status"); !strings.Contains(body, `"a"`) || !strings.Contains(body, `"available":false`) {
 		t.Errorf("/api/v1/status: %s", body)
 	}
-	info := value(os.Stat(filepath.Join(dir, "berm.sock")))(t)
+	info := check.Value(os.Stat(filepath.Join(dir, "berm.sock")))(t)
 	if got := info.Mode().Perm(); got != 0o660 {
 		t.Errorf("the socket's mode is %o, want 660", got)
 	}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/bermhq/berm/proxy/apitype"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // soakExecs is how many commands a soak runs.
@@ -52,9 +53,9 @@ func weigh(t testing.TB, pid int) weight {
 			w.anonymous = kB
 		}
 	}
-	fds := value(os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid)))(t)
+	fds := check.Value(os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid)))(t)
 	w.fds = len(fds)
-	processes := value(os.ReadDir("/proc"))(t)
+	processes := check.Value(os.ReadDir("/proc"))(t)
 	for _, p := range processes {
 		stat, err := os.ReadFile("/proc/" + p.Name() + "/stat")
 		if err != nil {
@@ -86,7 +87,7 @@ func peak(t testing.TB, pid int) int {
 	t.Helper()
 	_, rest, _ := strings.Cut(readString(t, fmt.Sprintf("/proc/%d/status", pid)), "VmHWM:")
 	rest, _, _ = strings.Cut(rest, "kB")
-	return value(strconv.Atoi(strings.TrimSpace(rest)))(t)
+	return check.Value(strconv.Atoi(strings.TrimSpace(rest)))(t)
 }
 
 // settled weighs a process until it has as few fds and children as before, and no more
@@ -129,10 +130,10 @@ func testSoakExecs(t *testing.T, kind string) {
 	server := newServer(t, e, e.dir(t), testImage)
 	server.start(t)
 	c := server.client(t, nil)
-	sb := value(c.Create(t.Context(), "soak", apitype.SandboxRequest{}))(t)
+	sb := check.Value(c.Create(t.Context(), "soak", apitype.SandboxRequest{}))(t)
 	// Once it answers, its own command runs, too.
 	must(t, second(c.Exec(t.Context(), "soak", apitype.ExecRequest{Command: []string{"true"}})))
-	container := value(e.open(t, server).Inspect(t.Context(), sb.ContainerID))(t)
+	container := check.Value(e.open(t, server).Inspect(t.Context(), sb.ContainerID))(t)
 
 	const workers = 16
 	total := soakExecs
@@ -197,7 +198,7 @@ func testSoakExecs(t *testing.T, kind string) {
 	}
 
 	limit := 4 << 20
-	res := value(c.Exec(t.Context(), "soak", apitype.ExecRequest{Command: []string{"cat", "/tmp/seen"}, OutputLimit: &limit}))(t)
+	res := check.Value(c.Exec(t.Context(), "soak", apitype.ExecRequest{Command: []string{"cat", "/tmp/seen"}, OutputLimit: &limit}))(t)
 	seen := map[string]int{}
 	for line := range strings.Lines(res.Stdout) {
 		seen[strings.TrimSpace(line)]++

@@ -8,6 +8,8 @@ import (
 
 	"github.com/compose-spec/compose-go/v2/cli"
 	"github.com/compose-spec/compose-go/v2/types"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // stackDir has the stacks' files.
@@ -21,7 +23,7 @@ func loadStack(t *testing.T, dir string, environ []string, files ...string) *typ
 	}
 	opts, err := cli.NewProjectOptions(files, cli.WithName("test"), cli.WithWorkingDirectory(dir), cli.WithEnv(environ), cli.WithEnvFiles(), cli.WithDotEnv)
 	must(t, err)
-	return value(opts.LoadProject(t.Context()))(t)
+	return check.Value(opts.LoadProject(t.Context()))(t)
 }
 
 // flaws are what is against the rules that every service keeps.

@@ -13,6 +13,7 @@ import (
 	"github.com/compose-spec/compose-go/v2/types"
 
 	"github.com/bermhq/berm/compose"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -255,7 +256,7 @@ func heldMounts(t *testing.T, e *testEngine) {
 // configuration. The older Compose takes its files.
 func TestStacksChecked(t *testing.T) {
 	t.Parallel()
-	if files := value(filepath.Glob(stackDir + "/*.yaml"))(t); len(files) != len(compose.Stacks)+1 {
+	if files := check.Value(filepath.Glob(stackDir + "/*.yaml"))(t); len(files) != len(compose.Stacks)+1 {
 		t.Fatalf("%v, want the stacks and docker-api.yaml", files)
 	}
 	for _, name := range append(slices.Clone(compose.Stacks), "minimal with-docker-api", "dind with-docker-api", "observability with-docker-api") {
@@ -317,7 +318,7 @@ func TestStacksChecked(t *testing.T) {
 // What only tests import isn't in the program, whoever else brings it.
 func TestLinked(t *testing.T) {
 	t.Parallel()
-	info := value(buildinfo.ReadFile(bin))(t)
+	info := check.Value(buildinfo.ReadFile(bin))(t)
 	for _, dep := range info.Deps {
 		if slices.Contains([]string{"github.com/compose-spec/compose-go/v2", "github.com/google/go-cmp", "github.com/prometheus/prometheus"}, dep.Path) {
 			t.Errorf("%s is in berm", dep.Path)

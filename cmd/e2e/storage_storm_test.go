@@ -20,6 +20,7 @@ import (
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
 	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 const (
@@ -321,7 +322,7 @@ func TestSoakStorage(t *testing.T) {
 		s.client = server.client(t, checker.Transport(nil))
 	}
 	start()
-	w := value(s.client.EnsureWorkspace(t.Context(), "somebody"))(t)
+	w := check.Value(s.client.EnsureWorkspace(t.Context(), "somebody"))(t)
 	s.workspace = w.WorkspaceID
 	s.check(t.Context(), root)
 	for range 50 {

@@ -19,6 +19,7 @@ import (
 	"github.com/bermhq/berm/compose"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // storageQuotaMB is what a workspace may hold in these tests.
@@ -57,7 +58,7 @@ func (b *storageFixture) in(t *testing.T) *storageFixture {
 func (b *storageFixture) chat(user, id string) {
 	b.Helper()
 	ctx := deadline(b)
-	w := value(b.c.EnsureWorkspace(ctx, user))(b)
+	w := check.Value(b.c.EnsureWorkspace(ctx, user))(b)
 	b.workspace = w.WorkspaceID
 	must(b, second(b.c.EnsureChat(ctx, id, w.WorkspaceID)))
 	must(b, second(b.c.Create(ctx, id, apitype.SandboxRequest{})))
@@ -110,7 +111,7 @@ func (b *storageFixture) names(chat string) []string {
 func (b *storageFixture) used() int64 {
 	b.Helper()
 	ctx := deadline(b)
-	usage := value(b.c.WorkspaceUsage(ctx, b.workspace))(b)
+	usage := check.Value(b.c.WorkspaceUsage(ctx, b.workspace))(b)
 	if usage.Enforcement != "soft" || usage.QuotaBytes == nil || *usage.QuotaBytes != storageQuotaMB<<20 {
 		b.Errorf("usage %+v", usage)
 	}
@@ -191,7 +192,7 @@ func (b *storageFixture) quota() {
 // deleteOrCreate has a chat's deletion and its sandbox race; one of them wins, and knows.
 func (b *storageFixture) deleteOrCreate() {
 	ctx := deadline(b)
-	w := value(b.c.EnsureWorkspace(ctx, "race"))(b)
+	w := check.Value(b.c.EnsureWorkspace(ctx, "race"))(b)
 	for range 5 {
 		must(b, second(b.c.EnsureChat(ctx, "race", w.WorkspaceID)))
 		must(b, b.put("race", "f", "x"))
@@ -296,7 +297,7 @@ var storageAttacks = []storageAttack{
 			b.Errorf("the files are %q", got)
 		}
 		ctx := deadline(b)
-		archive := value(all(b.c.ReadChatTar(ctx, evil)))(b)
+		archive := check.Value(all(b.c.ReadChatTar(ctx, evil)))(b)
 		n := 0
 		for r := tar.NewReader(bytes.NewReader([]byte(archive))); ; {
 			h, err := r.Next()
@@ -377,7 +378,7 @@ func TestDefaultUser(t *testing.T) { onEachEngine(t, testDefaultUser) }
 // In the stacks, sandboxes run as a user that isn't Berm's, and share their chats with it.
 func testDefaultUser(t *testing.T, kind string) {
 	t.Parallel()
-	data := value(compose.Files.ReadFile("policy/" + map[string]string{"docker": "minimal", "containerd": "containerd"}[kind] + ".yaml"))(t)
+	data := check.Value(compose.Files.ReadFile("policy/" + map[string]string{"docker": "minimal", "containerd": "containerd"}[kind] + ".yaml"))(t)
 	file := filepath.Join(t.TempDir(), "policy.yaml")
 	write(t, file, string(data))
 	b := newStorageFixture(t, commonEngine(t, kind), "BERM_POLICY_FILE="+file)

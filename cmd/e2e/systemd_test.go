@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // unit is what systemd is to a service: it passes sockets and hears what is said.
@@ -43,8 +44,8 @@ func newUnit(t *testing.T) *unit {
 // listen makes a socket of the unit, which is there before its service and after it.
 func (u *unit) listen(t *testing.T, name, network, address string) net.Listener {
 	t.Helper()
-	l := value(net.Listen(network, address))(t)
-	f := value(l.(interface{ File() (*os.File, error) }).File())(t)
+	l := check.Value(net.Listen(network, address))(t)
+	f := check.Value(l.(interface{ File() (*os.File, error) }).File())(t)
 	t.Cleanup(func() { _, _ = l.Close(), f.Close() })
 	u.names, u.files = append(u.names, name), append(u.files, f)
 	return l
@@ -87,7 +88,7 @@ func TestSystemd(t *testing.T) {
 	u.listen(t, "http", "unix", filepath.Join(u.dir, "berm.sock"))
 	u.listen(t, "docker", "unix", filepath.Join(u.dir, "docker.sock"))
 	const file = "engine_api: {listeners: [{address: 'systemd:docker', callers: [{name: nobody, tenant: a, uids: [12345]}]}]}\n"
-	early := value(net.Dial("unix", filepath.Join(u.dir, "berm.sock")))(t)
+	early := check.Value(net.Dial("unix", filepath.Join(u.dir, "berm.sock")))(t)
 	defer func() { _ = early.Close() }()
 	must(t, second(io.WriteString(early, "GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")))
 	c := u.start(t, "systemd:http", file, "WATCHDOG_USEC=300000")
@@ -150,7 +151,7 @@ func TestSystemdEngineAPIAlone(t *testing.T) {
 func wantNothingInherited(t *testing.T, pid int) {
 	t.Helper()
 	dir := fmt.Sprintf("/proc/%d", pid)
-	fds := value(os.ReadDir(filepath.Join(dir, "fd")))(t)
+	fds := check.Value(os.ReadDir(filepath.Join(dir, "fd")))(t)
 	for _, fd := range fds {
 		to, _ := os.Readlink(filepath.Join(dir, "fd", fd.Name()))
 		info, err := os.ReadFile(filepath.Join(dir, "fdinfo", fd.Name()))

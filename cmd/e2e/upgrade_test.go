@@ -12,6 +12,7 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // oldService is what the old sandbox service left on an engine, and a server in its place.
@@ -56,7 +57,7 @@ func (o *oldService) there(ids ...string) (left []string) {
 // call makes one of the old service's calls.
 func (o *oldService) call(method, path string, body, out any) int {
 	o.t.Helper()
-	data := value(json.Marshal(body))(o.t)
+	data := check.Value(json.Marshal(body))(o.t)
 	resp, answer, err := exchange(o.t.Context(), http.DefaultClient, method, o.server.url+"/api/v1/"+path, string(data), "X-API-Token", o.server.token)
 	if err == nil {
 		err = json.Unmarshal([]byte(answer), out)

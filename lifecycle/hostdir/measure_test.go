@@ -14,14 +14,11 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.Must // ends a test if a step of its own fails
 
 // sizes is the sum of the sizes below dir within bounds that change says.
 func sizes(t testing.TB, ctx context.Context, dir string, change func(*bounds)) (int64, error) { //nolint:revive // t comes first in tests

@@ -20,6 +20,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/hostdir"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // world is a store, sandboxes and directories, all in memory; the directories hold nothing
@@ -951,10 +952,4 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// must fails the test at once if anything has failed.
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.Must // ends a test if a step of its own fails

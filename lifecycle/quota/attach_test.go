@@ -21,6 +21,7 @@ import (
 	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/lifecycle/quota/project"
 	"github.com/bermhq/berm/lifecycle/store"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 const (
@@ -578,10 +579,4 @@ func TestLive(t *testing.T) {
 	}
 }
 
-// must fails the test at once if anything has failed.
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.Must // ends a test if a step of its own fails

@@ -13,6 +13,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // fake is an engine and a store. Its containers run until they are ended.
@@ -538,10 +540,4 @@ func TestHungContainers(t *testing.T) {
 	})
 }
 
-// must fails the test at once if anything has failed.
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.Must // ends a test if a step of its own fails

@@ -19,6 +19,7 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/policy"
+	checks "github.com/bermhq/berm/runtime/runtimetest/check" // snapshot.go has a check
 )
 
 func open(t *testing.T, path string) *Store {
@@ -196,10 +197,4 @@ func TestLook(t *testing.T) {
 	}
 }
 
-// must fails the test at once if anything has failed.
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
+var must = checks.Must // ends a test if a step of its own fails

@@ -16,6 +16,7 @@ import (
 	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 const (
@@ -104,10 +105,4 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	t.Fatalf("it never came to: %s", what)
 }
 
-// must fails the test at once if anything has failed.
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.Must // ends a test if a step of its own fails

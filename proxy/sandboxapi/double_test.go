@@ -14,6 +14,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // tape is a command or process: its output, which can be played from anywhere, and its
@@ -378,10 +379,4 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	t.Fatalf("it never came to: %s", what)
 }
 
-// must fails the test at once if anything has failed.
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.Must // ends a test if a step of its own fails

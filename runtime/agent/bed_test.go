@@ -19,6 +19,7 @@ import (
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/agent/wire"
 	"github.com/bermhq/berm/runtime/runtimetest"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // engine is one in memory, whose containers' first process is this one, or another.
@@ -340,10 +341,4 @@ func prints(out string, code int) func(*program, *wire.Request) {
 	}
 }
 
-// must ends a test if a step of its own fails.
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.Must // ends a test if a step of its own fails

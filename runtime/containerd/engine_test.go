@@ -1,12 +1,12 @@
 package containerd
 
 import (
-	"errors"
 	"fmt"
 	"testing"
 
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -70,10 +70,4 @@ func sandbox(t *testing.T, r *Runtime) string {
 	return runtimetest.Sandbox(t, r, runtime.Spec{Image: testImage}).ID
 }
 
-// must ends a test if a step of its own fails.
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.Must // ends a test if a step of its own fails

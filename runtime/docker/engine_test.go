@@ -1,11 +1,11 @@
 package docker
 
 import (
-	"errors"
 	"testing"
 
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -47,10 +47,4 @@ func sandbox(t testing.TB, r *Runtime, change func(*runtime.Spec)) runtime.Conta
 	return runtimetest.Sandbox(t, r, spec)
 }
 
-// must ends a test if a step of its own fails.
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.Must // ends a test if a step of its own fails

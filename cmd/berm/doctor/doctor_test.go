@@ -17,6 +17,7 @@ import (
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/cmd/berm/serve"
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // gradesOf are what findings came to, by ID; of several the worst.
@@ -145,7 +146,7 @@ func TestDoctorWithoutEngine(t *testing.T) {
 	}
 
 	// Somebody is there, and says nothing.
-	l := value(net.Listen("unix", socket))(t)
+	l := check.Value(net.Listen("unix", socket))(t)
 	defer func() { _ = l.Close() }()
 	must(t, os.Chmod(socket, 0o666))
 	r = runDoctor(t, 1, "--engine-address", "unix://"+socket, "--timeout", "200ms")
@@ -196,7 +197,7 @@ func TestDoctorAgreesWithServe(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	// An engine that hangs up on everybody: it is known to be in the same place as the server.
-	l := value(net.Listen("unix", filepath.Join(dir, "engine.sock")))(t)
+	l := check.Value(net.Listen("unix", filepath.Join(dir, "engine.sock")))(t)
 	defer func() { _ = l.Close() }()
 	go func() {
 		for {

@@ -16,6 +16,7 @@ import (
 	"github.com/bermhq/berm/cmd/berm/serve"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // thisContainer is a container's id.
@@ -23,7 +24,7 @@ var thisContainer = strings.Repeat("a1", 32)
 
 func parsePolicy(t *testing.T, text string) *policy.Policy {
 	t.Helper()
-	return value(policy.Parse([]byte(text), policy.Options{}))(t)
+	return check.Value(policy.Parse([]byte(text), policy.Options{}))(t)
 }
 
 func TestDoctorJudgesEngine(t *testing.T) {
@@ -100,11 +101,11 @@ func TestOpenToAll(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "engine")
 	must(t, os.Mkdir(dir, 0o755))
 	socket := filepath.Join(dir, "s")
-	l := value(net.Listen("unix", socket))(t)
+	l := check.Value(net.Listen("unix", socket))(t)
 	defer func() { _ = l.Close() }()
 	closed := false // a directory above that others can't pass
 	for at := filepath.Dir(dir); at != "/"; at = filepath.Dir(at) {
-		fi := value(os.Stat(at))(t)
+		fi := check.Value(os.Stat(at))(t)
 		closed = closed || fi.Mode().Perm()&1 == 0
 	}
 	for _, tt := range []struct {

@@ -3,7 +3,6 @@ package doctor
 import (
 	"bytes"
 	"context"
-	"errors"
 	"io"
 	"os"
 	"strings"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/cmd/berm/serve"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 const testToken = "a-token-for-tests-only"
@@ -31,13 +31,7 @@ func berm(t *testing.T, stdin string, args ...string) (stdout, stderr string, co
 	return out.String(), errs.String(), code
 }
 
-// must fails the test at once if anything has failed.
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.Must // ends a test if a step of its own fails
 
 func write(t *testing.T, path, content string) {
 	t.Helper()
@@ -49,14 +43,5 @@ func wantEmptyDir(t *testing.T, dir string) {
 	entries, err := os.ReadDir(dir)
 	if err != nil || len(entries) > 0 {
 		t.Errorf("left in %s: %v, %v", dir, entries, err)
-	}
-}
-
-// value gives what a call returned, and fails the test at once if that is an error.
-func value[T any](v T, err error) func(testing.TB) T {
-	return func(t testing.TB) T {
-		t.Helper()
-		must(t, err)
-		return v
 	}
 }

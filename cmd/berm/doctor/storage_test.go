@@ -33,6 +33,7 @@ import (
 	"github.com/bermhq/berm/lifecycle/quota"
 	"github.com/bermhq/berm/lifecycle/restart"
 	"github.com/bermhq/berm/lifecycle/store"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 func TestDoctorJudgesStorage(t *testing.T) {
@@ -122,7 +123,7 @@ func TestLookAtDir(t *testing.T) {
 func madeStore(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), serve.StateStore)
-	db := value(store.Open(t.Context(), store.Options{Path: path}))(t)
+	db := check.Value(store.Open(t.Context(), store.Options{Path: path}))(t)
 	must(t, db.Close())
 	return path
 }
@@ -157,7 +158,7 @@ func TestDoctorLostChats(t *testing.T) {
 	path, root := madeStore(t), t.TempDir()
 	args := []string{"--state-dir", filepath.Dir(path), "--engine-address", "unix://" + root + "/engine.sock", "--config", filepath.Join(t.TempDir(), "berm.yaml")}
 	write(t, args[5], "sandbox: {chats_root: "+root+"}\n")
-	db := value(store.Open(t.Context(), store.Options{Path: path}))(t)
+	db := check.Value(store.Open(t.Context(), store.Options{Path: path}))(t)
 	_, _, err := db.EnsureWorkspace(t.Context(), quota.Workspace{Tenant: "a", ID: "w", UserID: "u"})
 	if err == nil {
 		_, _, err = db.EnsureChat(t.Context(), chat.Chat{Tenant: "a", ID: "c", WorkspaceID: "w"})
@@ -274,9 +275,9 @@ func TestDoctorStuckFiles(t *testing.T) {
 func TestLockHolder(t *testing.T) {
 	t.Parallel()
 	lock := filepath.Join(t.TempDir(), "lock")
-	st := value(os.Create(lock))(t)
+	st := check.Value(os.Create(lock))(t)
 	must(t, unix.Flock(int(st.Fd()), unix.LOCK_EX))
-	fi := value(st.Stat())(t)
+	fi := check.Value(st.Stat())(t)
 	stat := fi.Sys().(*syscall.Stat_t)
 	proc := t.TempDir()
 	line := func(kind string, inode uint64) string {
@@ -356,7 +357,7 @@ func TestListenable(t *testing.T) {
 		t.Errorf("a socket to be made: %v", err)
 	}
 	wantEmptyDir(t, dir)
-	l := value(net.Listen("unix", socket))(t)
+	l := check.Value(net.Listen("unix", socket))(t)
 	if err := listenable(t.Context(), "unix://"+socket); !errors.Is(err, unix.EADDRINUSE) {
 		t.Errorf("one that is listened on: %v", err)
 	}
@@ -374,7 +375,7 @@ func TestListenable(t *testing.T) {
 			t.Errorf("%s: %v", address, err)
 		}
 	}
-	tcp := value(net.Listen("tcp", "127.77.7.7:0"))(t) // where no other test takes the port once it is free
+	tcp := check.Value(net.Listen("tcp", "127.77.7.7:0"))(t) // where no other test takes the port once it is free
 	address := tcp.Addr().String()
 	if err := listenable(t.Context(), address); !errors.Is(err, unix.EADDRINUSE) {
 		t.Errorf("a port that is listened on: %v", err)
@@ -391,7 +392,7 @@ func TestDoctorListener(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	taken := filepath.Join(dir, "taken")
-	l := value(net.Listen("unix", taken))(t)
+	l := check.Value(net.Listen("unix", taken))(t)
 	defer func() { _ = l.Close() }()
 	soon := config.Listener{Address: "tcp://127.0.0.1:0", TLSCertFile: filepath.Join(dir, "soon.pem"), TLSKeyFile: filepath.Join(dir, "soon-key.pem")}
 	issue(t, soon.TLSCertFile, soon.TLSKeyFile)
@@ -430,7 +431,7 @@ func TestDoctorRestarts(t *testing.T) {
 	path := filepath.Join(t.TempDir(), serve.StateStore)
 	look := func() []finding { return checkRestarts(t.Context(), time.Minute, path) }
 	wantFinding(t, look(), "doors.restarts", gradeSoft, "no such file")
-	db := value(store.Open(t.Context(), store.Options{Path: path}))(t)
+	db := check.Value(store.Open(t.Context(), store.Options{Path: path}))(t)
 	defer func() { _ = db.Close() }() // the server's
 	wantFinding(t, look(), "doors.restarts", gradeOK, "restart policy: 0;")
 	for _, r := range []restart.Row{{ContainerID: "a", Count: 2}, {ContainerID: strings.Repeat("b", 64), Count: 3, Next: time.Unix(1, 0)}} {
@@ -510,10 +511,10 @@ func TestDoctorSecrets(t *testing.T) {
 // issue writes a certificate for an hour, signed by its own key.
 func issue(t *testing.T, certFile, keyFile string) {
 	t.Helper()
-	key := value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	key := check.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	c := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
-	cert := value(x509.CreateCertificate(rand.Reader, c, c, &key.PublicKey, key))(t)
-	private := value(x509.MarshalPKCS8PrivateKey(key))(t)
+	cert := check.Value(x509.CreateCertificate(rand.Reader, c, c, &key.PublicKey, key))(t)
+	private := check.Value(x509.MarshalPKCS8PrivateKey(key))(t)
 	write(t, certFile, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert})))
 	write(t, keyFile, string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})))
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 func TestLoadSigningKey(t *testing.T) {
@@ -49,7 +50,7 @@ func TestOwnPathsAreRefused(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "conf", "berm.yaml")
 	must(t, errors.Join(os.Mkdir(filepath.Dir(file), 0o700), os.WriteFile(file, nil, 0o600)))
-	cfg := value(config.Load(config.Options{File: file}))(t)
+	cfg := check.Value(config.Load(config.Options{File: file}))(t)
 	cfg.StateDir, cfg.PolicyFile = filepath.Join(dir, "state"), filepath.Join(dir, "etc", "policy.yaml")
 	cfg.Engine.Address, cfg.HTTP.Listen = "unix://"+filepath.Join(dir, "engine.sock"), "unix://"+filepath.Join(dir, "berm.sock")
 	cfg.Security.TokenFile = filepath.Join(dir, "tokens")
@@ -57,7 +58,7 @@ func TestOwnPathsAreRefused(t *testing.T) {
 	cfg.EngineAPI.SpoolDir = filepath.Join(dir, "spool")
 	opts := policyOptions(cfg, View{Root: true}, Self{})
 	opts.Resolve = func(path string) (string, error) { return path, nil } // all of it is there
-	p := value(policy.Parse([]byte("version: 1\nmounts: {allowed_roots: ["+dir+"]}\n"), opts))(t)
+	p := check.Value(policy.Parse([]byte("version: 1\nmounts: {allowed_roots: ["+dir+"]}\n"), opts))(t)
 	for name, allowed := range map[string]bool{
 		"work": true, "": false, "state": false, "state/hold": false, "etc": false, "conf": false, "engine.sock": false, "berm.sock": false, "tokens": false, "spool": false,
 		"chats": false, "chats/.tenants/other/key": false, "deps": false, "tools/bin": false,

@@ -13,6 +13,7 @@ import (
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 func TestEngineView(t *testing.T) {
@@ -22,7 +23,7 @@ func TestEngineView(t *testing.T) {
 	if got, want := EngineView(t.Context(), cfg), (View{Root: outside, Mounts: outside, pids: outside}); got != want {
 		t.Errorf("an engine that is away: %+v, want %+v", got, want)
 	}
-	l := value(net.Listen("unix", socket))(t)
+	l := check.Value(net.Listen("unix", socket))(t)
 	defer func() { _ = l.Close() }()
 	if got, want := EngineView(t.Context(), cfg), (View{Root: true, Mounts: true, pids: true, Asked: true}); got != want {
 		t.Errorf("an engine in this very process: %+v, want %+v", got, want)
@@ -111,7 +112,7 @@ func TestCheckAgent(t *testing.T) {
 		}
 	}
 	none := config.Engine{Kind: "docker", AgentDir: config.AgentNone}
-	backend := value(OpenRuntime(none, dir, nil))(t)
+	backend := check.Value(OpenRuntime(none, dir, nil))(t)
 	var log bytes.Buffer
 	inside, err := WithAgent(backend, none, dir, View{Root: true}, slog.New(slog.NewTextHandler(&log, nil)))
 	if err != nil || !strings.Contains(log.String(), "agent_off") {
@@ -123,7 +124,7 @@ func TestCheckAgent(t *testing.T) {
 }
 
 func TestHoldRequired(t *testing.T) {
-	p := value(policy.Parse([]byte("version: 1\nmounts: {allowed_roots: ["+t.TempDir()+"]}\n"), policy.Options{}))(t)
+	p := check.Value(policy.Parse([]byte("version: 1\nmounts: {allowed_roots: ["+t.TempDir()+"]}\n"), policy.Options{}))(t)
 	for _, v := range []View{{Root: true}, {Root: true, Mounts: true}} {
 		holder, why := NewHolder(t.TempDir(), v, NewTrusted(t.TempDir(), nil, nil))
 		if why == nil || holder.Mode() != mountpin.ModeTrusted {
@@ -136,7 +137,7 @@ func TestHoldRequired(t *testing.T) {
 	if err := CheckPolicy(config.Default(), nil)(p); err != nil {
 		t.Errorf("where mounts can be held: %v", err)
 	}
-	auto := value(policy.Parse(nil, policy.Options{}))(t)
+	auto := check.Value(policy.Parse(nil, policy.Options{}))(t)
 	if err := CheckPolicy(config.Default(), errors.New("why"))(auto); err != nil {
 		t.Errorf("a policy that doesn't: %v", err)
 	}
@@ -147,19 +148,4 @@ func write(t *testing.T, path, content string) {
 	must(t, os.WriteFile(path, []byte(content), 0o600))
 }
 
-// must fails the test at once if anything has failed.
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// value gives what a call returned, and fails the test at once if that is an error.
-func value[T any](v T, err error) func(testing.TB) T {
-	return func(t testing.TB) T {
-		t.Helper()
-		must(t, err)
-		return v
-	}
-}
+var must = check.Must // ends a test if a step of its own fails

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // Where it can't or needn't be entered, nothing is run; that it is entered where it
@@ -22,7 +23,7 @@ func TestEnterEngine(t *testing.T) {
 		"nobody":    {config.Engine{Kind: "containerd", Address: socket + "x"}, "no such file"},
 		"here":      {config.Engine{Kind: "containerd", Address: socket}, ""},
 	}
-	l := value(net.Listen("unix", socket))(t)
+	l := check.Value(net.Listen("unix", socket))(t)
 	t.Cleanup(func() { _ = l.Close() })
 	for name, tt := range tests {
 		done, err := EnterEngine(t.Context(), tt.cfg)

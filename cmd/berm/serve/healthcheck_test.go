@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // listenerConfig has the Docker Engine API alone, at one address.
@@ -111,7 +112,7 @@ func TestHealthcheckEngineAPI(t *testing.T) {
 		w.WriteHeader(status)
 	})
 	socket := filepath.Join(t.TempDir(), "engine.sock")
-	l := value(net.Listen("unix", socket))(t)
+	l := check.Value(net.Listen("unix", socket))(t)
 	server := &httptest.Server{Listener: l, Config: &http.Server{Handler: handler}}
 	server.Start()
 	defer server.Close()
@@ -159,7 +160,7 @@ func TestHealthcheckTLS(t *testing.T) {
 
 // A server that hangs is told of within the time, in one line.
 func TestHealthcheckHangs(t *testing.T) {
-	l := value(net.Listen("tcp", "127.0.0.1:0"))(t)
+	l := check.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer func() { _ = l.Close() }()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()

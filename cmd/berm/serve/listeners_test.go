@@ -20,11 +20,12 @@ import (
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // TestOpenSocketsAreToldOf starts the sandbox API on unix sockets.
 func TestOpenSocketsAreToldOf(t *testing.T) {
-	tokens := value(proxy.ParseTokens([]byte("a-token-for-tests-only")))(t)
+	tokens := check.Value(proxy.ParseTokens([]byte("a-token-for-tests-only")))(t)
 	for name, tt := range map[string]struct {
 		mode   string
 		tokens *proxy.Tokens

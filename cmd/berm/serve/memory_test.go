@@ -5,13 +5,15 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // codeResident is how much of a program's code is mapped, in kB.
 func codeResident(t *testing.T) int {
 	t.Helper()
-	b := value(os.ReadFile("/proc/self/smaps"))(t)
-	program := value(os.Readlink("/proc/self/exe"))(t)
+	b := check.Value(os.ReadFile("/proc/self/smaps"))(t)
+	program := check.Value(os.Readlink("/proc/self/exe"))(t)
 	total, code := 0, false
 	for line := range strings.Lines(string(b)) {
 		fields := strings.Fields(line)
@@ -19,7 +21,7 @@ func codeResident(t *testing.T) int {
 		case strings.Contains(fields[0], "-"):
 			code = len(fields) == 6 && fields[5] == program && fields[1] == "r-xp"
 		case code && fields[0] == "Rss:":
-			n := value(strconv.Atoi(fields[1]))(t)
+			n := check.Value(strconv.Atoi(fields[1]))(t)
 			total += n
 		}
 	}

@@ -31,6 +31,7 @@ import (
 	"github.com/bermhq/berm/proxy/engineapi"
 	"github.com/bermhq/berm/proxy/sandboxapi"
 	"github.com/bermhq/berm/runtime/runtimetest"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // descriptions is a registry that only notes what is registered.
@@ -65,7 +66,7 @@ var docRow = regexp.MustCompile("(?m)^(?:- `|\\| `)([^`]*)`(?:[^|\n]*\\|([^|\n]*
 // what is in backquotes, and the next two cells of a table.
 func section(t *testing.T, heading string) (rows [][]string) {
 	t.Helper()
-	doc := value(os.ReadFile("../../../docs/observability.md"))(t)
+	doc := check.Value(os.ReadFile("../../../docs/observability.md"))(t)
 	_, rest, found := strings.Cut(string(doc), "\n## "+heading+"\n")
 	if !found {
 		t.Fatalf("no section %s", heading)
@@ -80,7 +81,7 @@ func section(t *testing.T, heading string) (rows [][]string) {
 // registerAll registers the metrics of all that a server is made of.
 func registerAll(t *testing.T, got prometheus.Registerer) {
 	t.Helper()
-	pol := value(policy.Parse(nil, policy.Options{}))(t)
+	pol := check.Value(policy.Parse(nil, policy.Options{}))(t)
 	inForce := func() *policy.Policy { return pol }
 	manager, err := lifecycle.New(lifecycle.Options{
 		Runtime: runtimetest.NewFake(runtimetest.FakeOptions{}), Policy: inForce, Owner: "o",
@@ -92,12 +93,12 @@ func registerAll(t *testing.T, got prometheus.Registerer) {
 	if _, err := sandboxapi.New(sandboxapi.Options{Manager: manager, Policy: inForce, Gate: proxy.GateOptions{Registry: got}}); err != nil {
 		t.Fatal(err)
 	}
-	db := value(store.Open(t.Context(), store.Options{Path: filepath.Join(t.TempDir(), "berm.db")}))(t)
+	db := check.Value(store.Open(t.Context(), store.Options{Path: filepath.Join(t.TempDir(), "berm.db")}))(t)
 	defer func() { _ = db.Close() }()
 	cfg := config.Default()
 	cfg.Sandbox.ChatsRoot = t.TempDir()
 	quiet := slog.New(slog.DiscardHandler)
-	quotas := value(openQuotas(t.Context(), cfg, db, quiet))(t)
+	quotas := check.Value(openQuotas(t.Context(), cfg, db, quiet))(t)
 	if _, err := chat.New(t.Context(), chat.Options{
 		Root: cfg.Sandbox.ChatsRoot, Store: db, Quotas: quotas, Sandboxes: manager, Registry: got,
 	}); err != nil {
@@ -161,7 +162,7 @@ func literals(t *testing.T, argument int, methods ...string) []string {
 					arg, more = sum.X, "*"
 				}
 				if lit, ok := arg.(*ast.BasicLit); ok && lit.Kind == token.STRING {
-					s := value(strconv.Unquote(lit.Value))(t)
+					s := check.Value(strconv.Unquote(lit.Value))(t)
 					found[s+more] = true
 				}
 				return true
@@ -216,10 +217,10 @@ func TestSpansAreDocumented(t *testing.T) {
 // Each counter of which an alert looks for an increase is there, with 0, before the first
 // one: increase doesn't see a counter that comes with its first.
 func TestAlertsSeeTheFirst(t *testing.T) {
-	data := value(os.ReadFile("../../../compose/observability/alerts.yaml"))(t)
+	data := check.Value(os.ReadFile("../../../compose/observability/alerts.yaml"))(t)
 	reg := prometheus.NewRegistry()
 	registerAll(t, reg)
-	families := value(reg.Gather())(t)
+	families := check.Value(reg.Gather())(t)
 	there := map[string]bool{}
 	for _, f := range families {
 		for _, m := range f.Metric {

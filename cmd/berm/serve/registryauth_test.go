@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 func TestRegistryAuth(t *testing.T) {
@@ -14,7 +16,7 @@ func TestRegistryAuth(t *testing.T) {
 		"ghcr.io": {"username": "me", "password": "token"},
 		"http://127.0.0.1:5000/v2/": {"identitytoken": "identity"}
 	}, "HttpHeaders": {"User-Agent": "other"}}`)
-	auth := value(openRegistryAuth(file))(t)
+	auth := check.Value(openRegistryAuth(file))(t)
 	for _, tt := range []struct{ host, user, secret string }{
 		{"registry-1.docker.io", "hub", "pass:word"},
 		{"docker.io", "hub", "pass:word"},

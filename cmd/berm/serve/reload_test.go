@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // messages is a log handler that hands on what is said.
@@ -63,7 +64,7 @@ func replace(t *testing.T, path, content string) {
 func keep(t *testing.T, path string) (*policyKeeper, messages, chan<- os.Signal) {
 	t.Helper()
 	log := make(messages, 100)
-	k := value(newPolicyKeeper(policyKeeperOptions{Path: path, Logger: slog.New(log), Registry: prometheus.NewRegistry()}))(t)
+	k := check.Value(newPolicyKeeper(policyKeeperOptions{Path: path, Logger: slog.New(log), Registry: prometheus.NewRegistry()}))(t)
 	s := &server{policies: k, hup: make(chan os.Signal), systemd: &notifier{}, tel: &telemetry{level: new(slog.LevelVar)}, asRead: config.Default()}
 	s.read, s.settingsReloads = func() (*config.Config, error) { return config.Default(), nil }, countReloads(prometheus.NewRegistry(), "settings")
 	ctx, cancel := context.WithCancel(t.Context())

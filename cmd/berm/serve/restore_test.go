@@ -15,20 +15,21 @@ import (
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/store"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // fillState makes a state directory whose store has sandboxes of the given keys, as a
 // killed server leaves it, and answers its instance's id.
 func fillState(t *testing.T, dir string, keys ...string) string {
 	t.Helper()
-	st := value(openState(dir))(t)
+	st := check.Value(openState(dir))(t)
 	defer func() { _ = st.Close() }()
-	id := value(st.owner(""))(t)
+	id := check.Value(st.owner(""))(t)
 	if _, err := st.sealKey(); err != nil {
 		t.Fatal(err)
 	}
 	live := filepath.Join(t.TempDir(), StateStore)
-	s := value(store.Open(t.Context(), store.Options{Path: live}))(t)
+	s := check.Value(store.Open(t.Context(), store.Options{Path: live}))(t)
 	defer func() { _ = s.Close() }()
 	for _, key := range keys {
 		must(t, s.Put(t.Context(), lifecycle.Sandbox{SessionID: uuid.NewString(), Tenant: "a", Key: key}))
@@ -41,18 +42,18 @@ func fillState(t *testing.T, dir string, keys ...string) string {
 
 func slurp(t *testing.T, path string) []byte {
 	t.Helper()
-	return value(os.ReadFile(path))(t)
+	return check.Value(os.ReadFile(path))(t)
 }
 
 // stateHolds reads a state directory as the next server would: its instance, and its keys.
 func stateHolds(t *testing.T, dir string) string {
 	t.Helper()
-	st := value(openState(dir))(t)
+	st := check.Value(openState(dir))(t)
 	defer func() { _ = st.Close() }()
-	id := value(Instance(dir, ""))(t)
-	s := value(store.Open(t.Context(), store.Options{Path: filepath.Join(dir, StateStore)}))(t)
+	id := check.Value(Instance(dir, ""))(t)
+	s := check.Value(store.Open(t.Context(), store.Options{Path: filepath.Join(dir, StateStore)}))(t)
 	defer func() { _ = s.Close() }()
-	records := value(s.Records(t.Context()))(t)
+	records := check.Value(s.Records(t.Context()))(t)
 	keys := []string{id}
 	for _, r := range records {
 		keys = append(keys, r.Key)

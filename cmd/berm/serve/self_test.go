@@ -14,6 +14,7 @@ import (
 	"github.com/bermhq/berm/cmd/berm/config"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime/docker"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 var (
@@ -40,7 +41,7 @@ func TestReadClues(t *testing.T) {
 	t.Parallel()
 	proc := procOf(t, "1:cpu:/docker/"+otherID+"/docker/"+ownID+"\n0::/system.slice/docker-"+ownID+".scope\n",
 		`224 204 254:0 /srv/a\040b /var/lib/berm rw master:1 - ext4 /dev/vda rw`)
-	c := value(readSelf(proc, "berm"))(t)
+	c := check.Value(readSelf(proc, "berm"))(t)
 	if want := []string{ownID, otherID}; !slices.Equal(c.ids, want) || c.upperDir != ownUpper || c.mounts["/var/lib/berm"] != "/srv/a b" {
 		t.Errorf("%+v", c)
 	}

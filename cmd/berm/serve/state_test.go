@@ -5,11 +5,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 func TestStateIsForOneProcess(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "deep", "state")
-	first := value(openState(dir))(t)
+	first := check.Value(openState(dir))(t)
 	if _, err := openState(dir); err == nil || !strings.Contains(err.Error(), dir) {
 		t.Errorf("a second one got %v", err)
 	}
@@ -23,16 +25,16 @@ func TestStateIsForOneProcess(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "address")); !os.IsNotExist(err) {
 		t.Errorf("the address of a killed server is still there: %v", err)
 	}
-	info := value(os.Stat(dir))(t)
+	info := check.Value(os.Stat(dir))(t)
 	if got := info.Mode().Perm(); got != 0o700 {
 		t.Errorf("the directory's mode is %o, want 700", got)
 	}
 }
 
 func TestSealKey(t *testing.T) {
-	st := value(openState(t.TempDir()))(t)
+	st := check.Value(openState(t.TempDir()))(t)
 	defer func() { _ = st.Close() }()
-	made := value(st.sealKey())(t)
+	made := check.Value(st.sealKey())(t)
 	path := filepath.Join(st.dir, StateSealKey)
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the file: %v, %v", info, err)
@@ -51,7 +53,7 @@ func TestSealKey(t *testing.T) {
 
 func TestOwner(t *testing.T) {
 	dir := t.TempDir()
-	st := value(openState(dir))(t)
+	st := check.Value(openState(dir))(t)
 	defer func() { _ = st.Close() }()
 	if got, err := st.owner("mine"); err != nil || got != "mine" {
 		t.Errorf("configured: %q, %v", got, err)
@@ -68,7 +70,7 @@ func TestOwner(t *testing.T) {
 	if got, err := st.owner(""); err == nil {
 		t.Errorf("a damaged id gave %q", got)
 	}
-	entries := value(os.ReadDir(dir))(t)
+	entries := check.Value(os.ReadDir(dir))(t)
 	if len(entries) != 2 {
 		t.Errorf("the directory holds %v, want lock and instance", entries)
 	}

@@ -13,15 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 func TestListenerOf(t *testing.T) {
-	pair := value(unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))(t)
+	pair := check.Value(unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))(t)
 	defer func() { _ = unix.Close(pair[1]) }()
-	packets := value(net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unixpacket"}))(t)
+	packets := check.Value(net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unixpacket"}))(t)
 	defer func() { _ = packets.Close() }()
-	packetFile := value(packets.File())(t)
-	null := value(os.Open(os.DevNull))(t)
+	packetFile := check.Value(packets.File())(t)
+	null := check.Value(os.Open(os.DevNull))(t)
 	for want, f := range map[string]*os.File{
 		"Accept=yes isn't supported": os.NewFile(uintptr(pair[0]), "connected"),
 		"doesn't listen":             null,
@@ -65,19 +66,19 @@ func TestSocketsOfAnother(t *testing.T) {
 // do with.
 func TestNotifier(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", "")
-	n := value(newNotifier(slog.New(slog.DiscardHandler)))(t)
+	n := check.Value(newNotifier(slog.New(slog.DiscardHandler)))(t)
 	n.say(t.Context(), "READY=1")
 	if err := n.Close(); err != nil {
 		t.Error(err)
 	}
 
 	path := filepath.Join(t.TempDir(), "notify")
-	said := value(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"}))(t)
+	said := check.Value(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"}))(t)
 	defer func() { _ = said.Close() }()
 	t.Setenv("NOTIFY_SOCKET", path)
 	t.Setenv("WATCHDOG_USEC", "30000")
 	log := make(messages, 100)
-	n = value(newNotifier(slog.New(log)))(t)
+	n = check.Value(newNotifier(slog.New(log)))(t)
 	defer func() { _ = n.Close() }()
 	for _, name := range []string{"NOTIFY_SOCKET", "WATCHDOG_USEC"} {
 		if got, ok := os.LookupEnv(name); ok {

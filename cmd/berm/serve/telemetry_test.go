@@ -10,10 +10,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 func TestNothingIsSentWithoutEndpoint(t *testing.T) {
-	tel := value(newTelemetry(t.Context(), config.Default(), nil, "me", new(bytes.Buffer)))(t)
+	tel := check.Value(newTelemetry(t.Context(), config.Default(), nil, "me", new(bytes.Buffer)))(t)
 	if tel.tracer != nil || len(tel.closers) != 0 {
 		t.Error("exporters were made")
 	}

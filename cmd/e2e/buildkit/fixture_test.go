@@ -19,6 +19,7 @@ import (
 	dockerclient "github.com/docker/docker/client"
 
 	"github.com/bermhq/berm/cmd/e2e/program"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -61,12 +62,7 @@ type side struct {
 	tries      int
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.Must // ends a test if a step of its own fails
 
 func newRig(t *testing.T, config map[string]any) *rig {
 	ctx := t.Context()

@@ -17,6 +17,7 @@ import (
 	dockerclient "github.com/docker/docker/client"
 
 	"github.com/bermhq/berm/cmd/e2e/program"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -73,12 +74,7 @@ func newFixture(t *testing.T, c client, engineName string) *fixture {
 	return f
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.Must // ends a test if a step of its own fails
 
 // serve starts Berm, with the policy of testdata.
 func (f *fixture) serve(t *testing.T, root string) {

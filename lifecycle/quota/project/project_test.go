@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/lifecycle/hostdir"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // recorder stands in for a kernel that has project quotas.
@@ -71,12 +72,7 @@ func (r *recorder) set(project uint32, blocks uint64) error {
 	return r.call("set %#x %d", project, blocks)
 }
 
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.Must // ends a test if a step of its own fails
 
 // standIn has Quotas of a directory with a recorder.
 func standIn(t *testing.T, dir string) (*Quotas, *recorder, *os.File) {

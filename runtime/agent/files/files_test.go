@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime/agent/wire"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 var errHungUp = errors.New("hung up")
@@ -173,13 +174,7 @@ func mustRoot(t *testing.T) {
 	}
 }
 
-// must ends a test if a step of its own fails.
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.Must // ends a test if a step of its own fails
 
 // mount mounts a file system until the test ends.
 func mount(t *testing.T, kind, dir, data string) {

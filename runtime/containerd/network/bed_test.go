@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -288,10 +289,4 @@ func replaceDefault(gateway, source string) error {
 	return netlink.RouteReplace(&netlink.Route{Dst: all, Gw: net.ParseIP(gateway), Src: net.ParseIP(source)})
 }
 
-// must ends a test if a step of its own fails.
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.Must // ends a test if a step of its own fails

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/containerd/errdefs"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // outcome notes how a test would have ended.
@@ -64,10 +66,4 @@ func TestCheckPlugins(t *testing.T) {
 	}
 }
 
-// must ends a test if a step of its own fails.
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
+var must = check.Must // ends a test if a step of its own fails
