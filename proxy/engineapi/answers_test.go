@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // TestUnreadAnswers has a caller ask for much and not read it.
@@ -35,13 +36,13 @@ func TestUnreadAnswers(t *testing.T) {
 		for i := range conns {
 			conn := l[0].dial()
 			defer conn.Close()
-			must(io.WriteString(conn, fmt.Sprintf(getRequest, "/containers/"+standInID+"/json")))(t)
+			check.Value(io.WriteString(conn, fmt.Sprintf(getRequest, "/containers/"+standInID+"/json")))(t)
 			conns[i] = bufio.NewReader(conn)
 		}
 		time.Sleep(15 * time.Second) // of the bubble's clock
 		got := map[int]int{}
 		for _, conn := range conns {
-			resp := must(http.ReadResponse(conn, nil))(t)
+			resp := check.Value(http.ReadResponse(conn, nil))(t)
 			_, _ = io.Copy(io.Discard, resp.Body)
 			got[resp.StatusCode]++
 		}
@@ -68,7 +69,7 @@ func TestImagesOneByOne(t *testing.T) {
 		}, "red")
 		conn := l[0].dial()
 		defer conn.Close()
-		must(io.WriteString(conn, fmt.Sprintf(getRequest, "/images/json")))(t)
+		check.Value(io.WriteString(conn, fmt.Sprintf(getRequest, "/images/json")))(t)
 		resp := make(chan *http.Response, 1)
 		go func() { got, _ := http.ReadResponse(bufio.NewReader(conn), nil); resp <- got }()
 		select {
@@ -108,7 +109,7 @@ func TestUnreadLists(t *testing.T) {
 		for _, path := range []string{"/images/json", "/volumes"} {
 			conn := l[0].dial()
 			defer conn.Close()
-			must(io.WriteString(conn, fmt.Sprintf(getRequest, path)))(t)
+			check.Value(io.WriteString(conn, fmt.Sprintf(getRequest, path)))(t)
 		}
 		for range 2 {
 			select {

@@ -15,6 +15,8 @@ import (
 
 	"github.com/coder/websocket"
 	"github.com/docker/docker/api/types/container"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // Streams on which nothing is said for 15 minutes go on.
@@ -40,8 +42,8 @@ func idleStream(t *testing.T, path string) {
 	defer func() { _ = conn.Close() }()
 	start := time.Now()
 	method := map[bool]string{true: http.MethodPost, false: http.MethodGet}[path == "/wait"]
-	must(fmt.Fprintf(conn, "%s /v1.41/containers/%s%s HTTP/1.1\r\nHost: localhost\r\n\r\n", method, standInID, path))(t)
-	resp := must(http.ReadResponse(bufio.NewReader(conn), nil))(t)
+	check.Value(fmt.Fprintf(conn, "%s /v1.41/containers/%s%s HTTP/1.1\r\nHost: localhost\r\n\r\n", method, standInID, path))(t)
+	resp := check.Value(http.ReadResponse(bufio.NewReader(conn), nil))(t)
 	if took := time.Since(start); took != 0 {
 		t.Errorf("the answer began after %s", took)
 	}
@@ -70,8 +72,8 @@ func TestStreamCallerVanishes(t *testing.T) {
 		for _, line := range []string{"GET %s/logs?follow=1&stdout=1", "GET %s/stats", "POST %s/wait"} {
 			t.Run(way+" "+line, func(t *testing.T) {
 				conn := dial()
-				must(fmt.Fprintf(conn, line+" HTTP/1.1\r\nHost: localhost\r\n\r\n", "/v1.41/containers/"+standInID))(t)
-				must(http.ReadResponse(bufio.NewReader(conn), nil))(t)
+				check.Value(fmt.Fprintf(conn, line+" HTTP/1.1\r\nHost: localhost\r\n\r\n", "/v1.41/containers/"+standInID))(t)
+				check.Value(http.ReadResponse(bufio.NewReader(conn), nil))(t)
 				<-began
 				start := time.Now()
 				_ = conn.Close()
@@ -100,8 +102,8 @@ func TestSlowReader(t *testing.T) {
 	for _, request := range []string{"GET /v1.41/containers/%s/logs?follow=1&stdout=1 HTTP/1.1\r\nHost: localhost\r\n\r\n", fmt.Sprintf(attachRequest, "%s", upgradeHeaders)} {
 		sent.Store(0)
 		conn := dial()
-		must(fmt.Fprintf(conn, request, standInID))(t)
-		taken := must(io.CopyN(io.Discard, conn, 1<<20))(t)
+		check.Value(fmt.Fprintf(conn, request, standInID))(t)
+		taken := check.Value(io.CopyN(io.Discard, conn, 1<<20))(t)
 		for last := int64(-1); ; {
 			eventually(t, func() bool { n := sent.Load(); still := n == last; last = n; return still })
 			if held := last - taken; held > most {
@@ -110,7 +112,7 @@ func TestSlowReader(t *testing.T) {
 			if taken > 8<<20 {
 				break
 			}
-			taken += must(io.CopyN(io.Discard, conn, 8<<20))(t) // it goes on
+			taken += check.Value(io.CopyN(io.Discard, conn, 8<<20))(t) // it goes on
 		}
 		_ = conn.Close()
 		eventually(t, func() bool { return d.streams() == 0 })
@@ -130,7 +132,7 @@ func TestAttachWebSocket(t *testing.T) {
 	defer func() { _ = conn.CloseNow() }()
 	var heard string
 	for i := range 3 {
-		noError(t, conn.Write(t.Context(), websocket.MessageText, fmt.Appendf(nil, "line-%d\n", i)))
+		must(t, conn.Write(t.Context(), websocket.MessageText, fmt.Appendf(nil, "line-%d\n", i)))
 		for !strings.Contains(heard, fmt.Sprintf("got line-%d", i)) {
 			_, b, err := conn.Read(t.Context())
 			if err != nil {

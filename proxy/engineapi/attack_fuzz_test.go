@@ -18,6 +18,7 @@ import (
 	"github.com/docker/docker/api/types/container"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // dice draws from a fuzzer's bytes, and zeros when they are used up.
@@ -220,13 +221,13 @@ type rehearsal struct {
 }
 
 func rehearse(t testing.TB, version string) *rehearsal {
-	root := must(filepath.EvalSymlinks(t.TempDir()))(t)
+	root := check.Value(filepath.EvalSymlinks(t.TempDir()))(t)
 	dir := root + "/allowed"
 	for _, d := range []string{dir + "/share/below", root + "/outside"} {
-		noError(t, os.MkdirAll(d, 0o755))
+		must(t, os.MkdirAll(d, 0o755))
 	}
 	for link, to := range map[string]string{"/link": root + "/outside", "/share/up": "../../outside"} {
-		noError(t, os.Symlink(to, dir+link))
+		must(t, os.Symlink(to, dir+link))
 	}
 	d, s, address := scripted(t, version, fmt.Sprintf(siegeRules, dir))
 	ct := func(id, labels string) string {
@@ -318,7 +319,7 @@ func FuzzCreate(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		body := drawBody(&dice{data})
 		for _, s := range all {
-			resp := must(s.client.Post("http://docker/containers/create", "application/json", strings.NewReader(s.words.Replace(body))))(t)
+			resp := check.Value(s.client.Post("http://docker/containers/create", "application/json", strings.NewReader(s.words.Replace(body))))(t)
 			answer, _ := io.ReadAll(resp.Body)
 			_ = resp.Body.Close()
 			if resp.StatusCode == http.StatusCreated || resp.StatusCode >= 500 {

@@ -12,6 +12,7 @@ import (
 	"github.com/docker/docker/api/types/container"
 
 	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 func now() string { return strconv.FormatInt(time.Now().Unix(), 10) }
@@ -100,13 +101,13 @@ func attackHTTP(s *siege) {
 
 // attackTCP is what a page in somebody's browser could have it send.
 func attackTCP(s *siege) {
-	l := must(proxy.Listen(s.Context(), "127.0.0.1:0", 0))(s)
+	l := check.Value(proxy.Listen(s.Context(), "127.0.0.1:0", 0))(s)
 	s.d.serve(l, Callers{Any: &Caller{Name: "tcp", Tenant: "attacker"}}, time.Second)
 	unix := s.door
 	defer func() { s.door = unix }()
 	s.door = "tcp://" + l.Addr().String()
 	_, port, err := net.SplitHostPort(l.Addr().String())
-	noError(s, err)
+	must(s, err)
 	local := "Host: 127.0.0.1:" + port
 	if r := s.say(s.door, strings.Replace(request("GET", "/_ping", "", ""), "Host: docker", local, 1)); r.status != 200 {
 		s.Errorf("ping: %+v", r)
@@ -249,8 +250,8 @@ var lists = []string{
 
 // attackLists asks for what there is, and finds nothing of others'.
 func attackLists(s *siege) {
-	noError(s, s.direct.ContainerExecStart(s.Context(), s.victimEx, container.ExecStartOptions{Detach: true})) // for an event
-	eventually(s.T, func() bool { return len(s.inspect(s.victim).ExecIDs) == 0 })                              // it is over
+	must(s, s.direct.ContainerExecStart(s.Context(), s.victimEx, container.ExecStartOptions{Detach: true})) // for an event
+	eventually(s.T, func() bool { return len(s.inspect(s.victim).ExecIDs) == 0 })                           // it is over
 	s.calm = s.look()
 	told := 0
 	var vectors []vector

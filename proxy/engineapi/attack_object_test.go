@@ -266,8 +266,8 @@ func attackSwap(s *siege) {
 	swap := func(made func(dir string)) func(*siege, string) bool {
 		return func(s *siege, address string) bool {
 			dir := s.dir + "/swap"
-			noError(s, os.MkdirAll(dir, 0o755))
-			defer func() { noError(s, os.RemoveAll(s.dir+"/swap")); noError(s, os.RemoveAll(s.dir+"/away")) }()
+			must(s, os.MkdirAll(dir, 0o755))
+			defer func() { must(s, os.RemoveAll(s.dir+"/swap")); must(s, os.RemoveAll(s.dir+"/away")) }()
 			r := s.ask(address, "POST", "/v1.41/containers/create?name=siege-swap", "application/json", `{"Image":"`+testImage+`","Cmd":["sleep","1000"],"HostConfig":{"Mounts":[{"Type":"bind","Source":"{dir}/swap","Target":"/x"}]}}`)
 			if r.status != http.StatusCreated {
 				s.Fatalf("create: %+v", r)
@@ -278,24 +278,24 @@ func attackSwap(s *siege) {
 			if ct.State.Running && !s.bounds.leadsInside(ct.State.Pid, "/x") {
 				s.Errorf("it runs with what the bind leads to now")
 			}
-			noError(s, s.direct.ContainerRemove(s.Context(), ct.ID, forced))
+			must(s, s.direct.ContainerRemove(s.Context(), ct.ID, forced))
 			return r.status >= 300
 		}
 	}
-	moved := func(dir string) { noError(s, os.Rename(dir, s.dir+"/away")) }
+	moved := func(dir string) { must(s, os.Rename(dir, s.dir+"/away")) }
 	s.attack([]vector{
-		{name: "a link", act: swap(func(dir string) { moved(dir); noError(s, os.Symlink(s.outside, dir)) })},
-		{name: "a link to the root", act: swap(func(dir string) { moved(dir); noError(s, os.Symlink("/", dir)) })},
+		{name: "a link", act: swap(func(dir string) { moved(dir); must(s, os.Symlink(s.outside, dir)) })},
+		{name: "a link to the root", act: swap(func(dir string) { moved(dir); must(s, os.Symlink("/", dir)) })},
 		{name: "nothing", act: swap(moved)},
-		{name: "a file", act: swap(func(dir string) { moved(dir); noError(s, os.WriteFile(dir, nil, 0o600)) })},
+		{name: "a file", act: swap(func(dir string) { moved(dir); must(s, os.WriteFile(dir, nil, 0o600)) })},
 	})
 	// The engine itself follows the link, and so the attack would be seen.
 	dir := s.dir + "/swap"
-	noError(s, os.Mkdir(dir, 0o755))
+	must(s, os.Mkdir(dir, 0o755))
 	defer os.RemoveAll(dir)
 	r := s.ask(s.host, "POST", "/v1.41/containers/create?name=siege-swap", "application/json", `{"Image":"`+testImage+`","Cmd":["sleep","1000"],"HostConfig":{"Binds":["{dir}/swap:/x"]}}`)
-	noError(s, os.Remove(dir))
-	noError(s, os.Symlink(s.outside, dir))
+	must(s, os.Remove(dir))
+	must(s, os.Symlink(s.outside, dir))
 	if r := s.ask(s.host, "POST", "/v1.41/containers/siege-swap/start", "", ""); r.status >= 300 {
 		s.Fatalf("%+v", r)
 	}
@@ -303,5 +303,5 @@ func attackSwap(s *siege) {
 	if s.bounds.leadsInside(ct.State.Pid, "/x") {
 		s.Errorf("the engine doesn't follow the link: %s", fmt.Sprint(r))
 	}
-	noError(s, s.direct.ContainerRemove(s.Context(), ct.ID, forced))
+	must(s, s.direct.ContainerRemove(s.Context(), ct.ID, forced))
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/docker/docker/client"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // siegeRules is the policy that the attacks are made on; bounds says the same in the
@@ -110,16 +111,16 @@ func startSiege(t *testing.T) *siege {
 	root := workDir(t)
 	s.dir, s.outside = root+"/allowed", root+"/outside"
 	for _, dir := range []string{s.dir + "/share/below", s.outside} {
-		noError(t, os.MkdirAll(dir, 0o755))
+		must(t, os.MkdirAll(dir, 0o755))
 	}
 	write := func(path, text string) {
-		noError(t, os.WriteFile(path, []byte(text), 0o644))
+		must(t, os.WriteFile(path, []byte(text), 0o644))
 	}
 	write(s.outside+"/secret", secret)
 	write(s.outside+"/linked", "x")
-	noError(s, os.Link(s.outside+"/linked", s.dir+"/file"))
+	must(s, os.Link(s.outside+"/linked", s.dir+"/file"))
 	for link, to := range map[string]string{"/link": s.outside, "/root": "/", "/share/up": "../../outside", "/loop": "loop"} {
-		noError(t, os.Symlink(to, s.dir+link))
+		must(t, os.Symlink(to, s.dir+link))
 	}
 	s.d = doorTo(t, host, fmt.Sprintf(siegeRules, s.dir))
 	s.door = s.d.listen(Caller{Name: "attacker", Tenant: "attacker"})
@@ -130,7 +131,7 @@ func startSiege(t *testing.T) *siege {
 		"{victim}", s.victim, "{victim12}", s.victim[:12], "{victim4}", s.victim[:4], "{victimexec}", s.victimEx, "{victimnet}", s.victimNet,
 		"{victimnet12}", s.victimNet[:12], "{victimimage}", s.victmg, "{operator}", s.operator, "{own}", s.own, "{ownexec}", s.ownExec, "{ownnet}", s.ownNet)
 	s.secrets = []string{secret, s.victim[:12], s.victimNet[:12], s.victimEx[:12], s.victmg[7:19], s.operator[:12], "siege-v"}
-	img := must(direct.ImageInspect(t.Context(), testImage))(t)
+	img := check.Value(direct.ImageInspect(t.Context(), testImage))(t)
 	s.bounds = bounds{owner: s.d.opts.Owner, tenant: "attacker", dir: s.dir, pins: s.d.dir + "/pins", image: img.ID, networks: map[string]bool{s.ownNet: true, s.shared: true}, shared: s.shared, containers: map[string]bool{s.own: true},
 		others: []string{s.victim, s.victimNet, s.operator, s.shared}}
 	s.calm = s.look()
@@ -141,19 +142,19 @@ func startSiege(t *testing.T) *siege {
 func (s *siege) makeVictim() {
 	ctx := s.Context()
 	labels := func(kind lifecycle.ObjectKind) map[string]string { return s.d.labels(kind, "victim") }
-	n := must(s.direct.NetworkCreate(ctx, "siege-v-net", network.CreateOptions{Labels: labels(lifecycle.ObjectNetwork)}))(s)
-	noError(s, errOf(s.direct.VolumeCreate(ctx, volume.CreateOptions{Name: "siege-v-vol", Labels: labels(lifecycle.ObjectVolume)})))
-	ct := must(s.direct.ContainerCreate(ctx, &container.Config{
+	n := check.Value(s.direct.NetworkCreate(ctx, "siege-v-net", network.CreateOptions{Labels: labels(lifecycle.ObjectNetwork)}))(s)
+	must(s, errOf(s.direct.VolumeCreate(ctx, volume.CreateOptions{Name: "siege-v-vol", Labels: labels(lifecycle.ObjectVolume)})))
+	ct := check.Value(s.direct.ContainerCreate(ctx, &container.Config{
 		Image: testImage, Labels: labels(lifecycle.ObjectContainer), Env: []string{"TOLD=" + secret}, Cmd: []string{"sh", "-c", "echo $TOLD | tee /v/secret; sleep 1000"},
 	}, &container.HostConfig{Binds: []string{"siege-v-vol:/v"}, NetworkMode: "siege-v-net"}, nil, nil, "siege-v-one"))(s)
-	noError(s, s.direct.ContainerStart(ctx, ct.ID, container.StartOptions{}))
-	ex := must(s.direct.ContainerExecCreate(ctx, ct.ID, container.ExecOptions{Cmd: []string{"cat", "/v/secret"}, AttachStdout: true}))(s)
-	img := must(s.direct.ContainerCommit(ctx, ct.ID, container.CommitOptions{Reference: "siege-v.local/image:1"}))(s)
-	shared := must(s.direct.NetworkCreate(ctx, "siege-shared", network.CreateOptions{Internal: true, Labels: s.d.policyNetworkLabels()}))(s)
+	must(s, s.direct.ContainerStart(ctx, ct.ID, container.StartOptions{}))
+	ex := check.Value(s.direct.ContainerExecCreate(ctx, ct.ID, container.ExecOptions{Cmd: []string{"cat", "/v/secret"}, AttachStdout: true}))(s)
+	img := check.Value(s.direct.ContainerCommit(ctx, ct.ID, container.CommitOptions{Reference: "siege-v.local/image:1"}))(s)
+	shared := check.Value(s.direct.NetworkCreate(ctx, "siege-shared", network.CreateOptions{Internal: true, Labels: s.d.policyNetworkLabels()}))(s)
 	op, err := s.direct.ContainerCreate(ctx, &container.Config{Image: testImage, Env: []string{"TOLD=" + secret}, Cmd: []string{"sleep", "1000"}},
 		&container.HostConfig{NetworkMode: "none"}, nil, nil, "siege-v-operator")
-	noError(s, err)
-	noError(s, s.direct.ContainerStart(ctx, op.ID, container.StartOptions{}))
+	must(s, err)
+	must(s, s.direct.ContainerStart(ctx, op.ID, container.StartOptions{}))
 	s.victim, s.victimNet, s.victimEx, s.victmg, s.operator, s.shared = ct.ID, n.ID, ex.ID, img.ID, op.ID, shared.ID
 	s.Cleanup(func() {
 		_, _ = s.direct.ImageRemove(context.Background(), img.ID, image.RemoveOptions{Force: true})
@@ -174,10 +175,10 @@ func (s *siege) makeVictim() {
 // makeOwn makes what the attacker has, by its door.
 func (s *siege) makeOwn() {
 	c := newClient(s, s.door)
-	n := must(c.NetworkCreate(s.Context(), "siege-own-net", network.CreateOptions{}))(s)
-	ct := must(c.ContainerCreate(s.Context(), sleeper, &container.HostConfig{Binds: []string{"siege-own-vol:/v"}, NetworkMode: "siege-own-net"}, nil, nil, "siege-own"))(s)
-	noError(s, c.ContainerStart(s.Context(), ct.ID, container.StartOptions{}))
-	ex := must(c.ContainerExecCreate(s.Context(), ct.ID, container.ExecOptions{Cmd: []string{"true"}}))(s)
+	n := check.Value(c.NetworkCreate(s.Context(), "siege-own-net", network.CreateOptions{}))(s)
+	ct := check.Value(c.ContainerCreate(s.Context(), sleeper, &container.HostConfig{Binds: []string{"siege-own-vol:/v"}, NetworkMode: "siege-own-net"}, nil, nil, "siege-own"))(s)
+	must(s, c.ContainerStart(s.Context(), ct.ID, container.StartOptions{}))
+	ex := check.Value(c.ContainerExecCreate(s.Context(), ct.ID, container.ExecOptions{Cmd: []string{"true"}}))(s)
 	s.own, s.ownNet, s.ownExec = ct.ID, n.ID, ex.ID
 }
 
@@ -186,24 +187,24 @@ func (s *siege) makeOwn() {
 func (s *siege) look() map[string]string {
 	s.Helper()
 	ctx, is := context.Background(), map[string]string{}
-	list := must(s.direct.ContainerList(ctx, container.ListOptions{All: true}))(s)
+	list := check.Value(s.direct.ContainerList(ctx, container.ListOptions{All: true}))(s)
 	for _, ct := range list {
 		is["container "+ct.ID] = s.describe(ct.ID)
 	}
-	nets := must(s.direct.NetworkList(ctx, network.ListOptions{}))(s)
+	nets := check.Value(s.direct.NetworkList(ctx, network.ListOptions{}))(s)
 	for _, n := range nets {
 		is["network "+n.ID] = fmt.Sprint(n.Name, n.Driver, n.Options, n.Labels)
 	}
-	vols := must(s.direct.VolumeList(ctx, volume.ListOptions{}))(s)
+	vols := check.Value(s.direct.VolumeList(ctx, volume.ListOptions{}))(s)
 	for _, v := range vols.Volumes {
 		is["volume "+v.Name] = fmt.Sprint(v.Driver, v.Options, v.Labels)
 	}
-	images := must(s.direct.ImageList(ctx, image.ListOptions{All: true}))(s)
+	images := check.Value(s.direct.ImageList(ctx, image.ListOptions{All: true}))(s)
 	for _, img := range images {
 		slices.Sort(img.RepoTags)
 		is["image "+img.ID] = fmt.Sprint(img.RepoTags)
 	}
-	noError(s, filepath.WalkDir(filepath.Dir(s.dir), func(path string, e fs.DirEntry, err error) error {
+	must(s, filepath.WalkDir(filepath.Dir(s.dir), func(path string, e fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -225,7 +226,7 @@ func (s *siege) describe(id string) string {
 	if errdefs.IsNotFound(err) {
 		return "gone"
 	}
-	noError(s, err)
+	must(s, err)
 	if ct.ID == s.own {
 		return "" // see ownBreaches
 	}
@@ -234,7 +235,7 @@ func (s *siege) describe(id string) string {
 		nets = append(nets, name)
 	}
 	slices.Sort(nets)
-	host := must(json.Marshal(ct.HostConfig))(s)
+	host := check.Value(json.Marshal(ct.HostConfig))(s)
 	return fmt.Sprint(ct.Name, ct.State.Status, ct.State.StartedAt, ct.ExecIDs, nets, string(host))
 }
 
@@ -265,17 +266,17 @@ func (s *siege) breaches() []string {
 	ct := s.inspect(s.own)
 	found = append(found, s.bounds.inspected(s, ct)...)
 	if ct.NetworkSettings.Networks["siege-shared"] != nil {
-		noError(s, s.direct.NetworkDisconnect(context.Background(), s.shared, s.own, true))
+		must(s, s.direct.NetworkDisconnect(context.Background(), s.shared, s.own, true))
 	}
 	if ct.Name != "/siege-own" {
-		noError(s, s.direct.ContainerRename(context.Background(), s.own, "siege-own"))
+		must(s, s.direct.ContainerRename(context.Background(), s.own, "siege-own"))
 	}
 	return found
 }
 
 func (s *siege) inspect(id string) container.InspectResponse {
 	s.Helper()
-	ct := must(s.direct.ContainerInspect(context.Background(), id))(s)
+	ct := check.Value(s.direct.ContainerInspect(context.Background(), id))(s)
 	return ct
 }
 
@@ -339,7 +340,7 @@ func (r reply) message() string {
 func (s *siege) say(address, request string) reply {
 	s.Helper()
 	kind, place, _ := strings.Cut(address, "://")
-	conn := must(net.DialTimeout(kind, place, 10*time.Second))(s)
+	conn := check.Value(net.DialTimeout(kind, place, 10*time.Second))(s)
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(30 * time.Second))
 	sent := make(chan struct{})
@@ -482,6 +483,6 @@ func demand(fields string) string {
 // attack sends them.
 func isOldEngine(t *testing.T, direct *client.Client) bool {
 	t.Helper()
-	version := must(direct.ServerVersion(t.Context()))(t)
+	version := check.Value(direct.ServerVersion(t.Context()))(t)
 	return strings.HasPrefix(version.Version, "20.")
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/docker/docker/client"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // buildOf has a client build a Dockerfile, and gives what is said and the image's ID.
@@ -43,8 +44,8 @@ func buildOf(ctx context.Context, t *testing.T, c *client.Client, dockerfile str
 // everything counts what the engine has of containers, and of images with those in between.
 func everything(t *testing.T, direct *client.Client) (containers, images int) {
 	t.Helper()
-	list := must(direct.ContainerList(context.Background(), container.ListOptions{All: true}))(t)
-	all := must(direct.ImageList(context.Background(), image.ListOptions{All: true}))(t)
+	list := check.Value(direct.ContainerList(context.Background(), container.ListOptions{All: true}))(t)
+	all := check.Value(direct.ImageList(context.Background(), image.ListOptions{All: true}))(t)
 	return len(list), len(all)
 }
 
@@ -53,12 +54,12 @@ func everything(t *testing.T, direct *client.Client) (containers, images int) {
 func TestBuildsOfImagesByOtherWays(t *testing.T) {
 	d, direct := engineDoor(t, buildPolicy)
 	c, ctx := d.client("mine"), t.Context()
-	noError(t, direct.ImageTag(ctx, testImage, "hidden"))
+	must(t, direct.ImageTag(ctx, testImage, "hidden"))
 	defer func() { _, _ = direct.ImageRemove(ctx, "hidden", image.RemoveOptions{}) }()
-	trigger := must(direct.ContainerCreate(ctx, &container.Config{Image: testImage}, nil, nil, nil, ""))(t)
+	trigger := check.Value(direct.ContainerCreate(ctx, &container.Config{Image: testImage}, nil, nil, nil, ""))(t)
 	const triggering = "berm.local/trigger:1"
 	_, err := direct.ContainerCommit(ctx, trigger.ID, container.CommitOptions{Reference: triggering, Changes: []string{"ONBUILD ADD http://127.0.0.1:1/x /x"}})
-	noError(t, errors.Join(err, direct.ContainerRemove(ctx, trigger.ID, container.RemoveOptions{})))
+	must(t, errors.Join(err, direct.ContainerRemove(ctx, trigger.ID, container.RemoveOptions{})))
 	defer func() { _, _ = direct.ImageRemove(ctx, triggering, image.RemoveOptions{}) }()
 	for name, dockerfile := range map[string]string{
 		"its own stage":             "FROM " + testImage + " AS hidden\nCOPY --from=hidden /etc /x\n",
@@ -91,7 +92,7 @@ func TestBuildsLeaveNothing(t *testing.T) {
 	}
 	wantErr(t, errdefs.IsNotFound, errOf(direct.ImageInspect(t.Context(), "built.local/mine/failed:1")), "a failed build has a name")
 	ctx, leave := context.WithCancel(t.Context())
-	resp := must(c.ImageBuild(ctx, contextOf(t, "FROM "+testImage+"\nRUN echo begun; sleep 1000\n"), build.ImageBuildOptions{Version: build.BuilderV1}))(t)
+	resp := check.Value(c.ImageBuild(ctx, contextOf(t, "FROM "+testImage+"\nRUN echo begun; sleep 1000\n"), build.ImageBuildOptions{Version: build.BuilderV1}))(t)
 	heard := make([]byte, 0, 4096)
 	for !bytes.Contains(heard, []byte("begun\\n")) {
 		piece := make([]byte, 512)

@@ -21,6 +21,7 @@ import (
 	"github.com/docker/go-connections/nat"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 	private "github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -44,11 +45,11 @@ func TestBuild(t *testing.T) {
 	said := func(c *client.Client, dockerfile string, o build.ImageBuildOptions) (text, id string) {
 		t.Helper()
 		text, id, err := buildOf(ctx, t, c, dockerfile, o)
-		noError(t, err)
+		must(t, err)
 		return text, id
 	}
 	first, id := said(mine, dockerfile, build.ImageBuildOptions{Tags: []string{tag}})
-	was := must(direct.ImageInspect(ctx, tag))(t)
+	was := check.Value(direct.ImageInspect(ctx, tag))(t)
 	if !strings.Contains(first, "Successfully tagged "+tag) || was.ID != id || was.Config.Labels[lifecycle.LabelTenant] != "mine" || was.Config.Labels["a"] != "b" {
 		t.Errorf("built: %+v, %s", was.Config, first)
 	}
@@ -69,9 +70,9 @@ func TestBuild(t *testing.T) {
 		t.Errorf("another's name: %v", err)
 	}
 	const listed = "berm.local/built-theirs:1"
-	noError(t, direct.ImageTag(ctx, tag, listed))
+	must(t, direct.ImageTag(ctx, tag, listed))
 	wantErr(t, errdefs.IsPermissionDenied, errOf(other.ImageRemove(ctx, listed, image.RemoveOptions{})), "another removes it by a name on the allow-list")
-	must(direct.ImageRemove(ctx, listed, image.RemoveOptions{}))(t)
+	check.Value(direct.ImageRemove(ctx, listed, image.RemoveOptions{}))(t)
 	if is, err := direct.ImageInspect(ctx, tag); err != nil || is.ID != id {
 		t.Errorf("the name was moved: %v", err)
 	}
@@ -86,7 +87,7 @@ func TestBuild(t *testing.T) {
 	}
 	said(mine, "FROM "+tag+"\n", build.ImageBuildOptions{Labels: map[string]string{"berm.ttl": "20m"}, Tags: []string{tag}})
 	_, last := said(mine, "FROM "+tag+"\n", build.ImageBuildOptions{Tags: []string{second}}) // of one's own with a life
-	must(mine.ImageRemove(ctx, second, image.RemoveOptions{}))(t)
+	check.Value(mine.ImageRemove(ctx, second, image.RemoveOptions{}))(t)
 	wantErr(t, errdefs.IsNotFound, errOf(direct.ImageInspect(ctx, last)), "removed, and still there")
 }
 
@@ -101,7 +102,7 @@ func TestBuildRewritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	img := must(direct.ImageInspect(ctx, id))(t)
+	img := check.Value(direct.ImageInspect(ctx, id))(t)
 	got, _ := json.Marshal(struct{ Env, Cmd, Test, OnBuild, Volumes, Ports, Labels any }{
 		img.Config.Env[len(img.Config.Env)-3:], img.Config.Cmd, img.Config.Healthcheck, img.Config.OnBuild, img.Config.Volumes, img.Config.ExposedPorts, []string{img.Config.Labels["a b"], img.Config.Labels["i"]},
 	})
@@ -120,7 +121,7 @@ func TestImages(t *testing.T) {
 	d, direct := engineDoor(t, "version: 1\nimages: {allow: [\"berm.local/*\", \"tags.local/mine/*\"]}\nprofiles: {default: {engine_api: {tags: [\"tags.local/mine/*\", \"tags.local/unlisted/*\"]}}}\n")
 	c, ctx := d.client("mine"), t.Context()
 	const secret = "secret.local/other:1"
-	noError(t, direct.ImageTag(ctx, testImage, secret))
+	must(t, direct.ImageTag(ctx, testImage, secret))
 	defer func() { _, _ = direct.ImageRemove(ctx, secret, image.RemoveOptions{}) }()
 	list, err := c.ImageList(ctx, image.ListOptions{})
 	if err != nil || len(list) != 1 || !slices.Equal(list[0].RepoTags, []string{testImage}) {
@@ -162,7 +163,7 @@ func TestImages(t *testing.T) {
 	if _, err := c.ImageLoad(ctx, bytes.NewReader(nil)); err == nil {
 		t.Error("load was taken")
 	}
-	r := must(c.ImageSave(ctx, []string{testImage}))(t)
+	r := check.Value(c.ImageSave(ctx, []string{testImage}))(t)
 	saved, err := io.ReadAll(r)
 	_ = r.Close()
 	if err != nil || !bytes.Contains(saved, []byte("berm.local/busybox")) || bytes.Contains(saved, []byte("secret.local")) {
@@ -180,7 +181,7 @@ profiles: {default: {engine_api: {commit: "on", tags: ["commit.local/mine/*"], r
 	redacted := d.made(direct, "mine", "commit-redacted", container.Config{Env: []string{"API_TOKEN=hunter2"}})
 	foreign := d.made(direct, "other", "commit-other", container.Config{})
 	c, ctx := d.client("mine"), t.Context()
-	made := must(c.ContainerCommit(ctx, id, container.CommitOptions{Reference: "commit.local/mine/x:1", Comment: "a comment"}))(t)
+	made := check.Value(c.ContainerCommit(ctx, id, container.CommitOptions{Reference: "commit.local/mine/x:1", Comment: "a comment"}))(t)
 	img, err := direct.ImageInspect(ctx, "commit.local/mine/x:1")
 	if err != nil || img.ID != made.ID || img.Config.Labels[lifecycle.LabelTenant] != "mine" {
 		t.Errorf("committed: %+v, %v", img.Config, err)
@@ -190,7 +191,7 @@ profiles: {default: {engine_api: {commit: "on", tags: ["commit.local/mine/*"], r
 	}
 	var shown struct{ Config, ContainerConfig json.RawMessage }
 	_, raw, err := c.ImageInspectWithRaw(ctx, made.ID) //nolint:staticcheck // the raw answer is what counts
-	noError(t, err)
+	must(t, err)
 	if err := json.Unmarshal(raw, &shown); err != nil || shown.ContainerConfig != nil && !bytes.Equal(shown.ContainerConfig, shown.Config) {
 		t.Errorf("what it was made of is shown: %s, %v", raw, err)
 	}
@@ -204,11 +205,11 @@ profiles: {default: {engine_api: {commit: "on", tags: ["commit.local/mine/*"], r
 	} {
 		wantErr(t, errdefs.IsPermissionDenied, errOf(c.ContainerCommit(ctx, id, options)), "%s", name)
 	}
-	configured := must(c.ContainerCommit(ctx, id, container.CommitOptions{Changes: []string{"ENV LATER=$A"}, Config: &container.Config{
+	configured := check.Value(c.ContainerCommit(ctx, id, container.CommitOptions{Changes: []string{"ENV LATER=$A"}, Config: &container.Config{
 		Entrypoint: []string{"echo", `"<$x>"`}, Cmd: []string{"a b"}, Env: []string{"A=b c", "Q=$A\\\""}, User: "1:2", WorkingDir: "/tmp/$x", Labels: map[string]string{"l.x": "v $x"},
 		ExposedPorts: nat.PortSet{"80/tcp": {}}, Volumes: map[string]struct{}{"/v 1": {}},
 	}}))(t)
-	got := must(direct.ImageInspect(ctx, configured.ID))(t).Config
+	got := check.Value(direct.ImageInspect(ctx, configured.ID))(t).Config
 	if all := fmt.Sprint(got.Entrypoint, got.Cmd, got.Env[len(got.Env)-3:], got.User, got.WorkingDir, got.Labels["l.x"], got.Labels[lifecycle.LabelTenant], got.ExposedPorts, got.Volumes); all !=
 		`[echo "<$x>"] [a b] [A=b c Q=$A\" LATER=b c]1:2/tmp/$xv $xminemap[80/tcp:{}] map[/v 1:{}]` {
 		t.Errorf("configured: %s", all)
@@ -220,18 +221,18 @@ profiles: {default: {engine_api: {commit: "on", tags: ["commit.local/mine/*"], r
 func TestPull(t *testing.T) {
 	ctx := t.Context()
 	const user, password = "puller", "p4ssw0rd-of-the-registry"
-	shop := must(private.StartRegistry(ctx, private.RegistryOptions{Netns: shared.engine.Netns(), User: user, Password: password}))(t)
+	shop := check.Value(private.StartRegistry(ctx, private.RegistryOptions{Netns: shared.engine.Netns(), User: user, Password: password}))(t)
 	t.Cleanup(func() {
 		report(t, shop.Close())
 	})
-	noError(t, errors.Join(shop.Push(ctx, "team/tool:1", "ENV A=1"), shop.Push(ctx, "team/tool:2"), shop.Push(ctx, "secret/x:1")))
+	must(t, errors.Join(shop.Push(ctx, "team/tool:1", "ENV A=1"), shop.Push(ctx, "team/tool:2"), shop.Push(ctx, "secret/x:1")))
 	repo := shop.Host() + "/team/tool"
 	rules := func(more string) string {
 		return "version: 1\nimages: {allow: [" + repo + "], " + more + "}\nprofiles: {default: {engine_api: {build: \"on\"}}}\n"
 	}
 	d, direct := engineDoor(t, rules("require_digest: false"))
 	c := d.client("pull")
-	text := must(json.Marshal(registry.AuthConfig{Username: user, Password: password, ServerAddress: shop.Host()}))(t)
+	text := check.Value(json.Marshal(registry.AuthConfig{Username: user, Password: password, ServerAddress: shop.Host()}))(t)
 	auth := base64.URLEncoding.EncodeToString(text)
 	pull := func(ref, auth string) (string, error) {
 		r, err := c.ImagePull(ctx, ref, image.PullOptions{RegistryAuth: auth})

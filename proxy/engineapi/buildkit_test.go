@@ -20,6 +20,7 @@ import (
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/buildkit"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 const buildKitPolicy = `version: 1
@@ -134,7 +135,7 @@ func (d *testDoor) begin(tenant string) (*buildJudge, error) {
 // mustBegin begins a build that ends with the test.
 func (d *testDoor) mustBegin(tenant string) *buildJudge {
 	d.t.Helper()
-	j := must(d.begin(tenant))(d.t)
+	j := check.Value(d.begin(tenant))(d.t)
 	d.t.Cleanup(func() { j.End(nil) })
 	return j
 }
@@ -169,9 +170,9 @@ func TestBuildLimitsOfSteps(t *testing.T) {
 				}
 				return
 			}
-			noError(t, err)
+			must(t, err)
 			defer j.End(nil)
-			got, want := must(j.Limits())(t), maps.Clone(tt.want)
+			got, want := check.Value(j.Limits())(t), maps.Clone(tt.want)
 			want["shm-size"] = "33554432"
 			if tt.none {
 				want["force-network-mode"] = "none"
@@ -263,11 +264,11 @@ func TestFinish(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			e, d := startImages(t, buildKitPolicy)
 			j := d.mustBegin("t")
-			labels := must(j.Labels(map[string]string{"a": "b"}))(t)
-			if again := must(j.Labels(nil))(t); again[lifecycle.LabelSessionID] != labels[lifecycle.LabelSessionID] {
+			labels := check.Value(j.Labels(map[string]string{"a": "b"}))(t)
+			if again := check.Value(j.Labels(nil))(t); again[lifecycle.LabelSessionID] != labels[lifecycle.LabelSessionID] {
 				t.Error("the parts of a build have different labels")
 			}
-			if full := must(j.Target("mine/app:1"))(t); full != name {
+			if full := check.Value(j.Target("mine/app:1"))(t); full != name {
 				t.Error(full)
 			}
 			if _, err := j.Target("registry.test/app:1"); err == nil {
@@ -299,11 +300,11 @@ func TestPins(t *testing.T) {
 	mine := buildkit.Pin(d.opts.Owner, "t", id) + ":1"
 	first, second := d.mustBegin("t"), d.mustBegin("t")
 	ref, release, err := first.Pin(id)
-	noError(t, err)
+	must(t, err)
 	_, releaseOther, err := second.Pin(id)
-	noError(t, err)
+	must(t, err)
 	_, releaseTheirs, err := d.mustBegin("u").Pin(id)
-	noError(t, err)
+	must(t, err)
 	if theirs := buildkit.Pin(d.opts.Owner, "u", id) + ":1"; ref != mine || !slices.Contains(e.named(), theirs) || theirs == mine {
 		t.Error(ref, e.named())
 	}
@@ -362,7 +363,7 @@ func TestBaseCredentials(t *testing.T) {
 				return
 			}
 			var got credentials
-			if noError(t, json.Unmarshal([]byte(e.pulled[0]), &got)); err != nil || id != "sha256:pulled" || got != tt.want {
+			if must(t, json.Unmarshal([]byte(e.pulled[0]), &got)); err != nil || id != "sha256:pulled" || got != tt.want {
 				t.Errorf("%+v, %q, %v", got, id, err)
 			}
 		})

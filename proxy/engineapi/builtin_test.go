@@ -8,12 +8,14 @@ import (
 	"testing"
 
 	"github.com/docker/docker/api/types/network"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // TestBuiltinNetworks asks for what every engine has.
 func TestBuiltinNetworks(t *testing.T) {
 	d, s, address := scripted(t, "1.41", basePolicy+"networks: {team: {engine_network: shared}}\nprofiles: {default: {network: team}}\n")
-	sealed := string(must(json.Marshal(d.policyNetworkLabels()))(t))
+	sealed := string(check.Value(json.Marshal(d.policyNetworkLabels()))(t))
 	policys := `{"Id":"` + mineID + `","Name":"shared","Driver":"bridge","Scope":"local","Internal":%t,"IPAM":{"Config":[{"Subnet":"10.9.0.0/24","Gateway":"10.9.0.1","IPRange":"x"}]},"Labels":%s,` +
 		`"Containers":{"` + theirsID + `":{"Name":"victim"}},"Options":{"a":"b"}}`
 	s.answers["GET /networks/shared"] = fmt.Sprintf(policys, false, sealed)
@@ -22,7 +24,7 @@ func TestBuiltinNetworks(t *testing.T) {
 	get := func(ref string) (n network.Inspect) {
 		t.Helper()
 		status, told := say(t, address, "GET", "/networks/"+ref+"?verbose=true&scope=local", "")
-		noError(t, json.Unmarshal([]byte(told), &n))
+		must(t, json.Unmarshal([]byte(told), &n))
 		if status != 200 || strings.Contains(told, theirsID) || strings.Contains(told, "172.17") || len(n.Containers)+len(n.Options)+len(n.Labels) > 0 {
 			t.Errorf("%s: %d %s", ref, status, told)
 		}
@@ -61,7 +63,7 @@ func TestBuiltinNetworks(t *testing.T) {
 	} {
 		_, told := say(t, address, "GET", "/networks?filters="+url.QueryEscape(filters), "")
 		var list []network.Inspect
-		noError(t, json.Unmarshal([]byte(told), &list))
+		must(t, json.Unmarshal([]byte(told), &list))
 		var names []string
 		for _, n := range list {
 			names = append(names, n.Name)
@@ -94,7 +96,7 @@ func TestAbsent(t *testing.T) {
 		status, told := say(t, address, "GET", path, "")
 		var message struct{ Message string }
 		if told != "[]" {
-			noError(t, json.Unmarshal([]byte(told), &message))
+			must(t, json.Unmarshal([]byte(told), &message))
 			told = message.Message
 		}
 		if got := fmt.Sprint(status, " ", told); !strings.HasPrefix(got, want) {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/bermhq/berm/proxy/engineapi/body"
 	"github.com/bermhq/berm/runtime/runtimetest"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // TestUnknown goes through what no route takes, one of each kind of paths and posts.
@@ -61,7 +62,7 @@ func TestFurtherLabels(t *testing.T) {
 	for given, want := range map[string]string{``: "own made", `,"Labels":{"stack":"another"}`: "another "} {
 		s.create(t, "", `{"Image":"`+testImage+`"`+given+`}`)
 		var asked container.Config
-		noError(t, json.Unmarshal(s.take()[0], &asked))
+		must(t, json.Unmarshal(s.take()[0], &asked))
 		if got := asked.Labels["stack"] + " " + asked.Labels["part"]; got != want {
 			t.Errorf("%s: %v", given, asked.Labels)
 		}
@@ -85,13 +86,13 @@ func TestSeccomp(t *testing.T) {
 	programs := map[string][]byte{"getpid": runtimetest.SyscallProgram(t, 39, 0, 0), "io_setup": runtimetest.SyscallProgram(t, 206, 1, 0)}
 	code := func(name string, before bool, options ...string) int64 {
 		t.Helper()
-		made := must(makers[before].ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{"/" + name}}, &container.HostConfig{SecurityOpt: options}, nil, nil, ""))(t)
-		noError(t, direct.CopyToContainer(t.Context(), made.ID, "/", bytes.NewReader(tarOf(t, name, string(programs[name]))), container.CopyToContainerOptions{}))
+		made := check.Value(makers[before].ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{"/" + name}}, &container.HostConfig{SecurityOpt: options}, nil, nil, ""))(t)
+		must(t, direct.CopyToContainer(t.Context(), made.ID, "/", bytes.NewReader(tarOf(t, name, string(programs[name]))), container.CopyToContainerOptions{}))
 		shown, err := c.ContainerInspect(t.Context(), made.ID)
 		if err != nil || !slices.Equal(shown.HostConfig.SecurityOpt, []string{body.NoNewPrivileges}) {
 			t.Errorf("inspect: %q, %v", shown.HostConfig.SecurityOpt, err)
 		}
-		noError(t, c.ContainerStart(t.Context(), made.ID, container.StartOptions{}))
+		must(t, c.ContainerStart(t.Context(), made.ID, container.StartOptions{}))
 		ended, failed := direct.ContainerWait(t.Context(), made.ID, container.WaitConditionNotRunning)
 		select {
 		case end := <-ended:
@@ -123,11 +124,11 @@ func TestInternalNetworksLackTheHost(t *testing.T) {
 	d, direct := engineDoor(t, "")
 	ctx, address := t.Context(), d.listen(Caller{Name: "inner", Tenant: "inner"})
 	serve := []string{"sh", "-c", "mkdir -p /w; echo reached > /w/f; httpd -f -p 17777 -h /w"}
-	listener := must(direct.ContainerCreate(ctx, &container.Config{Image: testImage, Cmd: serve}, &container.HostConfig{NetworkMode: "host"}, nil, nil, "inner-host"))(t)
+	listener := check.Value(direct.ContainerCreate(ctx, &container.Config{Image: testImage, Cmd: serve}, &container.HostConfig{NetworkMode: "host"}, nil, nil, "inner-host"))(t)
 	defer func() {
 		report(t, direct.ContainerRemove(t.Context(), listener.ID, container.RemoveOptions{Force: true}))
 	}()
-	noError(t, direct.ContainerStart(ctx, listener.ID, container.StartOptions{}))
+	must(t, direct.ContainerStart(ctx, listener.ID, container.StartOptions{}))
 	docker := mustDocker(t, address)
 	docker("network", "create", "inner")
 	docker(append([]string{"run", "-d", "--name", "inner-1", "--network", "inner", testImage}, serve...)...)

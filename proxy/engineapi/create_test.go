@@ -22,19 +22,20 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 func TestCreateWhole(t *testing.T) {
 	dir := workDir(t)
-	noError(t, os.MkdirAll(dir+"/ro", 0o755))
-	noError(t, os.MkdirAll(dir+"/rw", 0o755))
-	noError(t, os.WriteFile(dir+"/ro/f", []byte("from the host\n"), 0o644))
+	must(t, os.MkdirAll(dir+"/ro", 0o755))
+	must(t, os.MkdirAll(dir+"/rw", 0o755))
+	must(t, os.WriteFile(dir+"/ro/f", []byte("from the host\n"), 0o644))
 	d, direct := engineDoor(t, workRules(dir))
 	c := d.client("whole")
-	net := must(c.NetworkCreate(t.Context(), "whole-net", network.CreateOptions{Internal: true}))(t)
+	net := check.Value(c.NetworkCreate(t.Context(), "whole-net", network.CreateOptions{Internal: true}))(t)
 	stop, init := 3, true
 	script := `cat /ro/f; echo x > /rw/g; echo $A $PINNED; touch /ro/h 2>/dev/null || echo read-only; touch /vol/v /anon/a /tmpfs/t && echo written; hostname; pwd`
-	ct := must(c.ContainerCreate(t.Context(), &container.Config{
+	ct := check.Value(c.ContainerCreate(t.Context(), &container.Config{
 		Image: testImage, Cmd: []string{"sh", "-c", script}, Env: []string{"A=1", "A=2", "PATH"}, Hostname: "box", Domainname: "example", WorkingDir: "/work",
 		Labels: map[string]string{"mine": "1", "berm.ttl": "90m"}, StopSignal: "SIGINT", StopTimeout: &stop, ExposedPorts: nat.PortSet{"80/tcp": {}},
 		Volumes: map[string]struct{}{"/anon": {}, "/vol": {}}, Healthcheck: &container.HealthConfig{Test: []string{"CMD", "true"}, Interval: time.Minute},
@@ -57,7 +58,7 @@ func TestCreateWhole(t *testing.T) {
 		t.Errorf("on the host: %q, %v", b, err)
 	}
 	got := inspect(t, direct, ct.ID)
-	profile := must(runtime.SeccompOption(goruntime.GOARCH))(t)
+	profile := check.Value(runtime.SeccompOption(goruntime.GOARCH))(t)
 	h := got.HostConfig
 	if h.Memory != 100<<20 || h.MemorySwap != 100<<20 || h.NanoCPUs != 5e8 || h.PidsLimit == nil || *h.PidsLimit != 128 || h.Privileged {
 		t.Errorf("limits: %+v", h.Resources)
@@ -91,7 +92,7 @@ func TestCreateWhole(t *testing.T) {
 	if volumes != 2 {
 		t.Errorf("volumes: %+v", got.Mounts)
 	}
-	noError(t, c.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{RemoveVolumes: true}))
+	must(t, c.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{RemoveVolumes: true}))
 	if l := d.left(); len(l) != 2 { // the network and the volume with a name
 		t.Errorf("left: %v", l)
 	}
@@ -105,7 +106,7 @@ func (s *rehearsal) create(t *testing.T, query, body string) (int, string) {
 		Message string
 		ID      string `json:"Id"`
 	}
-	noError(t, json.Unmarshal([]byte(text), &told))
+	must(t, json.Unmarshal([]byte(text), &told))
 	return status, told.Message + told.ID
 }
 
@@ -199,7 +200,7 @@ func TestCreateOthers(t *testing.T) {
 		}
 	}
 	// A volume that no door made.
-	must(direct.VolumeCreate(t.Context(), volume.CreateOptions{Name: "others-host"}))(t)
+	check.Value(direct.VolumeCreate(t.Context(), volume.CreateOptions{Name: "others-host"}))(t)
 	t.Cleanup(func() { _ = direct.VolumeRemove(context.Background(), "others-host", true) })
 	deniedBy(t, makeOneOr(t, c, &container.HostConfig{Mounts: []mount.Mount{{Type: mount.TypeVolume, Source: "others-host", Target: "/v"}}}), "mounts.volume_foreign")
 	shared := makeOne(t, c, &container.HostConfig{NetworkMode: "container:mine-1"}, "")
@@ -238,9 +239,9 @@ func TestCreateNetworks(t *testing.T) {
 	if got := joined(team); !slices.Equal(got, []string{"create-team"}) {
 		t.Errorf("by name: %v", got)
 	}
-	own := must(c.NetworkCreate(t.Context(), "create-own", network.CreateOptions{}))(t)
+	own := check.Value(c.NetworkCreate(t.Context(), "create-own", network.CreateOptions{}))(t)
 	peer := makeOne(t, c, &container.HostConfig{NetworkMode: "create-own"}, "create-peer")
-	ct := must(c.ContainerCreate(t.Context(), sleeper, nil, &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{
+	ct := check.Value(c.ContainerCreate(t.Context(), sleeper, nil, &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{
 		own.ID: {Aliases: []string{"web.example"}, Links: []string{peer[:12] + ":db"}},
 	}}, nil, ""))(t)
 	if got := joined(ct.ID); !slices.Equal(got, []string{"create-own"}) {
@@ -287,16 +288,16 @@ func TestCreateNetworks(t *testing.T) {
 	deniedBy(t, c.ContainerRename(t.Context(), ct.ID, ct.ID[:12]), "request.name")
 	report(t, c.ContainerRemove(t.Context(), ct.ID, container.RemoveOptions{Force: true}))
 	// Another caller's network of the name of one of the policy's.
-	noError(t, direct.ContainerRemove(t.Context(), team, container.RemoveOptions{Force: true}))
-	noError(t, direct.NetworkRemove(t.Context(), "create-team"))
-	must(direct.NetworkCreate(t.Context(), "create-team", network.CreateOptions{Labels: d.labels(lifecycle.ObjectNetwork, "other")}))(t)
+	must(t, direct.ContainerRemove(t.Context(), team, container.RemoveOptions{Force: true}))
+	must(t, direct.NetworkRemove(t.Context(), "create-team"))
+	check.Value(direct.NetworkCreate(t.Context(), "create-team", network.CreateOptions{Labels: d.labels(lifecycle.ObjectNetwork, "other")}))(t)
 	deniedBy(t, errOf(c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{NetworkMode: "create-team"}, nil, nil, "")), "networks.foreign")
 }
 
 func TestCreateAudit(t *testing.T) {
 	d, direct := engineDoor(t, "")
 	c := newClient(t, d.listen(Caller{Name: "audit", Tenant: "audit", Audit: true}))
-	ct := must(c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{PidMode: "host", Resources: container.Resources{Memory: 64 << 20}}, nil, nil, ""))(t)
+	ct := check.Value(c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{PidMode: "host", Resources: container.Resources{Memory: 64 << 20}}, nil, nil, ""))(t)
 	got := inspect(t, direct, ct.ID)
 	if got.HostConfig.PidMode != "host" || got.HostConfig.Memory != 64<<20 || got.Config.Labels[lifecycle.LabelTenant] != "audit" || got.Config.Labels[lifecycle.LabelExpiresAt] == "" {
 		t.Errorf("made in mode audit: %+v, %v", got.HostConfig, got.Config.Labels)
@@ -313,7 +314,7 @@ func TestCreateAudit(t *testing.T) {
 func TestCreateImages(t *testing.T) {
 	d, direct := engineDoor(t, workRules(workDir(t)))
 	c := d.client("images")
-	img := must(direct.ImageInspect(t.Context(), testImage))(t)
+	img := check.Value(direct.ImageInspect(t.Context(), testImage))(t)
 	cfg := func(image string) *container.Config { return &container.Config{Image: image, Cmd: []string{"true"}} }
 	hex := strings.TrimPrefix(img.ID, "sha256:")
 	for _, ref := range []string{img.ID, hex, hex[:12], testImage, strings.TrimSuffix(testImage, ":latest")} {
@@ -327,13 +328,13 @@ func TestCreateImages(t *testing.T) {
 		}
 	}
 	// Images that a container of the host's was committed to, with labels of all kinds.
-	base := must(direct.ContainerCreate(t.Context(), cfg(testImage), nil, nil, nil, ""))(t)
+	base := check.Value(direct.ContainerCreate(t.Context(), cfg(testImage), nil, nil, nil, ""))(t)
 	t.Cleanup(func() {
 		_ = direct.ContainerRemove(context.Background(), base.ID, container.RemoveOptions{Force: true})
 	})
 	commit := func(name string, cfg container.Config) string {
 		t.Helper()
-		made := must(direct.ContainerCommit(t.Context(), base.ID, container.CommitOptions{Reference: name, Config: &cfg}))(t)
+		made := check.Value(direct.ContainerCommit(t.Context(), base.ID, container.CommitOptions{Reference: name, Config: &cfg}))(t)
 		t.Cleanup(func() {
 			for _, what := range d.left() {
 				if id, ok := strings.CutPrefix(what, "container "); ok {
@@ -372,7 +373,7 @@ func TestCreateImages(t *testing.T) {
 		deniedBy(t, errOf(c.ContainerCreate(t.Context(), cfg(ref), nil, nil, nil, "")), "labels.reserved")
 	}
 	commit("berm.local/volumes:1", container.Config{Volumes: map[string]struct{}{"/data": {}, "/taken": {}}, ExposedPorts: nat.PortSet{"80/tcp": {}}, Env: []string{"GONE=1", "KEPT=1", "SECRET_A=1", "BERM_X=2", "PLAIN=3", "PINNED=no"}, Cmd: []string{"sh", "-c", "echo [$GONE$SECRET_A$BERM_X] $KEPT $PLAIN $PINNED"}})
-	ct := must(c.ContainerCreate(t.Context(), &container.Config{Image: "berm.local/volumes:1", Env: []string{"GONE"}}, &container.HostConfig{Tmpfs: map[string]string{"/taken/": ""}}, nil, nil, ""))(t)
+	ct := check.Value(c.ContainerCreate(t.Context(), &container.Config{Image: "berm.local/volumes:1", Env: []string{"GONE"}}, &container.HostConfig{Tmpfs: map[string]string{"/taken/": ""}}, nil, nil, ""))(t)
 	got := inspect(t, direct, ct.ID)
 	if len(got.Mounts) != 1 || got.Mounts[0].Destination != "/data" {
 		t.Errorf("mounts: %+v", got.Mounts)
@@ -395,7 +396,7 @@ func TestCreateOwnLife(t *testing.T) {
 	h := &container.HostConfig{IpcMode: container.IPCModeNone, LogConfig: container.LogConfig{Type: "json-file", Config: map[string]string{"labels": "a", "max-size": "1m"}}}
 	h.BlkioWeight, h.Ulimits = 300, []*container.Ulimit{{Name: "stack", Soft: 1 << 20, Hard: -1}}
 	cfg := &container.Config{Image: testImage, Cmd: []string{"sh", "-c", "ulimit -s; grep -c ' /dev/shm ' /proc/mounts"}, Labels: map[string]string{"a": "b"}}
-	ct := must(c.ContainerCreate(t.Context(), cfg, h, nil, nil, ""))(t)
+	ct := check.Value(c.ContainerCreate(t.Context(), cfg, h, nil, nil, ""))(t)
 	if len(ct.Warnings) != 1 || !strings.Contains(ct.Warnings[0], "BlkioWeight: 300 isn't passed on") {
 		t.Errorf("warnings: %q", ct.Warnings)
 	}

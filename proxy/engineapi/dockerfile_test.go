@@ -15,6 +15,8 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/instructions"
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
 	"github.com/moby/buildkit/frontend/dockerfile/shell"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // dockerfileCases are Dockerfiles, and the images that they use; nil if they are refused.
@@ -250,9 +252,9 @@ func current(t *testing.T, text []byte) (got reading, used []string) {
 func oldParser(t testing.TB) func(text string) reading {
 	t.Helper()
 	dir := t.TempDir()
-	program := must(os.ReadFile("testdata/dockerfile08/main.go"))(t)
+	program := check.Value(os.ReadFile("testdata/dockerfile08/main.go"))(t)
 	const module = "module dockerfile08\n\ngo 1.26\n\nrequire github.com/moby/buildkit v0.8.4-0.20221020190723-eeb7b65ab7d6\n"
-	noError(t, errors.Join(os.WriteFile(dir+"/main.go", program, 0o600), os.WriteFile(dir+"/go.mod", []byte(module), 0o600)))
+	must(t, errors.Join(os.WriteFile(dir+"/main.go", program, 0o600), os.WriteFile(dir+"/go.mod", []byte(module), 0o600)))
 	for _, args := range [][]string{{"mod", "tidy"}, {"build", "-o", "parser", "."}} {
 		c := exec.CommandContext(t.Context(), "go", args...)
 		c.Dir = dir
@@ -261,9 +263,9 @@ func oldParser(t testing.TB) func(text string) reading {
 		}
 	}
 	c := exec.CommandContext(t.Context(), dir+"/parser")
-	in := must(c.StdinPipe())(t)
-	out := must(c.StdoutPipe())(t)
-	noError(t, c.Start())
+	in := check.Value(c.StdinPipe())(t)
+	out := check.Value(c.StdoutPipe())(t)
+	must(t, c.Start())
 	t.Cleanup(func() { _, _ = in.Close(), c.Wait() })
 	ask, answers := json.NewEncoder(in), json.NewDecoder(out)
 	return func(text string) (got reading) {
@@ -287,10 +289,10 @@ func TestDockerfileOn20(t *testing.T) {
 			}
 		}
 		text, err := json.MarshalIndent(recorded, "", " ")
-		noError(t, errors.Join(err, os.WriteFile(file, append(text, '\n'), 0o600)))
+		must(t, errors.Join(err, os.WriteFile(file, append(text, '\n'), 0o600)))
 	}
 	text, err := os.ReadFile(file)
-	noError(t, errors.Join(err, json.Unmarshal(text, &recorded)))
+	must(t, errors.Join(err, json.Unmarshal(text, &recorded)))
 	for name, tt := range dockerfileCases {
 		if d, out, err := rewritten(tt.dockerfile); err == nil {
 			want, ok := recorded[string(out)]
@@ -320,7 +322,7 @@ func FuzzDockerfile(f *testing.F) {
 		if err != nil {
 			return
 		}
-		out := must(d.encode(nil, nil))(t)
+		out := check.Value(d.encode(nil, nil))(t)
 		again, err := readDockerfile(out, d.args, d.urls)
 		if err != nil {
 			t.Fatalf("%q is written %q: %v", text, out, err)

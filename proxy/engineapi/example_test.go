@@ -10,13 +10,14 @@ import (
 	"github.com/docker/docker/api/types/network"
 
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // examplePolicy is one of the policies that people begin with, which allows testImage too.
 func examplePolicy(t *testing.T, name string) string {
 	t.Helper()
 	text := string(readFile(t, "../../compose/policy/"+name+".yaml"))
-	must(policy.Parse([]byte(text), policy.Options{}))(t)
+	check.Value(policy.Parse([]byte(text), policy.Options{}))(t)
 	if !strings.Contains(text, "allow: [") {
 		t.Fatalf("%s allows no images", name)
 	}
@@ -26,7 +27,7 @@ func examplePolicy(t *testing.T, name string) string {
 // TestExamplePolicies runs what each of them is for, and something that it isn't for.
 func TestExamplePolicies(t *testing.T) {
 	files := t.TempDir()
-	noError(t, os.WriteFile(files+"/Dockerfile", []byte("FROM "+testImage+"\nRUN echo built > /proof\nCMD cat /proof\n"), 0o600))
+	must(t, os.WriteFile(files+"/Dockerfile", []byte("FROM "+testImage+"\nRUN echo built > /proof\nCMD cat /proof\n"), 0o600))
 	t.Setenv("DOCKER_BUILDKIT", "0")
 	archive := files + "/app.tar"
 	run := []string{"run --rm --user 1000:1000 " + testImage + " true"}
@@ -45,7 +46,7 @@ func TestExamplePolicies(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d, direct := engineDoor(t, examplePolicy(t, tt.name))
-			n := must(direct.NetworkCreate(t.Context(), "berm-sandbox", network.CreateOptions{Labels: d.policyNetworkLabels()}))(t)
+			n := check.Value(direct.NetworkCreate(t.Context(), "berm-sandbox", network.CreateOptions{Labels: d.policyNetworkLabels()}))(t)
 			t.Cleanup(func() { report(t, direct.NetworkRemove(context.Background(), n.ID)) })
 			address := d.listen(Caller{Name: "one", Tenant: "one"})
 			for _, line := range tt.does {

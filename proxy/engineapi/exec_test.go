@@ -15,6 +15,8 @@ import (
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/client"
 	"github.com/docker/docker/pkg/stdcopy"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // runExec runs a command through a client, to its end.
@@ -201,7 +203,7 @@ func TestExecIsJudged(t *testing.T) {
 		t.Errorf("the audit log: %s", log)
 	}
 	// An exec's variables aren't shown, by no version.
-	made := must(c.ContainerExecCreate(t.Context(), id, container.ExecOptions{Cmd: []string{"true"}, Env: []string{"IN_EXEC=hidden"}}))(t)
+	made := check.Value(c.ContainerExecCreate(t.Context(), id, container.ExecOptions{Cmd: []string{"true"}, Env: []string{"IN_EXEC=hidden"}}))(t)
 	for _, version := range []string{"", "/v1.24", "/v1.41"} {
 		status, body := say(t, "unix://"+d.dir+"/exec.sock", http.MethodGet, version+"/exec/"+made.ID+"/json", "")
 		if status != 200 || strings.Contains(body, "hidden") || !strings.Contains(body, `"ProcessConfig"`) {

@@ -33,6 +33,7 @@ import (
 	"github.com/bermhq/berm/lifecycle/mountpin"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 	private "github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -78,7 +79,7 @@ func testEngine(t testing.TB) (host string, direct *client.Client) {
 
 func newClient(t testing.TB, host string) *client.Client {
 	t.Helper()
-	c := must(client.NewClientWithOpts(client.WithHost(host), client.WithAPIVersionNegotiation(), client.WithTimeout(patience)))(t)
+	c := check.Value(client.NewClientWithOpts(client.WithHost(host), client.WithAPIVersionNegotiation(), client.WithTimeout(patience)))(t)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -115,23 +116,9 @@ func lyingDoor(t *testing.T, rules string) (d *testDoor, direct *client.Client, 
 	return d, direct, l
 }
 
-// must returns the value of a call that may not fail.
-func must[T any](v T, err error) func(testing.TB) T {
-	return func(t testing.TB) T {
-		t.Helper()
-		noError(t, err)
-		return v
-	}
-}
+var must = check.Must // ends a test if a step of its own fails
 
-func noError(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// report is noError for a test that goes on.
+// report is must for a test that goes on.
 func report(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -159,12 +146,12 @@ func doorTo(t testing.TB, host, rules string) *testDoor {
 	if rules == "" {
 		rules = basePolicy
 	}
-	p := must(policy.Parse([]byte(rules), policy.Options{DefaultImage: testImage}))(t)
+	p := check.Value(policy.Parse([]byte(rules), policy.Options{DefaultImage: testImage}))(t)
 	d := &testDoor{t: t, dir: t.TempDir()}
 	d.audit = filepath.Join(d.dir, "audit.log")
-	audit := must(OpenAudit(d.audit))(t)
+	audit := check.Value(OpenAudit(d.audit))(t)
 	t.Cleanup(func() { _ = audit.Close() })
-	d.Proxy = must(New(Options{
+	d.Proxy = check.Value(New(Options{
 		Dial: func(ctx context.Context) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", strings.TrimPrefix(host, "unix://"))
 		},
@@ -183,7 +170,7 @@ func doorTo(t testing.TB, host, rules string) *testDoor {
 func serveEngine(t testing.TB, f http.HandlerFunc) (host string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "e.sock")
-	ln := must(net.Listen("unix", path))(t)
+	ln := check.Value(net.Listen("unix", path))(t)
 	srv := &http.Server{Handler: f, ReadHeaderTimeout: time.Minute}
 	go func() { _ = srv.Serve(ln) }()
 	t.Cleanup(func() { _ = srv.Close() })
@@ -212,7 +199,7 @@ func (d *testDoor) listen(c Caller) string { return d.listenAs(c.Name, c) }
 func (d *testDoor) listenAs(name string, c Caller) string {
 	d.t.Helper()
 	address := "unix://" + filepath.Join(d.dir, name+".sock")
-	l := must(proxy.Listen(context.Background(), address, 0o600))(d.t)
+	l := check.Value(proxy.Listen(context.Background(), address, 0o600))(d.t)
 	callers := Callers{Any: &c}
 	if !c.Socket {
 		callers.Socket = strings.TrimPrefix(address, "unix://")
@@ -272,12 +259,12 @@ func say(t *testing.T, address, method, path, body string) (int, string) {
 // sayWith is say with a header. The path may be anything that is to be on the request line.
 func sayWith(t *testing.T, address, method, path string, header http.Header, body string) (*http.Response, string) {
 	t.Helper()
-	req := must(http.NewRequestWithContext(t.Context(), method, "http://docker", strings.NewReader(body)))(t)
+	req := check.Value(http.NewRequestWithContext(t.Context(), method, "http://docker", strings.NewReader(body)))(t)
 	req.URL.Opaque = path
 	maps.Copy(req.Header, header)
-	resp := must(raw(address).Do(req))(t)
+	resp := check.Value(raw(address).Do(req))(t)
 	defer resp.Body.Close()
-	return resp, strings.TrimSpace(string(must(io.ReadAll(resp.Body))(t)))
+	return resp, strings.TrimSpace(string(check.Value(io.ReadAll(resp.Body))(t)))
 }
 
 // labels are those of something that a tenant made through the door an hour before its end,
@@ -318,8 +305,8 @@ func (d *testDoor) made(direct *client.Client, tenant, name string, config conta
 		config.Cmd = []string{"sleep", "1000"}
 	}
 	config.Labels = d.labels(lifecycle.ObjectContainer, tenant)
-	got := must(direct.ContainerCreate(context.Background(), &config, &container.HostConfig{NetworkMode: "none"}, nil, nil, name))(d.t)
-	noError(d.t, direct.ContainerStart(context.Background(), got.ID, container.StartOptions{}))
+	got := check.Value(direct.ContainerCreate(context.Background(), &config, &container.HostConfig{NetworkMode: "none"}, nil, nil, name))(d.t)
+	must(d.t, direct.ContainerStart(context.Background(), got.ID, container.StartOptions{}))
 	return got.ID
 }
 
@@ -333,18 +320,18 @@ func tarOf(t testing.TB, files ...string) []byte {
 		if to, ok := strings.CutPrefix(files[i+1], "->"); ok {
 			h.Typeflag, h.Linkname, h.Size = tar.TypeSymlink, to, 0
 		}
-		noError(t, w.WriteHeader(&h))
+		must(t, w.WriteHeader(&h))
 		if h.Size > 0 {
-			must(io.WriteString(w, files[i+1]))(t)
+			check.Value(io.WriteString(w, files[i+1]))(t)
 		}
 	}
-	noError(t, w.Close())
+	must(t, w.Close())
 	return b.Bytes()
 }
 
 func readFile(t testing.TB, path string) []byte {
 	t.Helper()
-	b := must(os.ReadFile(path))(t)
+	b := check.Value(os.ReadFile(path))(t)
 	return b
 }
 
@@ -385,7 +372,7 @@ func sweepOwn(t *testing.T, direct *client.Client, d *testDoor) (left func() []s
 		list, err := direct.ContainerList(ctx, container.ListOptions{All: true, Filters: owned})
 		networks, networksErr := direct.NetworkList(ctx, network.ListOptions{Filters: owned})
 		volumes, volumesErr := direct.VolumeList(ctx, volume.ListOptions{Filters: owned})
-		noError(t, errors.Join(err, networksErr, volumesErr))
+		must(t, errors.Join(err, networksErr, volumesErr))
 		for _, ct := range list {
 			all = append(all, "container "+ct.ID)
 		}
@@ -428,7 +415,7 @@ func sweepOwn(t *testing.T, direct *client.Client, d *testDoor) (left func() []s
 // finish starts a container, waits for its end, and gives its output and exit code.
 func finish(t *testing.T, c, direct *client.Client, id string) (string, int64) {
 	t.Helper()
-	noError(t, c.ContainerStart(t.Context(), id, container.StartOptions{}))
+	must(t, c.ContainerStart(t.Context(), id, container.StartOptions{}))
 	return finished(t, direct, id)
 }
 
@@ -442,14 +429,14 @@ func finished(t *testing.T, direct *client.Client, id string) (string, int64) {
 	case err := <-failed:
 		t.Fatal(err)
 	}
-	r := must(direct.ContainerLogs(t.Context(), id, container.LogsOptions{ShowStdout: true, ShowStderr: true}))(t)
+	r := check.Value(direct.ContainerLogs(t.Context(), id, container.LogsOptions{ShowStdout: true, ShowStderr: true}))(t)
 	defer r.Close()
 	return readStream(t, r), code
 }
 
 func inspect(t *testing.T, direct *client.Client, id string) container.InspectResponse {
 	t.Helper()
-	ct := must(direct.ContainerInspect(t.Context(), id))(t)
+	ct := check.Value(direct.ContainerInspect(t.Context(), id))(t)
 	return ct
 }
 
@@ -468,16 +455,16 @@ profiles:
 
 func workDir(t *testing.T) string {
 	t.Helper()
-	dir := must(os.MkdirTemp("/var/tmp", "berm-engineapi-"))(t)
+	dir := check.Value(os.MkdirTemp("/var/tmp", "berm-engineapi-"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return must(filepath.EvalSymlinks(dir))(t)
+	return check.Value(filepath.EvalSymlinks(dir))(t)
 }
 
 // readStream reads both of a container's streams to their end.
 func readStream(t *testing.T, r io.Reader) string {
 	t.Helper()
 	var b bytes.Buffer
-	must(stdcopy.StdCopy(&b, &b, r))(t)
+	check.Value(stdcopy.StdCopy(&b, &b, r))(t)
 	return b.String()
 }
 

@@ -21,12 +21,13 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // heldDir makes a directory with a file that has its name.
 func heldDir(t *testing.T, dir string) string {
 	t.Helper()
-	noError(t, errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(dir+"/name", []byte(filepath.Base(dir)), 0o644)))
+	must(t, errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(dir+"/name", []byte(filepath.Base(dir)), 0o644)))
 	return dir
 }
 
@@ -128,10 +129,10 @@ func TestHeldBind(t *testing.T) {
 	if got, err := copied(t, c, id, "/a/name"); got != "a" || err != nil {
 		t.Errorf("copy before the first start: %q, %v", got, err)
 	}
-	noError(t, startIt(t, c, id))
+	must(t, startIt(t, c, id))
 	named("started")
 	// What is at the path by now is judged and held anew, but not for a container that runs.
-	noError(t, errors.Join(os.Rename(asked, dir+"/was"), os.Mkdir(asked, 0o755), os.WriteFile(asked+"/name", []byte("new"), 0o644), os.Rename(dir+"/was/inner", second)))
+	must(t, errors.Join(os.Rename(asked, dir+"/was"), os.Mkdir(asked, 0o755), os.WriteFile(asked+"/name", []byte("new"), 0o644), os.Rename(dir+"/was/inner", second)))
 	if err := startIt(t, c, id); err != nil { // 304
 		t.Error(err)
 	}
@@ -143,7 +144,7 @@ func TestHeldBind(t *testing.T) {
 		t.Errorf("after a restart: %q", got)
 	}
 	zero := 0
-	noError(t, direct.ContainerStop(t.Context(), id, container.StopOptions{Timeout: &zero}))
+	must(t, direct.ContainerStop(t.Context(), id, container.StopOptions{Timeout: &zero}))
 	past("after it ran")
 	report(t, d.StartContainer(t.Context(), id))
 	if binds, err := d.Binds(t.Context()); err != nil || len(binds) != 2 || binds[0].Source != asked || binds[1].Mode != "ro" {
@@ -156,9 +157,9 @@ func TestEndsAtOnce(t *testing.T) {
 	dir := workDir(t)
 	d, _ := engineDoor(t, workRules(dir))
 	c := d.client("ends")
-	ct := must(c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{"true"}}, &container.HostConfig{Binds: []string{dir + ":/a"}}, nil, nil, ""))(t)
+	ct := check.Value(c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{"true"}}, &container.HostConfig{Binds: []string{dir + ":/a"}}, nil, nil, ""))(t)
 	for range 4 {
-		noError(t, restartIt(t, c, ct.ID))
+		must(t, restartIt(t, c, ct.ID))
 	}
 }
 
@@ -168,7 +169,7 @@ func TestLedElsewhere(t *testing.T) {
 	d, direct := engineDoor(t, workRules(dir))
 	c := d.client("elsewhere")
 	place, file := heldDir(t, dir+"/place"), dir+"/file"
-	noError(t, os.WriteFile(file, nil, 0o644))
+	must(t, os.WriteFile(file, nil, 0o644))
 	ids := map[string]string{}
 	for _, at := range []string{place, file} {
 		ids[at] = makeOne(t, c, &container.HostConfig{Binds: []string{at + ":/a"}}, "")
@@ -180,7 +181,7 @@ func TestLedElsewhere(t *testing.T) {
 		return func(at string) error { return unix.Mknod(at, kind|0o600, int(dev)) }
 	}
 	plain := func(at string) error { return os.WriteFile(at, nil, 0o600) }
-	noError(t, plain(dir+"/other"))
+	must(t, plain(dir+"/other"))
 	for name, tt := range map[string]struct {
 		at   string
 		put  func(at string) error
@@ -238,7 +239,7 @@ func TestExchangedMeanwhile(t *testing.T) {
 		{"file", "", "/etc/passwd", func(path string) error { return os.WriteFile(path, nil, 0o600) }},
 	} {
 		place, other := dir+"/"+tt.name, dir+"/other-"+tt.name
-		noError(t, errors.Join(tt.other(place), os.WriteFile(place+tt.file, []byte(tt.name), 0o644), tt.other(other), os.Symlink(tt.outside, place+"-link")))
+		must(t, errors.Join(tt.other(place), os.WriteFile(place+tt.file, []byte(tt.name), 0o644), tt.other(other), os.Symlink(tt.outside, place+"-link")))
 		id := makeOne(t, c, &container.HostConfig{Binds: []string{place + ":/a"}}, "")
 		for _, with := range []string{other, place + "-link"} {
 			exchange := func() error {
@@ -252,14 +253,14 @@ func TestExchangedMeanwhile(t *testing.T) {
 				if got := inside(t, direct, id, "/a"+tt.file); got != tt.name {
 					t.Errorf("%s: it has %q", suffix, got)
 				}
-				noError(t, errors.Join(exchange(), direct.ContainerKill(t.Context(), id, "KILL")))
+				must(t, errors.Join(exchange(), direct.ContainerKill(t.Context(), id, "KILL")))
 				eventually(t, func() bool { return !inspect(t, direct, id).State.Running })
 			}
 			at("/archive", exchange)
 			if got, err := copied(t, c, id, "/a"+tt.file); got != tt.name || err != nil {
 				t.Errorf("copy: %q, %v", got, err)
 			}
-			noError(t, exchange())
+			must(t, exchange())
 		}
 
 		// An engine that mounts another one after all.
@@ -363,10 +364,10 @@ func TestSwapped(t *testing.T) {
 	place, parent := heldDir(t, dir+"/in/place"), dir+"/in"
 	id := makeOne(t, c, &container.HostConfig{Binds: []string{place + ":/a"}}, "")
 	// The swapper is another container, which has the directory around it.
-	noError(t, os.Symlink(outside, parent+"/link"))
+	must(t, os.Symlink(outside, parent+"/link"))
 	swapper := makeOne(t, c, &container.HostConfig{Binds: []string{parent + ":/in"}}, "")
-	noError(t, startIt(t, c, swapper))
-	root := must(os.OpenFile(fmt.Sprintf("/proc/%d/root/in", inspect(t, direct, swapper).State.Pid), unix.O_PATH|unix.O_DIRECTORY, 0))(t)
+	must(t, startIt(t, c, swapper))
+	root := check.Value(os.OpenFile(fmt.Sprintf("/proc/%d/root/in", inspect(t, direct, swapper).State.Pid), unix.O_PATH|unix.O_DIRECTORY, 0))(t)
 	defer root.Close()
 	stop, swaps := make(chan struct{}), make(chan int)
 	go func() {

@@ -55,7 +55,7 @@ func TestInfoFields(t *testing.T) {
 	var of info
 	fill(reflect.ValueOf(&of).Elem(), "hunter2")
 	of.Swarm.Cluster, of.RegistryConfig = nil, &registry.ServiceConfig{}
-	noError(t, json.Unmarshal([]byte(`{
+	must(t, json.Unmarshal([]byte(`{
 		"InsecureRegistryCIDRs": ["127.0.0.0/8", "10.1.0.0/16"], "Mirrors": ["https://u:hunter2@mirror"],
 		"IndexConfigs": {"docker.io": {"Mirrors": ["https://hunter2"]}, "hunter2": {"Name": "hunter2"}}}`), of.RegistryConfig))
 	shown := []string{ // facts of the kernel and of programs
@@ -74,7 +74,7 @@ func TestInfoFields(t *testing.T) {
 	d := standInDoor(t, &standIn{handler: func(w http.ResponseWriter, r *http.Request) {
 		switch strings.TrimPrefix(r.URL.Path, "/v1.41") {
 		case "/info":
-			noError(t, json.NewEncoder(w).Encode(of))
+			must(t, json.NewEncoder(w).Encode(of))
 		case "/images/json":
 			_, _ = io.WriteString(w, `[{"Id":"sha256:1","RepoTags":["berm.local/a:1"]},{"Id":"sha256:2","RepoTags":["hunter2:1"]}]`)
 		case "/version":
@@ -84,7 +84,7 @@ func TestInfoFields(t *testing.T) {
 	address := d.listen(Caller{Name: "a", Tenant: standInTenant})
 	status, body := say(t, address, http.MethodGet, "/v1.41/info", "")
 	var got info
-	noError(t, json.Unmarshal([]byte(body), &got))
+	must(t, json.Unmarshal([]byte(body), &got))
 	if status != http.StatusOK || strings.Contains(body, "hunter2") || strings.Contains(body, "10.1.") {
 		t.Errorf("%d %s", status, body)
 	}
@@ -144,7 +144,7 @@ func TestDiskUsage(t *testing.T) {
 			LayersSize int64
 			Images     []struct{ SharedSize, Containers int64 }
 		}
-		noError(t, json.Unmarshal([]byte(body), &got))
+		must(t, json.Unmarshal([]byte(body), &got))
 		var shared []int64
 		for _, i := range got.Images {
 			shared = append(shared, i.SharedSize)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // TestLabelsAreHidden has an engine tell of objects with Berm's labels in every way.
@@ -45,14 +46,14 @@ func TestLabelsAreHidden(t *testing.T) {
 			for _, path := range []string{"/containers/json", "/networks", "/volumes", "/events"} {
 				s.forget()
 				_, _ = say(t, address, "GET", path+"?filters="+filter, "")
-				asked := must(url.QueryUnescape(s.said("GET " + path)[len(s.said("GET "+path))-1]))(t)
+				asked := check.Value(url.QueryUnescape(s.said("GET " + path)[len(s.said("GET "+path))-1]))(t)
 				if strings.Contains(asked, `"berm.tenant":true`) != show || strings.Contains(asked, `"berm.none"`) == show || !strings.Contains(asked, `"berm.ttl=8h"`) {
 					t.Errorf("%s: the engine was asked %s", path, asked)
 				}
 			}
 			s.answers["POST /volumes/prune"] = "{}"
 			_, _ = say(t, address, "POST", "/volumes/prune?filters="+url.QueryEscape(`{"label!":["berm.tenant","a"]}`), "")
-			asked := must(url.QueryUnescape(strings.Join(s.said("POST /volumes/prune"), " ")))(t)
+			asked := check.Value(url.QueryUnescape(strings.Join(s.said("POST /volumes/prune"), " ")))(t)
 			if strings.Contains(asked, `"berm.tenant":true`) != show || !strings.Contains(asked, `"label!":{"a":true`) {
 				t.Errorf("prune: the engine was asked %s", asked)
 			}
@@ -67,7 +68,7 @@ func TestCopiedLabels(t *testing.T) {
 		d, s, address := scripted(t, "1.41", fmt.Sprintf(basePolicy+"profiles: {default: {engine_api: {show_labels: %t}}}\n", show))
 		s.answers["GET /volumes"] = `{"Volumes":[]}`
 		copied := d.labels(lifecycle.ObjectVolume, "theirs", "own", "1", "berm.ttl", "1h")
-		body := string(must(json.Marshal(map[string]any{"Name": "again", "Labels": copied}))(t))
+		body := string(check.Value(json.Marshal(map[string]any{"Name": "again", "Labels": copied}))(t))
 		status, told := say(t, address, "POST", "/volumes/create", body)
 		asked := strings.Join(s.said("POST"), " ")
 		switch {

@@ -25,6 +25,7 @@ import (
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // pipes is a listener whose connections are pipes, so that tests run on a clock of their own.
@@ -62,7 +63,7 @@ func (p *pipes) dial() net.Conn {
 func boundedDoor(t *testing.T, opts Options, engine http.HandlerFunc, tenants ...string) (*Proxy, []*pipes) {
 	t.Helper()
 	const rules = basePolicy + "profiles: {default: {engine_api: {build: \"on\", tags: [\"built.local/*\"]}}}\n"
-	p := must(policy.Parse([]byte(rules), policy.Options{DefaultImage: testImage}))(t)
+	p := check.Value(policy.Parse([]byte(rules), policy.Options{DefaultImage: testImage}))(t)
 	behind := newPipes()
 	ends := []*pipes{behind}
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -73,7 +74,7 @@ func boundedDoor(t *testing.T, opts Options, engine http.HandlerFunc, tenants ..
 	serving.Go(func() { _ = srv.Serve(behind) })
 	opts.Dial = func(context.Context) (net.Conn, error) { return behind.dial(), nil }
 	opts.Policy, opts.Owner = func() *policy.Policy { return p }, "test"
-	d := must(New(opts))(t)
+	d := check.Value(New(opts))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	for _, tenant := range tenants {
 		l := newPipes()
@@ -127,7 +128,7 @@ func TestRefusedBodiesAreCut(t *testing.T) {
 		} {
 			conn := l[0].dial()
 			begun := time.Now()
-			must(io.WriteString(conn, tt.line+" HTTP/1.1\r\nHost: localhost\r\n"+tt.length+"\r\n\r\n"))(t)
+			check.Value(io.WriteString(conn, tt.line+" HTTP/1.1\r\nHost: localhost\r\n"+tt.length+"\r\n\r\n"))(t)
 			from := bufio.NewReader(conn)
 			resp, err := http.ReadResponse(from, nil)
 			if err != nil || resp.StatusCode != tt.status {
@@ -163,7 +164,7 @@ func TestSavesOfATenant(t *testing.T) {
 		get := fmt.Sprintf(getRequest, "/images/berm.local/busybox:latest/get")
 		save := func(l *pipes) net.Conn {
 			conn := l.dial()
-			must(io.WriteString(conn, get))(t)
+			check.Value(io.WriteString(conn, get))(t)
 			return conn
 		}
 		conns := []net.Conn{save(l[0]), save(l[0])}
@@ -365,7 +366,7 @@ func TestExecsOfATenant(t *testing.T) {
 				_, _ = fmt.Fprintf(w, `{"Id":%q}`, standInID)
 			}
 		}, "red", "blue")
-		p := must(policy.Parse([]byte(basePolicy+"profiles: {default: {engine_api: {max_execs: 4}}}\n"), policy.Options{DefaultImage: testImage}))(t)
+		p := check.Value(policy.Parse([]byte(basePolicy+"profiles: {default: {engine_api: {max_execs: 4}}}\n"), policy.Options{DefaultImage: testImage}))(t)
 		d.opts.Policy = func() *policy.Policy { return p }
 		const body = `{"Cmd":["true"]}`
 		exec := func(tenant, container string) (int, string) {
@@ -443,7 +444,7 @@ func TestSlowBuilds(t *testing.T) {
 						}
 					}
 				})
-				resp := must(http.ReadResponse(bufio.NewReader(conn), nil))(t)
+				resp := check.Value(http.ReadResponse(bufio.NewReader(conn), nil))(t)
 				text, _ := io.ReadAll(resp.Body)
 				if took := time.Since(begun); resp.StatusCode != tt.status || !strings.Contains(string(text), tt.says) || took > tt.most {
 					t.Errorf("%d %s after %s", resp.StatusCode, text, took)
@@ -458,9 +459,9 @@ func TestSpoolIsBounded(t *testing.T) {
 	const mib = 1 << 20
 	files := tarOf(t, "big", strings.Repeat("x", 9*mib))
 	dir := filepath.Join(t.TempDir(), "spool")
-	noError(t, os.Mkdir(dir, 0o700))
+	must(t, os.Mkdir(dir, 0o700))
 	for _, name := range []string{"berm-build-1", "other"} {
-		noError(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+		must(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
 	}
 	synctest.Test(t, func(t *testing.T) {
 		d, l := boundedDoor(t, Options{SpoolDir: dir, SpoolBytes: 32 * mib}, func(w http.ResponseWriter, r *http.Request) {
@@ -518,7 +519,7 @@ func TestObjectsAreCounted(t *testing.T) {
 		return "[" + strings.Join(all, ",") + "]"
 	}
 	create := func(volumes string) string { return `{"Image":"` + testImage + `","Volumes":{` + volumes + `}}` }
-	build := string(must(io.ReadAll(contextOf(t, "FROM "+testImage+"\n")))(t))
+	build := string(check.Value(io.ReadAll(contextOf(t, "FROM "+testImage+"\n")))(t))
 	for _, tt := range []struct {
 		have       int
 		call, body string

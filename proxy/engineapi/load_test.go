@@ -16,6 +16,7 @@ import (
 	"github.com/docker/docker/api/types/image"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 const loadPolicy = `version: 1
@@ -73,10 +74,10 @@ func TestLoadWrites(t *testing.T) {
 		if h.Typeflag != tar.TypeReg {
 			t.Errorf("%s is of type %c", h.Name, h.Typeflag)
 		}
-		files[h.Name] = string(must(io.ReadAll(tr))(t))
+		files[h.Name] = string(check.Value(io.ReadAll(tr))(t))
 	}
 	var manifest []map[string]any
-	noError(t, json.Unmarshal([]byte(files["manifest.json"]), &manifest))
+	must(t, json.Unmarshal([]byte(files["manifest.json"]), &manifest))
 	name := strings.TrimPrefix(digestOf(layer), "sha256:") + "/layer.tar"
 	if len(files) != 3 || len(manifest) != 1 || len(manifest[0]) != 2 || fmt.Sprint(manifest[0]["Layers"]) != "["+name+"]" || files[name] != layer {
 		t.Fatalf("the engine gets %v, %s", manifest, files["manifest.json"])
@@ -87,7 +88,7 @@ func TestLoadWrites(t *testing.T) {
 		Container any `json:"container_config"`
 		Parent    any
 	}
-	noError(t, json.Unmarshal([]byte(config), &told))
+	must(t, json.Unmarshal([]byte(config), &told))
 	labels := told.Config.Labels
 	if labels[lifecycle.LabelTenant] != "l" || labels["a"] != "b" || labels["berm.other"] != "" || !d.opts.Sealer.Valid(lifecycle.ObjectImage, "", labels) || told.Container != nil || told.Parent != nil {
 		t.Errorf("the engine gets %s", config)
@@ -155,7 +156,7 @@ func TestLoad(t *testing.T) {
 	if out := run("load", "--input", file); out != "Loaded image: "+name {
 		t.Errorf("load: %s", out)
 	}
-	img := must(direct.ImageInspect(ctx, name))(t)
+	img := check.Value(direct.ImageInspect(ctx, name))(t)
 	if l := img.Config.Labels; l[lifecycle.LabelTenant] != "mine" || l["a"] != "b" || !d.opts.Sealer.Valid(lifecycle.ObjectImage, "", l) {
 		t.Errorf("loaded %v", l)
 	}
@@ -171,14 +172,14 @@ func TestLoad(t *testing.T) {
 	}
 	run("rmi", name)
 	// A layer of the engine's that the archive only names.
-	base := must(direct.ImageInspect(ctx, testImage))(t)
+	base := check.Value(direct.ImageInspect(ctx, testImage))(t)
 	layer := base.RootFS.Layers[0]
 	junk := loadLayer(t)
 	resp, err := newClient(t, mine).ImageLoad(ctx, bytes.NewReader(tarOf(t, "l.tar", junk, "c.json", loadConfig(layer, ""), "manifest.json", loadManifest("", `"l.tar"`))))
 	if !errdefs.IsPermissionDenied(err) {
 		t.Errorf("a layer by its digest alone: %+v, %v", resp, err)
 	}
-	theirs := must(direct.ImageLoad(ctx, bytes.NewReader(tarOf(t, "l.tar", junk, "c.json", loadConfig(layer, ""), "manifest.json", loadManifest(`"siege.local/stolen:1"`, `"l.tar"`)))))(t)
+	theirs := check.Value(direct.ImageLoad(ctx, bytes.NewReader(tarOf(t, "l.tar", junk, "c.json", loadConfig(layer, ""), "manifest.json", loadManifest(`"siege.local/stolen:1"`, `"l.tar"`)))))(t)
 	_ = theirs.Body.Close()
 	if _, err := direct.ImageRemove(ctx, "siege.local/stolen:1", image.RemoveOptions{}); err != nil {
 		t.Logf("this engine wants a layer's content: %v", err)

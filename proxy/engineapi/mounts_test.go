@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // TestFileBinds mounts single files, as Compose does for secrets and configs.
@@ -22,12 +23,12 @@ func TestFileBinds(t *testing.T) {
 	d, direct := engineDoor(t, workRules(dir))
 	c := d.client("files")
 	file := dir + "/conf"
-	noError(t, os.WriteFile(file, []byte("one"), 0o644))
+	must(t, os.WriteFile(file, []byte("one"), 0o644))
 	id := makeOne(t, c, &container.HostConfig{
 		Binds:  []string{file + ":/etc/conf:ro"},
 		Mounts: []mount.Mount{{Type: mount.TypeBind, Source: file, Target: "/run/secrets/conf", ReadOnly: true}, {Type: mount.TypeBind, Source: file, Target: "/rw"}},
 	}, "")
-	noError(t, startIt(t, c, id))
+	must(t, startIt(t, c, id))
 	for _, path := range []string{"/etc/conf", "/run/secrets/conf", "/rw"} {
 		if got := inside(t, direct, id, path); got != "one" {
 			t.Errorf("%s: %q", path, got)
@@ -38,11 +39,11 @@ func TestFileBinds(t *testing.T) {
 		t.Errorf("a read-only file: %v", err)
 	}
 	report(t, os.WriteFile(root+"/rw", []byte("two"), 0o644))
-	if mine := must(c.ContainerInspect(t.Context(), id))(t); mine.Mounts[0].Source != file {
+	if mine := check.Value(c.ContainerInspect(t.Context(), id))(t); mine.Mounts[0].Source != file {
 		t.Errorf("shown: %+v", mine.Mounts)
 	}
 	// Editors put another file in its place.
-	noError(t, errors.Join(os.WriteFile(dir+"/new", []byte("three"), 0o644), os.Rename(dir+"/new", file)))
+	must(t, errors.Join(os.WriteFile(dir+"/new", []byte("three"), 0o644), os.Rename(dir+"/new", file)))
 	report(t, restartIt(t, c, id))
 	if got := inside(t, direct, id, "/rw"); got != "three" {
 		t.Errorf("after a restart: %q", got)
@@ -55,7 +56,7 @@ func TestMissingSources(t *testing.T) {
 	d, direct := engineDoor(t, strings.Replace(workRules(dir), "hold: auto}", `hold: auto, missing: create, owner: "1234:4321"}`, 1))
 	c := d.client("missing")
 	id := makeOne(t, c, &container.HostConfig{Binds: []string{dir + "/a/b:/x"}}, "")
-	noError(t, startIt(t, c, id))
+	must(t, startIt(t, c, id))
 	for _, made := range []string{"/a", "/a/b"} {
 		var st unix.Stat_t
 		if err := unix.Lstat(dir+made, &st); err != nil || st.Mode != unix.S_IFDIR|0o755 || st.Uid != 1234 || st.Gid != 4321 {
@@ -65,7 +66,7 @@ func TestMissingSources(t *testing.T) {
 	report(t, os.WriteFile(fmt.Sprintf("/proc/%d/root/x/f", inspect(t, direct, id).State.Pid), nil, 0o644))
 	report(t, errOf(os.Stat(dir+"/a/b/f")))
 	outside := workDir(t)
-	noError(t, errors.Join(os.Symlink(outside, dir+"/out"), os.Symlink("nowhere", dir+"/dangling"), os.WriteFile(dir+"/file", nil, 0o600)))
+	must(t, errors.Join(os.Symlink(outside, dir+"/out"), os.Symlink("nowhere", dir+"/dangling"), os.WriteFile(dir+"/file", nil, 0o600)))
 	create := func(h *container.HostConfig) error {
 		_, err := c.ContainerCreate(t.Context(), sleeper, h, nil, nil, "")
 		return err
@@ -75,7 +76,7 @@ func TestMissingSources(t *testing.T) {
 			t.Errorf("%s: %v", source, err)
 		}
 	}
-	if left := must(os.ReadDir(outside))(t); len(left) > 0 {
+	if left := check.Value(os.ReadDir(outside))(t); len(left) > 0 {
 		t.Errorf("made outside: %v", left)
 	}
 	if _, err := os.Lstat(dir + "/nowhere"); err == nil {
@@ -87,7 +88,7 @@ func TestMissingSources(t *testing.T) {
 	bind.BindOptions = &mount.BindOptions{CreateMountpoint: true}
 	report(t, create(&container.HostConfig{Mounts: []mount.Mount{bind}}))
 	// A start makes nothing.
-	noError(t, os.RemoveAll(dir+"/a"))
+	must(t, os.RemoveAll(dir+"/a"))
 	deniedBy(t, restartIt(t, c, id), "mounts.not_a_directory")
 }
 
@@ -97,14 +98,14 @@ func TestNestedMounts(t *testing.T) {
 	d, direct := engineDoor(t, workRules(dir))
 	c := d.client("nested")
 	app, conf := heldDir(t, dir+"/app"), dir+"/conf"
-	noError(t, errors.Join(os.Mkdir(app+"/deep", 0o755), os.WriteFile(conf, []byte("conf"), 0o644), os.WriteFile(app+"/config", nil, 0o644), os.Symlink("/etc", app+"/link"), os.Symlink("deep", app+"/inner")))
+	must(t, errors.Join(os.Mkdir(app+"/deep", 0o755), os.WriteFile(conf, []byte("conf"), 0o644), os.WriteFile(app+"/config", nil, 0o644), os.Symlink("/etc", app+"/link"), os.Symlink("deep", app+"/inner")))
 	h := &container.HostConfig{
 		Binds: []string{app + ":/app", "/app/node_modules", conf + ":/app/config:ro", heldDir(t, dir+"/lib") + ":/app/deep/lib"},
 		Tmpfs: map[string]string{"/app/tmp": ""},
 	}
 	id := makeOne(t, c, h, "")
 	for _, do := range []func(*testing.T, *client.Client, string) error{startIt, restartIt} {
-		noError(t, do(t, c, id))
+		must(t, do(t, c, id))
 		if inside(t, direct, id, "/app/name") != "app" || inside(t, direct, id, "/app/config") != "conf" || inside(t, direct, id, "/app/deep/lib/name") != "lib" {
 			t.Error("something else is mounted")
 		}
@@ -127,14 +128,14 @@ func TestNestedMounts(t *testing.T) {
 	}
 
 	// A link takes the place of a mount point.
-	noError(t, errors.Join(os.Remove(app+"/node_modules"), os.Symlink("deep", app+"/node_modules")))
+	must(t, errors.Join(os.Remove(app+"/node_modules"), os.Symlink("deep", app+"/node_modules")))
 	deniedBy(t, restartIt(t, c, id), ruleNested)
-	noError(t, errors.Join(os.Remove(app+"/node_modules"), os.Mkdir(app+"/node_modules", 0o755)))
+	must(t, errors.Join(os.Remove(app+"/node_modules"), os.Mkdir(app+"/node_modules", 0o755)))
 
 	// Others could lead an old runc elsewhere; see TestRefuseWriters.
-	noError(t, startIt(t, c, makeOne(t, c, nil, "")))
+	must(t, startIt(t, c, makeOne(t, c, nil, "")))
 	err := restartIt(t, c, id)
-	if safeRunc(must(d.engine.Runc(t.Context()))(t)) {
+	if safeRunc(check.Value(d.engine.Runc(t.Context()))(t)) {
 		report(t, err)
 	} else {
 		deniedBy(t, err, ruleNested)
@@ -160,9 +161,9 @@ func TestVolumeLabels(t *testing.T) {
 		t.Fatalf("it is there: %v", err)
 	}
 	makeOne(t, c, mounted(map[string]string{"session": "1"}), "")
-	v := must(direct.VolumeInspect(t.Context(), "labelled"))(t)
+	v := check.Value(direct.VolumeInspect(t.Context(), "labelled"))(t)
 	if v.Labels["session"] != "1" || v.Labels[lifecycle.LabelTenant] != "labels" {
 		t.Errorf("labels: %v", v.Labels)
 	}
-	must(c.VolumeInspect(t.Context(), "labelled"))(t)
+	check.Value(c.VolumeInspect(t.Context(), "labelled"))(t)
 }

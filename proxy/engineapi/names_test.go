@@ -16,6 +16,7 @@ import (
 	"github.com/docker/docker/api/types/network"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 const namesPolicy = "version: 1\nimages: {allow: [\"berm.local/*\", busybox, cafe]}\nprofiles: {default: {engine_api: {commit: \"on\", tags: [\"*\", cafe]}}}\n"
@@ -25,20 +26,20 @@ func TestNamesOfHexDigits(t *testing.T) {
 	d, direct := engineDoor(t, namesPolicy)
 	c, ctx := d.client("mine"), t.Context()
 	const name = "0123456789ab"
-	n := must(c.NetworkCreate(ctx, name, network.CreateOptions{}))(t)
+	n := check.Value(c.NetworkCreate(ctx, name, network.CreateOptions{}))(t)
 	if got, err := c.NetworkInspect(ctx, name, network.InspectOptions{}); err != nil || got.ID != n.ID {
 		t.Errorf("network: %s, %v", got.ID, err)
 	}
-	ct := must(c.ContainerCreate(ctx, sleeper, &container.HostConfig{NetworkMode: name}, nil, nil, name))(t)
+	ct := check.Value(c.ContainerCreate(ctx, sleeper, &container.HostConfig{NetworkMode: name}, nil, nil, name))(t)
 	report(t, c.ContainerStart(ctx, name, container.StartOptions{}))
 	if got := inspect(t, direct, ct.ID); !got.State.Running || got.NetworkSettings.Networks[name] == nil || got.NetworkSettings.Networks[name].NetworkID != n.ID {
 		t.Errorf("container: %+v", got.NetworkSettings.Networks)
 	}
 	report(t, c.ContainerRename(ctx, name, "ba9876543210"))
 	report(t, restartIt(t, c, "ba9876543210"))
-	theirs := must(d.client("other").NetworkCreate(ctx, "names-theirs", network.CreateOptions{}))(t)
+	theirs := check.Value(d.client("other").NetworkCreate(ctx, "names-theirs", network.CreateOptions{}))(t)
 	victim := d.made(direct, "other", "names-victim", container.Config{})
-	img := must(direct.ImageInspect(ctx, testImage))(t)
+	img := check.Value(direct.ImageInspect(ctx, testImage))(t)
 	for _, id := range []string{ct.ID, victim} {
 		for _, start := range []string{id, id[:63], id[:12]} {
 			deniedBy(t, errOf(c.ContainerCreate(ctx, sleeper, nil, nil, nil, start)), "request.name")
@@ -49,7 +50,7 @@ func TestNamesOfHexDigits(t *testing.T) {
 		deniedBy(t, errOf(c.NetworkCreate(ctx, start, network.CreateOptions{})), "networks.name")
 	}
 	deniedBy(t, c.ImageTag(ctx, testImage, img.ID[7:19]+":1"), "images.tags")
-	owned := must(c.ContainerCommit(ctx, ct.ID, container.CommitOptions{Reference: "cafe"}))(t)
+	owned := check.Value(c.ContainerCommit(ctx, ct.ID, container.CommitOptions{Reference: "cafe"}))(t)
 	if err := c.ImageTag(ctx, owned.ID, img.ID[7:19]); err == nil || !strings.Contains(err.Error(), "reads as an ID") {
 		t.Errorf("tag: %v", err)
 	}
@@ -64,9 +65,9 @@ func TestNamesOfHexDigits(t *testing.T) {
 func TestImageIsShownAsAsked(t *testing.T) {
 	d, direct := engineDoor(t, namesPolicy)
 	c, ctx := d.client("mine"), t.Context()
-	noError(t, direct.ImageTag(ctx, testImage, "busybox"))
+	must(t, direct.ImageTag(ctx, testImage, "busybox"))
 	defer func() { _, _ = direct.ImageRemove(context.Background(), "busybox", image.RemoveOptions{}) }()
-	for _, ref := range []string{"busybox", "busybox:latest", "docker.io/library/busybox", "index.docker.io/library/busybox:latest", must(direct.ImageInspect(ctx, testImage))(t).ID} {
+	for _, ref := range []string{"busybox", "busybox:latest", "docker.io/library/busybox", "index.docker.io/library/busybox:latest", check.Value(direct.ImageInspect(ctx, testImage))(t).ID} {
 		made, err := c.ContainerCreate(ctx, &container.Config{Image: ref}, nil, nil, nil, "")
 		if err != nil {
 			t.Errorf("%s: %v", ref, err)
@@ -75,7 +76,7 @@ func TestImageIsShownAsAsked(t *testing.T) {
 		if got := inspect(t, c, made.ID).Config.Image; got != ref {
 			t.Errorf("%s: inspected as %s", ref, got)
 		}
-		list := must(c.ContainerList(ctx, container.ListOptions{All: true, Limit: 1}))(t)
+		list := check.Value(c.ContainerList(ctx, container.ListOptions{All: true, Limit: 1}))(t)
 		if len(list) != 1 || list[0].ID != made.ID || list[0].Image != ref {
 			t.Errorf("%s: listed as %+v", ref, list)
 		}
@@ -160,7 +161,7 @@ func TestVolumeOfMovedName(t *testing.T) {
 			}
 			_, _ = fmt.Fprintf(w, `{"Name":%q,"Driver":"local","Labels":%s}`, name, has[name])
 		}, "red", "blue")
-		has["v"] = must(json.Marshal(d.labels(lifecycle.ObjectVolume, "red")))(t)
+		has["v"] = check.Value(json.Marshal(d.labels(lifecycle.ObjectVolume, "red")))(t)
 		var all sync.WaitGroup
 		ask := func(l *pipes, line, body string, want int) {
 			all.Go(func() {

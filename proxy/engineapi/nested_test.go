@@ -13,6 +13,7 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy/engineapi/body"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // nestedIn is what a container was allowed that has mounts at these paths in a bind at target.
@@ -85,7 +86,7 @@ func TestRefuseWriters(t *testing.T) {
 func TestMountPoints(t *testing.T) {
 	dir := workDir(t)
 	app, conf, outside := dir+"/app", dir+"/conf", dir+"/outside"
-	noError(t, errors.Join(os.Mkdir(app, 0o755), os.Mkdir(conf, 0o755), os.Mkdir(outside, 0o755), os.Mkdir(app+"/there", 0o755), os.WriteFile(app+"/file", nil, 0o644),
+	must(t, errors.Join(os.Mkdir(app, 0o755), os.Mkdir(conf, 0o755), os.Mkdir(outside, 0o755), os.Mkdir(app+"/there", 0o755), os.WriteFile(app+"/file", nil, 0o644),
 		os.Symlink(outside, app+"/link"), os.Symlink("there", app+"/inner"), os.Mkdir(conf+"/only", 0o755)))
 	d, _, _ := scripted(t, "1.51", workRules(dir))
 	c := &call{Proxy: d.Proxy, ctx: t.Context(), rules: d.opts.Policy()}
@@ -129,7 +130,7 @@ func TestMountPoints(t *testing.T) {
 	if left, err := os.ReadDir(app + "/there"); err != nil || len(left) > 0 {
 		t.Errorf("made through a link: %v, %v", left, err)
 	}
-	c.rules = must(policy.Parse([]byte(workRules(dir)), policy.Options{DefaultImage: testImage, MakeDir: func(dir, rel string, _ *policy.Owner) error {
+	c.rules = check.Value(policy.Parse([]byte(workRules(dir)), policy.Options{DefaultImage: testImage, MakeDir: func(dir, rel string, _ *policy.Owner) error {
 		return os.Symlink(outside, dir+"/"+rel) // as another exchanges what was made
 	}}))(t)
 	e := effective{Granted: body.Granted{ContainerSpec: policy.ContainerSpec{Binds: []policy.Mount{{MountPath: "/app", Mode: "rw"}}}, Sources: []string{app}}}

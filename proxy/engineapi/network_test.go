@@ -14,6 +14,7 @@ import (
 	"github.com/docker/docker/api/types/volume"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // TestTightenedJoin checks that a network that a container joined is judged again at a start.
@@ -21,20 +22,20 @@ func TestTightenedJoin(t *testing.T) {
 	ctx := t.Context()
 	const networks = "networks: {team: {engine_network: tight-policy-net, internal: true}}\n"
 	d, direct := engineDoor(t, basePolicy+networks)
-	must(direct.NetworkCreate(ctx, "tight-policy-net", network.CreateOptions{Internal: true, Labels: d.policyNetworkLabels()}))(t)
+	check.Value(direct.NetworkCreate(ctx, "tight-policy-net", network.CreateOptions{Internal: true, Labels: d.policyNetworkLabels()}))(t)
 	c := d.client("mine")
-	own := must(c.NetworkCreate(ctx, "tight-own-net", network.CreateOptions{Internal: true}))(t)
-	ct := must(c.ContainerCreate(ctx, sleeper, &container.HostConfig{NetworkMode: container.NetworkMode(own.ID)}, nil, nil, ""))(t)
+	own := check.Value(c.NetworkCreate(ctx, "tight-own-net", network.CreateOptions{Internal: true}))(t)
+	ct := check.Value(c.ContainerCreate(ctx, sleeper, &container.HostConfig{NetworkMode: container.NetworkMode(own.ID)}, nil, nil, ""))(t)
 	const locked = basePolicy + networks + "profiles: {default: {locked: [network]}}\n"
 	d.under(locked, testImage)
-	noError(t, startIt(t, c, ct.ID))
-	noError(t, direct.ContainerKill(ctx, ct.ID, "KILL"))
+	must(t, startIt(t, c, ct.ID))
+	must(t, direct.ContainerKill(ctx, ct.ID, "KILL"))
 	d.under(basePolicy+networks, testImage)
-	noError(t, c.NetworkConnect(ctx, "tight-policy-net", ct.ID, nil))
+	must(t, c.NetworkConnect(ctx, "tight-policy-net", ct.ID, nil))
 	d.under(locked, testImage)
 	deniedBy(t, startIt(t, c, ct.ID), "verify.start")
 	d.under(basePolicy+networks, testImage)
-	noError(t, startIt(t, c, ct.ID))
+	must(t, startIt(t, c, ct.ID))
 }
 
 // TestNetworksOfThePolicy joins them late, and leaves them.
@@ -43,21 +44,21 @@ func TestNetworksOfThePolicy(t *testing.T) {
 	ids := map[string]string{}
 	d, direct := engineDoor(t, basePolicy+"networks: {team: {engine_network: policy-net, internal: true}}\n")
 	for _, name := range []string{"policy-net", "unlisted-net"} {
-		made := must(direct.NetworkCreate(ctx, name, network.CreateOptions{Internal: true, Labels: d.policyNetworkLabels()}))(t)
+		made := check.Value(direct.NetworkCreate(ctx, name, network.CreateOptions{Internal: true, Labels: d.policyNetworkLabels()}))(t)
 		ids[name] = made.ID
 	}
 	c, other := d.client("mine"), d.client("other")
 	id := d.made(direct, "mine", "policy-mine", container.Config{})
-	noError(t, direct.NetworkDisconnect(ctx, "none", id, true))
+	must(t, direct.NetworkDisconnect(ctx, "none", id, true))
 	for _, ref := range []string{"unlisted-net", ids["unlisted-net"], ids["unlisted-net"][:12], "bridge", "host"} {
 		wantErr(t, errdefs.IsNotFound, c.NetworkConnect(ctx, ref, id, nil), "connect to %s", ref)
 		wantErr(t, errdefs.IsNotFound, c.NetworkDisconnect(ctx, ref, id, true), "disconnect from %s", ref)
 	}
 	wantErr(t, errdefs.IsPermissionDenied, c.NetworkConnect(ctx, "policy-net", id, &network.EndpointSettings{Aliases: []string{"db"}}), "a name of one's own where others are")
-	noError(t, c.NetworkConnect(ctx, ids["policy-net"][:12], id, nil))
+	must(t, c.NetworkConnect(ctx, ids["policy-net"][:12], id, nil))
 	wantErr(t, errdefs.IsNotFound, other.NetworkConnect(ctx, "policy-net", id, nil), "another's container")
 	wantErr(t, errdefs.IsNotFound, other.NetworkDisconnect(ctx, "policy-net", id, true), "another's container")
-	noError(t, direct.ContainerKill(ctx, id, "KILL"))
+	must(t, direct.ContainerKill(ctx, id, "KILL"))
 	eventually(t, func() bool { ct, err := direct.ContainerInspect(ctx, id); return err == nil && !ct.State.Running })
 	if err := c.NetworkDisconnect(ctx, "policy-net", id, false); err != nil {
 		t.Errorf("leave it, stopped: %v", err)
@@ -67,7 +68,7 @@ func TestNetworksOfThePolicy(t *testing.T) {
 	if err := auditing.NetworkConnect(ctx, "unlisted-net", id, nil); err != nil {
 		t.Errorf("in mode audit: %v", err)
 	}
-	mine := must(other.NetworkCreate(ctx, "policy-other", network.CreateOptions{}))(t)
+	mine := check.Value(other.NetworkCreate(ctx, "policy-other", network.CreateOptions{}))(t)
 	wantErr(t, errdefs.IsNotFound, auditing.NetworkConnect(ctx, mine.ID, id, nil), "another's network in mode audit")
 }
 
@@ -77,7 +78,7 @@ func TestObjectsInAudit(t *testing.T) {
 	ctx := t.Context()
 	c := newClient(t, d.listen(Caller{Name: "audit", Tenant: "audit", Audit: true}))
 	id := d.made(direct, "audit", "audit-ct", container.Config{})
-	noError(t, errOf(c.VolumeCreate(ctx, volume.CreateOptions{Name: "audit-vol", DriverOpts: map[string]string{"type": "tmpfs", "device": "tmpfs"}})))
+	must(t, errOf(c.VolumeCreate(ctx, volume.CreateOptions{Name: "audit-vol", DriverOpts: map[string]string{"type": "tmpfs", "device": "tmpfs"}})))
 	v, err := direct.VolumeInspect(ctx, "audit-vol")
 	if err != nil || v.Labels[lifecycle.LabelTenant] != "audit" {
 		t.Errorf("volume: %+v, %v", v, err)
@@ -130,7 +131,7 @@ func TestVolumesAtOnce(t *testing.T) {
 			t.Errorf("%v and %v", got[0], got[1])
 		}
 	}
-	must(direct.VolumeCreate(t.Context(), volume.CreateOptions{Name: "at-once-foreign", Labels: map[string]string{lifecycle.LabelTenant: "one"}}))(t)
+	check.Value(direct.VolumeCreate(t.Context(), volume.CreateOptions{Name: "at-once-foreign", Labels: map[string]string{lifecycle.LabelTenant: "one"}}))(t)
 	defer func() { _ = direct.VolumeRemove(context.Background(), "at-once-foreign", true) }()
 	c := d.client("one")
 	wantErr(t, errdefs.IsConflict, errOf(c.VolumeCreate(t.Context(), volume.CreateOptions{Name: "at-once-foreign"})), "what only looks like one's own")

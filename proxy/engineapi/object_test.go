@@ -20,13 +20,14 @@ import (
 	"github.com/docker/docker/client"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 func TestNetworks(t *testing.T) {
 	d, direct := engineDoor(t, "")
 	mine, other, ctx := d.client("mine"), d.client("other"), t.Context()
-	made := must(mine.NetworkCreate(ctx, "networks-mine", network.CreateOptions{Labels: map[string]string{"a": "b", "berm.ttl": "90m"}}))(t)
-	n := must(direct.NetworkInspect(ctx, made.ID, network.InspectOptions{}))(t)
+	made := check.Value(mine.NetworkCreate(ctx, "networks-mine", network.CreateOptions{Labels: map[string]string{"a": "b", "berm.ttl": "90m"}}))(t)
+	n := check.Value(direct.NetworkInspect(ctx, made.ID, network.InspectOptions{}))(t)
 	if !n.Internal || n.Driver != "bridge" || n.Labels["a"] != "b" || n.Labels[lifecycle.LabelTenant] != "mine" || n.Labels[lifecycle.LabelOwner] != d.opts.Owner {
 		t.Errorf("made: %+v", n)
 	}
@@ -36,8 +37,8 @@ func TestNetworks(t *testing.T) {
 	}
 	wantErr(t, errdefs.IsConflict, errOf(other.NetworkCreate(ctx, "networks-mine", network.CreateOptions{})), "a name that is taken")
 	id := d.made(direct, "mine", "networks-container", container.Config{})
-	noError(t, direct.NetworkDisconnect(ctx, "none", id, true))
-	noError(t, mine.NetworkConnect(ctx, "networks-mine", "networks-container", &network.EndpointSettings{Aliases: []string{"db"}}))
+	must(t, direct.NetworkDisconnect(ctx, "none", id, true))
+	must(t, mine.NetworkConnect(ctx, "networks-mine", "networks-container", &network.EndpointSettings{Aliases: []string{"db"}}))
 	ct, err := direct.ContainerInspect(ctx, id)
 	if err != nil || ct.NetworkSettings.Networks["networks-mine"] == nil {
 		t.Errorf("connected: %v, %v", ct.NetworkSettings, err)
@@ -49,7 +50,7 @@ func TestNetworks(t *testing.T) {
 func TestVolumes(t *testing.T) {
 	d, direct := engineDoor(t, "")
 	mine, ctx := d.client("mine"), t.Context()
-	made := must(mine.VolumeCreate(ctx, volume.CreateOptions{Name: "volumes-mine"}))(t)
+	made := check.Value(mine.VolumeCreate(ctx, volume.CreateOptions{Name: "volumes-mine"}))(t)
 	again, err := mine.VolumeCreate(ctx, volume.CreateOptions{Name: "volumes-mine"})
 	if err != nil || again.CreatedAt != made.CreatedAt {
 		t.Errorf("made twice: %+v, %v", again, err)
@@ -101,8 +102,8 @@ func TestEvents(t *testing.T) {
 	theirs := d.made(direct, "other", "events-other", container.Config{})
 	networks := map[string]string{}
 	for tenant, c := range map[string]*client.Client{"other": d.client("other"), "mine": mine} {
-		networks[tenant] = must(c.NetworkCreate(ctx, "events-"+tenant, network.CreateOptions{}))(t).ID
-		must(c.VolumeCreate(ctx, volume.CreateOptions{Name: "events-" + tenant}))(t)
+		networks[tenant] = check.Value(c.NetworkCreate(ctx, "events-"+tenant, network.CreateOptions{}))(t).ID
+		check.Value(c.VolumeCreate(ctx, volume.CreateOptions{Name: "events-" + tenant}))(t)
 	}
 	var seen []string
 	for len(seen) < 4 {
@@ -130,11 +131,11 @@ func TestEvents(t *testing.T) {
 	}
 	messages, failed = mine.Events(ctx, events.ListOptions{Filters: dockerfilters.NewArgs(dockerfilters.Arg("event", "destroy"))})
 	for _, id := range []string{theirs, own} {
-		noError(t, direct.ContainerRemove(ctx, id, forced))
+		must(t, direct.ContainerRemove(ctx, id, forced))
 	}
 	for _, tenant := range []string{"other", "mine"} {
-		noError(t, direct.NetworkRemove(ctx, networks[tenant]))
-		noError(t, direct.VolumeRemove(ctx, "events-"+tenant, false))
+		must(t, direct.NetworkRemove(ctx, networks[tenant]))
+		must(t, direct.VolumeRemove(ctx, "events-"+tenant, false))
 	}
 	for _, want := range []string{own, networks["mine"], "events-mine"} {
 		select {
@@ -159,10 +160,10 @@ func TestInfo(t *testing.T) {
 	if err != nil || info.Containers != 1 || info.ContainersRunning != 1 || info.OSType != "linux" || info.NCPU == 0 || info.DockerRootDir != "" || info.Images == 0 || info.ID == "" {
 		t.Errorf("info: %+v, %v", info, err)
 	}
-	if again := must(c.Info(ctx))(t); again.ID != info.ID || must(d.client("other").Info(ctx))(t).ID == info.ID {
+	if again := check.Value(c.Info(ctx))(t); again.ID != info.ID || check.Value(d.client("other").Info(ctx))(t).ID == info.ID {
 		t.Errorf("the ID isn't the tenant's: %s, %s", info.ID, again.ID)
 	}
-	want := must(direct.ServerVersion(ctx))(t)
+	want := check.Value(direct.ServerVersion(ctx))(t)
 	got, err := c.ServerVersion(ctx)
 	if err != nil || got.Version != want.Version || got.APIVersion != want.APIVersion || got.MinAPIVersion != "1.24" {
 		t.Errorf("version: %+v, %v", got, err)
@@ -171,7 +172,7 @@ func TestInfo(t *testing.T) {
 	if err != nil || len(df.Containers) != 1 || df.Containers[0].Names[0] != "/info-mine" || len(df.Images) == 0 || df.LayersSize == 0 {
 		t.Errorf("df: %+v, %v", df, err)
 	}
-	list := must(c.ImageList(ctx, image.ListOptions{}))(t)
+	list := check.Value(c.ImageList(ctx, image.ListOptions{}))(t)
 	if len(df.Images) != len(list) || len(list) != info.Images {
 		t.Errorf("images: %d, df has %d, info %d", len(list), len(df.Images), info.Images)
 	}

@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // An engine that goes away in the middle of a request is named, and what it was asked isn't
@@ -29,7 +31,7 @@ func TestEngineLost(t *testing.T) {
 			t.Errorf("%s: %d %s", path, status, body)
 		}
 	}
-	resp := must(raw(address).Post("http://docker/v1.41/images/create?fromImage=berm.local/busybox&tag=latest", "", nil))(t)
+	resp := check.Value(raw(address).Post("http://docker/v1.41/images/create?fromImage=berm.local/busybox&tag=latest", "", nil))(t)
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
 	if want := `{"error":"` + gone + `","errorDetail":{"message":"` + gone + `"}}`; err == nil || !strings.Contains(string(body), want) {

@@ -26,6 +26,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // TestVolumeExchanged has a volume's name change hands after it was judged, while the
@@ -35,7 +36,7 @@ func TestVolumeExchanged(t *testing.T) {
 	attacker, victim := d.client("exchanger"), d.client("exchanged")
 	whose := func(name string) string {
 		t.Helper()
-		v := must(direct.VolumeInspect(t.Context(), name))(t)
+		v := check.Value(direct.VolumeInspect(t.Context(), name))(t)
 		return v.Labels[lifecycle.LabelTenant]
 	}
 	for _, tt := range []struct {
@@ -51,7 +52,7 @@ func TestVolumeExchanged(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.there {
-				must(attacker.VolumeCreate(t.Context(), volume.CreateOptions{Name: tt.name}))(t)
+				check.Value(attacker.VolumeCreate(t.Context(), volume.CreateOptions{Name: tt.name}))(t)
 			}
 			l.set(func(l *liar) {
 				l.refuse = func(_, path string) bool {
@@ -97,8 +98,8 @@ func TestAuditKeepsApart(t *testing.T) {
 	d, direct := engineDoor(t, basePolicy+"profiles: {default: {engine_api: {networks: own}}}\n")
 	victim := d.client("apart-victim")
 	c := newClient(t, d.listen(Caller{Name: "apart-audit", Tenant: "apart", Audit: true}))
-	must(victim.VolumeCreate(t.Context(), volume.CreateOptions{Name: "apart-vol"}))(t)
-	made := must(victim.NetworkCreate(t.Context(), "apart-net", network.CreateOptions{Internal: true}))(t)
+	check.Value(victim.VolumeCreate(t.Context(), volume.CreateOptions{Name: "apart-vol"}))(t)
+	made := check.Value(victim.NetworkCreate(t.Context(), "apart-net", network.CreateOptions{Internal: true}))(t)
 	id := d.made(direct, "apart-victim", "apart-ct", container.Config{})
 	before := len(d.left())
 	for name, h := range map[string]*container.HostConfig{
@@ -129,15 +130,15 @@ func TestAuditKeepsApart(t *testing.T) {
 	}
 
 	// One's own goes through, by ID.
-	own := must(c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, "apart-own"))(t)
-	noError(t, c.ContainerStart(t.Context(), own.ID, container.StartOptions{}))
-	must(c.NetworkCreate(t.Context(), "apart-own-net", network.CreateOptions{Internal: true}))(t)
+	own := check.Value(c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, "apart-own"))(t)
+	must(t, c.ContainerStart(t.Context(), own.ID, container.StartOptions{}))
+	check.Value(c.NetworkCreate(t.Context(), "apart-own-net", network.CreateOptions{Internal: true}))(t)
 	config = &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{"apart-own-net": {Aliases: []string{"a"}}}}
-	ct := must(c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{
+	ct := check.Value(c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{
 		PidMode: "container:apart-own", NetworkMode: "apart-own-net", UTSMode: "host",
 		Mounts: []mount.Mount{{Type: mount.TypeVolume, Target: "/v", VolumeOptions: &mount.VolumeOptions{Labels: map[string]string{"mine": "1"}}}},
 	}, config, nil, "apart-made"))(t)
-	noError(t, c.ContainerStart(t.Context(), ct.ID, container.StartOptions{}))
+	must(t, c.ContainerStart(t.Context(), ct.ID, container.StartOptions{}))
 	got := inspect(t, direct, ct.ID)
 	if string(got.HostConfig.PidMode) != "container:"+own.ID || !fullID.MatchString(string(got.HostConfig.NetworkMode)) || len(got.Mounts) != 1 {
 		t.Fatalf("%+v", got.HostConfig)
@@ -270,11 +271,11 @@ func TestEventsOfOthersLast(t *testing.T) {
 	d, direct := engineDoor(t, "")
 	begin := time.Now().Add(-time.Second)
 	former, c := d.client("events-former"), d.client("events-now")
-	must(former.VolumeCreate(t.Context(), volume.CreateOptions{Name: "events-reused"}))(t)
-	noError(t, former.VolumeRemove(t.Context(), "events-reused", false))
-	big := must(direct.ContainerCreate(t.Context(), &container.Config{Image: testImage, Labels: map[string]string{"l": strings.Repeat("<", maxEvent/4)}}, nil, nil, nil, ""))(t)
-	noError(t, direct.ContainerRemove(t.Context(), big.ID, container.RemoveOptions{}))
-	must(c.VolumeCreate(t.Context(), volume.CreateOptions{Name: "events-reused"}))(t)
+	check.Value(former.VolumeCreate(t.Context(), volume.CreateOptions{Name: "events-reused"}))(t)
+	must(t, former.VolumeRemove(t.Context(), "events-reused", false))
+	big := check.Value(direct.ContainerCreate(t.Context(), &container.Config{Image: testImage, Labels: map[string]string{"l": strings.Repeat("<", maxEvent/4)}}, nil, nil, nil, ""))(t)
+	must(t, direct.ContainerRemove(t.Context(), big.ID, container.RemoveOptions{}))
+	check.Value(c.VolumeCreate(t.Context(), volume.CreateOptions{Name: "events-reused"}))(t)
 	seen, failed := c.Events(t.Context(), events.ListOptions{Since: begin.Format(time.RFC3339Nano), Until: time.Now().Add(time.Second).Format(time.RFC3339Nano)})
 	var got []string
 	for done := false; !done; {
@@ -298,9 +299,9 @@ func TestEventsOfOthersLast(t *testing.T) {
 func TestShadowedID(t *testing.T) {
 	d, _ := engineDoor(t, "")
 	c, other := d.client("shadowed"), d.client("shadowing")
-	ct := must(c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, ""))(t)
+	ct := check.Value(c.ContainerCreate(t.Context(), sleeper, nil, nil, nil, ""))(t)
 	start := ct.ID[:11]
-	must(other.ContainerCreate(t.Context(), sleeper, nil, nil, nil, start))(t)
+	check.Value(other.ContainerCreate(t.Context(), sleeper, nil, nil, nil, start))(t)
 	if got, err := c.ContainerInspect(t.Context(), start); err != nil || got.ID != ct.ID {
 		t.Errorf("%s: %v, %v", start, got.ContainerJSONBase, err)
 	}
@@ -318,7 +319,7 @@ func (d *testDoor) again() *testDoor {
 	d.t.Helper()
 	opts := d.opts
 	opts.Registry = nil
-	next := must(New(opts))(d.t)
+	next := check.Value(New(opts))(d.t)
 	d.t.Cleanup(func() { _ = next.Close() })
 	return &testDoor{Proxy: next, t: d.t, dir: d.t.TempDir(), audit: d.audit}
 }
@@ -329,8 +330,8 @@ func TestForgedContainers(t *testing.T) {
 	ctx := t.Context()
 	d, direct := engineDoor(t, basePolicy+"profiles: {default: {engine_api: {max_objects: 2}}}\n")
 	victim := d.client("victim")
-	mine := must(victim.ContainerCreate(ctx, sleeper, nil, nil, nil, "forged-mine"))(t)
-	noError(t, startIt(t, victim, mine.ID))
+	mine := check.Value(victim.ContainerCreate(ctx, sleeper, nil, nil, nil, "forged-mine"))(t)
+	must(t, startIt(t, victim, mine.ID))
 	original := inspect(t, direct, mine.ID)
 	labels := original.Config.Labels
 	eventually(t, func() bool { // lists tell seconds only
@@ -350,8 +351,8 @@ func TestForgedContainers(t *testing.T) {
 		"copy": labels, "session": session, "unsealed": changed(lifecycle.LabelSeal, ""), "further": changed("Berm.x", "y"),
 		"volume": d.labels(lifecycle.ObjectVolume, "victim"), "caller's image": d.labels(lifecycle.ObjectImage, "victim"), "image": d.labels(lifecycle.ObjectImage, "victim", lifecycle.LabelDoor, lifecycle.DoorEngine),
 	} {
-		made := must(direct.ContainerCommit(ctx, mine.ID, container.CommitOptions{Reference: fmt.Sprintf("forged.local/%d:1", len(forged)), Config: &container.Config{Labels: labels, Cmd: []string{"sleep", "1000"}}}))(t)
-		ct := must(direct.ContainerCreate(ctx, &container.Config{Image: made.ID}, &container.HostConfig{NetworkMode: "none"}, nil, nil, fmt.Sprintf("forged-%d", len(forged))))(t)
+		made := check.Value(direct.ContainerCommit(ctx, mine.ID, container.CommitOptions{Reference: fmt.Sprintf("forged.local/%d:1", len(forged)), Config: &container.Config{Labels: labels, Cmd: []string{"sleep", "1000"}}}))(t)
+		ct := check.Value(direct.ContainerCreate(ctx, &container.Config{Image: made.ID}, &container.HostConfig{NetworkMode: "none"}, nil, nil, fmt.Sprintf("forged-%d", len(forged))))(t)
 		forged = append(forged, ct.ID)
 	}
 	for name, c := range map[string]*client.Client{"remembered": victim, "after a restart": d.again().client("victim")} {
@@ -412,7 +413,7 @@ func TestSquattedPolicyNetwork(t *testing.T) {
 	var squatted string // its description
 	d := standInDoor(t, &standIn{handler: func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, squatted) }})
 	own := d.policyNetworkLabels()
-	p := must(policy.Parse([]byte(basePolicy+"networks: {on: {engine_network: squat-on}}\n"), policy.Options{}))(t)
+	p := check.Value(policy.Parse([]byte(basePolicy+"networks: {on: {engine_network: squat-on}}\n"), policy.Options{}))(t)
 	c := &call{Proxy: d.Proxy, ctx: t.Context(), version: 41, rules: p, caller: Caller{Name: "a", Tenant: "a"}}
 	for name, tt := range map[string]struct {
 		driver, more string

@@ -22,6 +22,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 var update = flag.Bool("update", false, "write the tables of endpoints into docs/engine-proxy.md")
@@ -129,7 +130,7 @@ func TestRefusedEndpointsAreNone(t *testing.T) {
 const docsFile = "../../docs/engine-proxy.md"
 
 func TestDocsListTheEndpoints(t *testing.T) {
-	data := must(os.ReadFile(docsFile))(t)
+	data := check.Value(os.ReadFile(docsFile))(t)
 	const begin, end = "<!-- endpoints: go test ./proxy/engineapi -run DocsList -update -->\n", "<!-- end of endpoints -->"
 	before, rest, ok := strings.Cut(string(data), begin)
 	table, after, ok2 := strings.Cut(rest, end)
@@ -138,7 +139,7 @@ func TestDocsListTheEndpoints(t *testing.T) {
 	}
 	want := endpoints(t)
 	if *update {
-		noError(t, os.WriteFile(docsFile, []byte(before+begin+want+end+after), 0o644))
+		must(t, os.WriteFile(docsFile, []byte(before+begin+want+end+after), 0o644))
 		return
 	}
 	if d := cmp.Diff(want, table); d != "" {
@@ -184,13 +185,13 @@ func TestTraceGoesToTheEngine(t *testing.T) {
 	})
 	c := raw(doorTo(t, engine, "").listen(Caller{Name: "a", Tenant: "a"}))
 	for _, traced := range []bool{true, false} {
-		req := must(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost/v1.41/info", nil))(t)
+		req := check.Value(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost/v1.41/info", nil))(t)
 		if traced {
 			req.Header.Set("Traceparent", parent)
 			req.Header.Set("Tracestate", state)
 			req.Header.Set("Baggage", "secret=1")
 		}
-		resp := must(c.Do(req))(t)
+		resp := check.Value(c.Do(req))(t)
 		_ = resp.Body.Close()
 	}
 	mu.Lock()

@@ -18,6 +18,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy/engineapi/buildkit"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // script is an engine of version 1.41 that answers by the request's method and path, and
@@ -232,11 +233,11 @@ func TestRedactedEnv(t *testing.T) {
 
 // TestQueryOfEngines has each parameter of the API's description that changes something be known.
 func TestQueryOfEngines(t *testing.T) {
-	dir := strings.TrimSpace(string(must(exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/docker/docker").Output())(t)))
+	dir := strings.TrimSpace(string(check.Value(exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/docker/docker").Output())(t)))
 	var api struct {
 		Paths map[string]map[string]struct{ Parameters []struct{ In, Name string } }
 	}
-	noError(t, yaml.Unmarshal(must(os.ReadFile(filepath.Join(dir, "api/swagger.yaml")))(t), &api))
+	must(t, yaml.Unmarshal(check.Value(os.ReadFile(filepath.Join(dir, "api/swagger.yaml")))(t), &api))
 	checked := 0
 	for path, methods := range api.Paths {
 		for method, op := range methods {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 func TestSafeArchives(t *testing.T) {
@@ -59,7 +60,7 @@ func archives(t *testing.T, c *client.Client, id, path string, body []byte) (sta
 // TestArchivesOnOldEngine goes through who could lead an old engine's mounts elsewhere.
 func TestArchivesOnOldEngine(t *testing.T) {
 	d, direct := engineDoor(t, "")
-	v := must(direct.ServerVersion(t.Context()))(t)
+	v := check.Value(direct.ServerVersion(t.Context()))(t)
 	if SafeArchives(v.Version) {
 		t.Skip("the engine has the fixes")
 	}
@@ -69,13 +70,13 @@ func TestArchivesOnOldEngine(t *testing.T) {
 	made := func(start, readOnly bool, from string, mounts ...mount.Mount) string {
 		t.Helper()
 		labels := d.labels(lifecycle.ObjectContainer, tenant)
-		ct := must(direct.ContainerCreate(t.Context(), &container.Config{Image: from, Cmd: []string{"sleep", "1000"}, Labels: labels},
+		ct := check.Value(direct.ContainerCreate(t.Context(), &container.Config{Image: from, Cmd: []string{"sleep", "1000"}, Labels: labels},
 			&container.HostConfig{NetworkMode: "none", ReadonlyRootfs: readOnly, Mounts: mounts}, nil, nil, ""))(t)
 		t.Cleanup(func() {
 			report(t, direct.ContainerRemove(context.Background(), ct.ID, forced))
 		})
 		if start {
-			noError(t, direct.ContainerStart(t.Context(), ct.ID, container.StartOptions{}))
+			must(t, direct.ContainerStart(t.Context(), ct.ID, container.StartOptions{}))
 		}
 		return ct.ID
 	}
@@ -88,8 +89,8 @@ func TestArchivesOnOldEngine(t *testing.T) {
 		t.Cleanup(func() { _ = direct.VolumeRemove(context.Background(), names[i], true) })
 	}
 	crafted := made(false, false, testImage)
-	noError(t, direct.CopyToContainer(t.Context(), crafted, "/", bytes.NewReader(tarOf(t, "v/x", "", "link", "->v")), container.CopyToContainerOptions{}))
-	linked := must(direct.ContainerCommit(t.Context(), crafted, container.CommitOptions{}))(t)
+	must(t, direct.CopyToContainer(t.Context(), crafted, "/", bytes.NewReader(tarOf(t, "v/x", "", "link", "->v")), container.CopyToContainerOptions{}))
+	linked := check.Value(direct.ContainerCommit(t.Context(), crafted, container.CommitOptions{}))(t)
 	t.Cleanup(func() { _, _ = direct.ImageRemove(context.Background(), linked.ID, image.RemoveOptions{Force: true}) })
 
 	made(true, false, testImage, volume(names[0], "/v", false))
@@ -144,7 +145,7 @@ func TestStartWaitsForArchive(t *testing.T) {
 	id := makeOne(t, c, nil, "")
 	u := useOf(id, nil, nil)
 	u.Archive = true
-	leave := must(d.opts.Claims.Use(t.Context(), u))(t)
+	leave := check.Value(d.opts.Claims.Use(t.Context(), u))(t)
 	var over, early atomic.Bool
 	l.at("/start", func() { early.CompareAndSwap(false, !over.Load()) })
 	started := make(chan error, 1)
@@ -185,7 +186,7 @@ func TestArchiveWaitsForSandbox(t *testing.T) {
 			asked.Store(true)
 			return []policy.Mount{bind}
 		}
-		leave := must(d.opts.Claims.Start(t.Context(), "session", []policy.Mount{bind}))(t)
+		leave := check.Value(d.opts.Claims.Start(t.Context(), "session", []policy.Mount{bind}))(t)
 		ct := &container.InspectResponse{
 			ContainerJSONBase: &container.ContainerJSONBase{ID: standInID}, Config: &container.Config{},
 			Mounts: []container.MountPoint{{Type: mount.TypeBind, Source: bind.Source}},

@@ -12,6 +12,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 const registryPolicy = `version: 1
@@ -218,7 +219,7 @@ func TestCommitChangesAreWritten(t *testing.T) {
 	if len(asked) != 1 {
 		t.Fatalf("the engine was asked %q", asked)
 	}
-	query := must(url.ParseQuery(strings.TrimPrefix(asked[0], "POST /commit?")))(t)
+	query := check.Value(url.ParseQuery(strings.TrimPrefix(asked[0], "POST /commit?")))(t)
 	changes := query["changes"]
 	if len(changes) < 3 || changes[0] != `CMD ["a"]` || changes[1] != `ENV A "b c"` && changes[1] != `ENV A b c` && changes[1] != `ENV A="b c"` || !strings.HasPrefix(changes[2], "LABEL berm.") {
 		t.Errorf("changes: %q", changes)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 const relationRules = basePolicy + `profiles:
@@ -32,19 +33,19 @@ func TestPidOfAnother(t *testing.T) {
 	audit := newClient(t, d.listen(Caller{Name: "audit", Tenant: "mine", Audit: true}))
 	profiled := newClient(t, d.listen(Caller{Name: "profiled", Tenant: "mine", Profile: "other"}))
 	target := makeOne(t, c, nil, "pid-target")
-	noError(t, startIt(t, c, target))
+	must(t, startIt(t, c, target))
 	theirs := makeOne(t, other, nil, "pid-theirs")
 	unconfined := makeOne(t, audit, &container.HostConfig{Privileged: true}, "pid-unconfined")
-	sandbox := must(direct.ContainerCreate(ctx, &container.Config{Image: testImage, Labels: map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelTenant: "mine", lifecycle.LabelKey: "k"}}, nil, nil, nil, "pid-sandbox"))(t)
+	sandbox := check.Value(direct.ContainerCreate(ctx, &container.Config{Image: testImage, Labels: map[string]string{lifecycle.LabelOwner: d.opts.Owner, lifecycle.LabelTenant: "mine", lifecycle.LabelKey: "k"}}, nil, nil, nil, "pid-sandbox"))(t)
 	ask := func(ref string) *container.HostConfig {
 		return &container.HostConfig{PidMode: container.PidMode("container:" + ref)}
 	}
 	joined := makeOne(t, c, ask("pid-target"), "")
-	noError(t, startIt(t, c, joined))
+	must(t, startIt(t, c, joined))
 	if mode := inspect(t, direct, joined).HostConfig.PidMode; mode != container.PidMode("container:"+target) {
 		t.Errorf("pid mode: %s", mode)
 	}
-	top := must(direct.ContainerTop(ctx, joined, nil))(t)
+	top := check.Value(direct.ContainerTop(ctx, joined, nil))(t)
 	if len(top.Processes) == 0 {
 		t.Error("no processes")
 	}
@@ -63,7 +64,7 @@ func TestPidOfAnother(t *testing.T) {
 	wantErr(t, errdefs.IsPermissionDenied, errOf(c.ContainerCreate(ctx, sleeper, &container.HostConfig{IpcMode: container.IpcMode("container:" + target)}, nil, nil, "")), "ipc")
 
 	// What was allowed is looked up again at a start.
-	noError(t, direct.ContainerKill(ctx, joined, "KILL"))
+	must(t, direct.ContainerKill(ctx, joined, "KILL"))
 	d.under(basePolicy+"profiles: {default: {engine_api: {capabilities: []}}}\n", testImage)
 	wantErr(t, errdefs.IsPermissionDenied, startIt(t, c, joined), "with a target that has more")
 	d.under(relationRules, testImage)
@@ -72,9 +73,9 @@ func TestPidOfAnother(t *testing.T) {
 	deniedBy(t, startIt(t, c, late), "archive.engine")
 	deniedBy(t, errOf(c.ContainerCreate(ctx, sleeper, ask(target), nil, nil, "")), "archive.engine")
 	d.opts.ArchiveFixed = true
-	noError(t, c.ContainerRemove(ctx, target, forced))
+	must(t, c.ContainerRemove(ctx, target, forced))
 	again := makeOne(t, c, nil, "pid-target")
-	noError(t, startIt(t, c, again))
+	must(t, startIt(t, c, again))
 	wantErr(t, errdefs.IsNotFound, startIt(t, c, late), "with a target that was made again")
 }
 
@@ -131,7 +132,7 @@ func TestVolumesFromAnother(t *testing.T) {
 		if got := mounts(id); !maps.Equal(got, tt.want) {
 			t.Errorf("%v: %v, want %v", tt.from, got, tt.want)
 		}
-		noError(t, startIt(t, c, id))
+		must(t, startIt(t, c, id))
 	}
 	for ref, rule := range map[string]string{nested: "mounts.target_overlap", "from-theirs": "", "from-theirs:ro": "", "from-nobody": "", "": ""} {
 		_, err := c.ContainerCreate(ctx, sleeper, &container.HostConfig{VolumesFrom: []string{ref}}, nil, nil, "")
@@ -161,9 +162,9 @@ func TestManyVolumesFrom(t *testing.T) {
 			spec.Volumes = append(spec.Volumes, policy.ContainerMount{Type: "volume", Source: "v", Target: target})
 			mounts = append(mounts, container.MountPoint{Type: mount.TypeVolume, Name: "v", Destination: target})
 		}
-		labels := d.labels(lifecycle.ObjectContainer, "mine", lifecycle.LabelEffective, string(must(json.Marshal(spec))(t)))
+		labels := d.labels(lifecycle.ObjectContainer, "mine", lifecycle.LabelEffective, string(check.Value(json.Marshal(spec))(t)))
 		d.firsts.put(labels[lifecycle.LabelSessionID], id)
-		answer := must(json.Marshal(map[string]any{"Id": id, "Config": map[string]any{"Labels": labels}, "State": struct{}{}, "Mounts": mounts}))(t)
+		answer := check.Value(json.Marshal(map[string]any{"Id": id, "Config": map[string]any{"Labels": labels}, "State": struct{}{}, "Mounts": mounts}))(t)
 		s.answers["GET /containers/"+id+"/json"] = string(answer)
 	}
 	status, told := say(t, address, "POST", "/containers/create", fmt.Sprintf(`{"Image":%q,"HostConfig":{"VolumesFrom":[%q,%q,%q]}}`, testImage, mineID, theirsID, strings.Repeat("c3", 32)))
@@ -177,7 +178,7 @@ func TestLinks(t *testing.T) {
 	d, direct := engineDoor(t, relationRules)
 	ctx := t.Context()
 	c, other := d.client("mine"), d.client("other")
-	net := must(c.NetworkCreate(ctx, "link-net", network.CreateOptions{}))(t)
+	net := check.Value(c.NetworkCreate(ctx, "link-net", network.CreateOptions{}))(t)
 	makeOne(t, c, &container.HostConfig{NetworkMode: "link-net"}, "link-db")
 	makeOne(t, other, nil, "link-theirs")
 	ask := func(mode string, links ...string) (container.CreateResponse, error) {
@@ -188,8 +189,8 @@ func TestLinks(t *testing.T) {
 		return c.ContainerCreate(ctx, sleeper, &container.HostConfig{NetworkMode: container.NetworkMode(mode), Links: links}, config, nil, "")
 	}
 	for _, mode := range []string{"link-net", net.ID, net.ID[:12]} {
-		made := must(ask(mode, "link-db:db", "link-db:database"))(t)
-		noError(t, startIt(t, c, made.ID))
+		made := check.Value(ask(mode, "link-db:db", "link-db:database"))(t)
+		must(t, startIt(t, c, made.ID))
 		ct := inspect(t, direct, made.ID)
 		if got := ct.NetworkSettings.Networks["link-net"].Links; !slices.Equal(got, []string{"link-db:db", "link-db:database"}) || len(ct.HostConfig.Links) > 0 {
 			t.Errorf("%s: %v, %v", mode, got, ct.HostConfig.Links)
@@ -274,8 +275,8 @@ func TestSubnets(t *testing.T) {
 	ipam := func(list ...network.IPAMConfig) network.CreateOptions {
 		return network.CreateOptions{IPAM: &network.IPAM{Driver: "default", Config: list}}
 	}
-	made := must(c.NetworkCreate(ctx, "subnet-one", ipam(network.IPAMConfig{Subnet: "10.213.1.0/24", IPRange: "10.213.1.128/25", Gateway: "10.213.1.254"})))(t)
-	n := must(direct.NetworkInspect(ctx, made.ID, network.InspectOptions{}))(t)
+	made := check.Value(c.NetworkCreate(ctx, "subnet-one", ipam(network.IPAMConfig{Subnet: "10.213.1.0/24", IPRange: "10.213.1.128/25", Gateway: "10.213.1.254"})))(t)
+	n := check.Value(direct.NetworkInspect(ctx, made.ID, network.InspectOptions{}))(t)
 	if len(n.IPAM.Config) != 1 || n.IPAM.Config[0].Subnet != "10.213.1.0/24" || n.IPAM.Config[0].IPRange != "10.213.1.128/25" || n.IPAM.Config[0].Gateway != "10.213.1.254" || n.EnableIPv6 {
 		t.Errorf("network: %+v", n)
 	}
@@ -289,7 +290,7 @@ func TestSubnets(t *testing.T) {
 		defer func() { report(t, c.ContainerRemove(context.Background(), ct.ID, forced)) }()
 		return startIt(t, c, ct.ID)
 	}
-	noError(t, at("10.213.1.7"))
+	must(t, at("10.213.1.7"))
 	for _, address := range []string{"10.213.1.254", "10.213.2.7", "192.0.2.1"} { // the gateway, and outside
 		if err := at(address); err == nil {
 			t.Errorf("a container has %s", address)
@@ -309,7 +310,7 @@ func TestSubnets(t *testing.T) {
 	six, on := ipam(network.IPAMConfig{Subnet: "fd00:213::/64"}), true
 	six.EnableIPv6 = &on
 	v6, err := c.NetworkCreate(ctx, "subnet-six", six)
-	if v := must(direct.ServerVersion(ctx))(t); versionOf(v.APIVersion) < minIPv6 {
+	if v := check.Value(direct.ServerVersion(ctx))(t); versionOf(v.APIVersion) < minIPv6 {
 		deniedBy(t, err, "networks.subnets")
 	} else if n, err := direct.NetworkInspect(ctx, v6.ID, network.InspectOptions{}); err != nil || !n.EnableIPv6 {
 		t.Errorf("IPv6: %+v, %v", n, err)
@@ -343,7 +344,7 @@ func TestHostSettings(t *testing.T) {
 		ExtraHosts: []string{"host.docker.internal:host-gateway"}, LogConfig: container.LogConfig{Type: "json-file", Config: map[string]string{"tag": "{{.ImageName}}/{{.Name}}", "max-size": "1m", "max-file": "2", "compress": "true"}},
 		Resources: container.Resources{Ulimits: []*container.Ulimit{{Name: "memlock", Soft: 1 << 20, Hard: 8 << 20}}},
 	}, "")
-	noError(t, startIt(t, c, id))
+	must(t, startIt(t, c, id))
 	h := inspect(t, direct, id).HostConfig
 	if len(h.ExtraHosts) != 1 || h.LogConfig.Config["tag"] == "" || len(h.Ulimits) == 0 {
 		t.Errorf("%+v", h)

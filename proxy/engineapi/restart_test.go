@@ -18,6 +18,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/restart"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 	private "github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -61,7 +62,7 @@ func (s *rows) row(id string) (restart.Row, bool) {
 // store from the second time on.
 func (d *testDoor) running(s *rows) (stop func()) {
 	d.t.Helper()
-	d.restarts = must(restart.New(d.t.Context(), restart.Options{Engine: restartEngine{d.Proxy}, Store: s}))(d.t)
+	d.restarts = check.Value(restart.New(d.t.Context(), restart.Options{Engine: restartEngine{d.Proxy}, Store: s}))(d.t)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- d.Run(ctx) }()
@@ -77,7 +78,7 @@ func (d *testDoor) running(s *rows) (stop func()) {
 func restartable(t *testing.T, c *client.Client, dir string, p container.RestartPolicy) string {
 	t.Helper()
 	cfg := &container.Config{Image: testImage, StopSignal: "KILL", Cmd: []string{"sh", "-c", "echo x >> /b/runs; until [ -e /b/end ]; do sleep 0.1; done; rm /b/end; exit 3"}}
-	ct := must(c.ContainerCreate(t.Context(), cfg, &container.HostConfig{Binds: []string{dir + ":/b"}, RestartPolicy: p}, nil, nil, ""))(t)
+	ct := check.Value(c.ContainerCreate(t.Context(), cfg, &container.HostConfig{Binds: []string{dir + ":/b"}, RestartPolicy: p}, nil, nil, ""))(t)
 	return ct.ID
 }
 
@@ -92,7 +93,7 @@ func TestRestartPolicies(t *testing.T) {
 	t.Cleanup(func() {
 		report(t, own.Close())
 	})
-	noError(t, own.ImportBusybox(t.Context(), testImage))
+	must(t, own.ImportBusybox(t.Context(), testImage))
 	direct := newClient(t, own.Host())
 	work := workDir(t)
 	d := doorTo(t, own.Host(), workRules(work))
@@ -103,7 +104,7 @@ func TestRestartPolicies(t *testing.T) {
 	dirs, ids := map[string]string{}, map[string]string{}
 	for name, p := range map[string]container.RestartPolicy{"always": {Name: "always"}, "stopped": {Name: "always"}, "unless": {Name: "unless-stopped"}, "failure": {Name: "on-failure", MaximumRetryCount: 1}} {
 		dirs[name] = filepath.Join(work, name)
-		noError(t, os.Mkdir(dirs[name], 0o700))
+		must(t, os.Mkdir(dirs[name], 0o700))
 		id := restartable(t, c, dirs[name], p)
 		ids[name] = id
 		if got := inspect(t, direct, id).HostConfig.RestartPolicy; !got.IsNone() {
@@ -112,7 +113,7 @@ func TestRestartPolicies(t *testing.T) {
 		if got := inspect(t, c, id); got.HostConfig.RestartPolicy != p || got.RestartCount != 0 {
 			t.Errorf("%s: %+v, %d restarts", name, got.HostConfig.RestartPolicy, got.RestartCount)
 		}
-		noError(t, startIt(t, c, id))
+		must(t, startIt(t, c, id))
 	}
 	runs := func(name string, n int) {
 		t.Helper()
@@ -126,7 +127,7 @@ func TestRestartPolicies(t *testing.T) {
 	}
 	end := func(name string) {
 		t.Helper()
-		noError(t, os.WriteFile(filepath.Join(dirs[name], "end"), nil, 0o600))
+		must(t, os.WriteFile(filepath.Join(dirs[name], "end"), nil, 0o600))
 	}
 	// asked waits until Berm has asked the policy about the last exit, and nothing waits.
 	asked := func(name string) {
@@ -148,8 +149,8 @@ func TestRestartPolicies(t *testing.T) {
 	}
 	end("failure")
 	asked("failure")
-	noError(t, c.ContainerStop(t.Context(), ids["stopped"], container.StopOptions{Timeout: &zero}))
-	noError(t, c.ContainerKill(t.Context(), ids["unless"], "KILL"))
+	must(t, c.ContainerStop(t.Context(), ids["stopped"], container.StopOptions{Timeout: &zero}))
+	must(t, c.ContainerKill(t.Context(), ids["unless"], "KILL"))
 	asked("stopped")
 	asked("unless")
 
@@ -162,7 +163,7 @@ func TestRestartPolicies(t *testing.T) {
 	asked("unless")
 	asked("failure")
 
-	noError(t, startIt(t, c, ids["failure"]))
+	must(t, startIt(t, c, ids["failure"]))
 	runs("failure", 3)
 	lives := engineLives(t, own.Host())
 	first := lives()
@@ -173,7 +174,7 @@ func TestRestartPolicies(t *testing.T) {
 	if got := lives(); got != [2]string{} {
 		t.Errorf("without an engine: %q", got)
 	}
-	noError(t, own.Start(t.Context()))
+	must(t, own.Start(t.Context()))
 	if second := lives(); second[0] == first[0] || second[1] == first[1] || second[1] == "" {
 		t.Errorf("after a restart: %q, before: %q", second, first)
 	}
@@ -187,7 +188,7 @@ func TestRestartPolicies(t *testing.T) {
 	}
 
 	eventually(t, func() bool { row, _ := store.row(ids["always"]); return row.Next.IsZero() })
-	must(c.ContainerUpdate(t.Context(), ids["always"], container.UpdateConfig{RestartPolicy: container.RestartPolicy{Name: "no"}}))(t)
+	check.Value(c.ContainerUpdate(t.Context(), ids["always"], container.UpdateConfig{RestartPolicy: container.RestartPolicy{Name: "no"}}))(t)
 	if got := inspect(t, c, ids["always"]).HostConfig.RestartPolicy; !got.IsNone() {
 		t.Errorf("after the update: %+v", got)
 	}
@@ -274,13 +275,13 @@ func TestRestartByEngine(t *testing.T) {
 	}
 
 	made := inspect(t, direct, id)
-	older := must(direct.ContainerCreate(t.Context(), made.Config, &container.HostConfig{
+	older := check.Value(direct.ContainerCreate(t.Context(), made.Config, &container.HostConfig{
 		NetworkMode: "none", RestartPolicy: container.RestartPolicy{Name: "on-failure", MaximumRetryCount: 7}, Binds: []string{work + ":/b"},
 	}, nil, nil, ""))(t)
 	unsealed := *made.Config // of an earlier version, and not sealed since, as its image has labels of Berm's
 	unsealed.Labels = maps.Clone(unsealed.Labels)
 	delete(unsealed.Labels, lifecycle.LabelSeal)
-	left := must(direct.ContainerCreate(t.Context(), &unsealed, &container.HostConfig{NetworkMode: "none", RestartPolicy: always, Binds: []string{work + ":/b"}}, nil, nil, ""))(t)
+	left := check.Value(direct.ContainerCreate(t.Context(), &unsealed, &container.HostConfig{NetworkMode: "none", RestartPolicy: always, Binds: []string{work + ":/b"}}, nil, nil, ""))(t)
 	loop := *made.Config // it waits for the engine to restart it
 	loop.Cmd = []string{"false"}
 	looping, err := direct.ContainerCreate(t.Context(), &loop, &container.HostConfig{NetworkMode: "none", RestartPolicy: always, Binds: []string{work + ":/b"}}, nil, nil, "")

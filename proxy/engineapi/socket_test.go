@@ -11,6 +11,8 @@ import (
 	dockerfilters "github.com/docker/docker/api/types/filters"
 	"github.com/docker/docker/api/types/mount"
 	"github.com/docker/docker/client"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 const socketRules = basePolicy + `
@@ -46,9 +48,9 @@ func TestDockerSocket(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			id := makeOne(t, c, h, "")
-			noError(t, startIt(t, c, id))
+			must(t, startIt(t, c, id))
 			in := from(t, direct, id, at)
-			list := must(in.ContainerList(t.Context(), container.ListOptions{All: true}))(t)
+			list := check.Value(in.ContainerList(t.Context(), container.ListOptions{All: true}))(t)
 			if !slices.ContainsFunc(list, func(ct container.Summary) bool { return ct.ID == id }) || slices.ContainsFunc(list, func(ct container.Summary) bool { return ct.ID == foreign }) {
 				t.Errorf("it lists %+v", list)
 			}
@@ -56,35 +58,35 @@ func TestDockerSocket(t *testing.T) {
 				t.Error("it sees another tenant's")
 			}
 			deniedBy(t, makeOneOr(t, in, &container.HostConfig{Privileged: true}), "containers.privileged")
-			if mine := must(c.ContainerInspect(t.Context(), id))(t); !strings.HasSuffix(mine.Mounts[0].Source, "run/docker.sock") && mine.Mounts[0].Source != listener {
+			if mine := check.Value(c.ContainerInspect(t.Context(), id))(t); !strings.HasSuffix(mine.Mounts[0].Source, "run/docker.sock") && mine.Mounts[0].Source != listener {
 				t.Errorf("shown: %+v", mine.Mounts)
 			}
 			if name != "short" && name != "listener" {
 				return
 			}
-			noError(t, restartIt(t, second, id)) // whose own path is another one
-			noError(t, direct.ContainerKill(t.Context(), id, "KILL"))
-			noError(t, d.StartContainer(t.Context(), id))
+			must(t, restartIt(t, second, id)) // whose own path is another one
+			must(t, direct.ContainerKill(t.Context(), id, "KILL"))
+			must(t, d.StartContainer(t.Context(), id))
 			heir := makeOne(t, second, &container.HostConfig{VolumesFrom: []string{id}}, "")
-			noError(t, startIt(t, second, heir))
+			must(t, startIt(t, second, heir))
 			// What is made through it is its caller's, and may have one too.
 			in = from(t, direct, id, at)
 			sibling := makeOne(t, in, &container.HostConfig{Binds: []string{at + ":" + at}}, "")
-			noError(t, startIt(t, in, sibling))
+			must(t, startIt(t, in, sibling))
 			for _, id := range []string{id, heir, sibling} {
-				must(from(t, direct, id, at).Ping(t.Context()))(t)
+				check.Value(from(t, direct, id, at).Ping(t.Context()))(t)
 				if got := inspect(t, direct, id).Config.Labels["berm.caller"]; got != "mine" {
 					t.Errorf("its caller is %q", got)
 				}
 			}
 			// Testcontainers' reaper removes by label what its client made.
-			made := must(c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Labels: map[string]string{"session": name}}, nil, nil, nil, ""))(t)
+			made := check.Value(c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Labels: map[string]string{"session": name}}, nil, nil, nil, ""))(t)
 			filter := dockerfilters.NewArgs(dockerfilters.Arg("label", "session="+name))
-			list = must(in.ContainerList(t.Context(), container.ListOptions{All: true, Filters: filter}))(t)
+			list = check.Value(in.ContainerList(t.Context(), container.ListOptions{All: true, Filters: filter}))(t)
 			if len(list) != 1 || list[0].ID != made.ID {
 				t.Fatalf("it finds %+v", list)
 			}
-			noError(t, in.ContainerRemove(t.Context(), made.ID, forced))
+			must(t, in.ContainerRemove(t.Context(), made.ID, forced))
 		})
 	}
 	log := string(readFile(t, d.audit))
@@ -120,13 +122,13 @@ func TestDockerSocketAttacks(t *testing.T) {
 
 	// Another caller of the tenant with another profile doesn't get into the container.
 	id := makeOne(t, wide, bind("/run/docker.sock"), "")
-	noError(t, startIt(t, narrow, id))
+	must(t, startIt(t, narrow, id))
 	for range 2 { // also from what is remembered
 		_, execErr := narrow.ContainerExecCreate(t.Context(), id, container.ExecOptions{Cmd: []string{"true"}})
 		_, _, copyErr := narrow.CopyFromContainer(t.Context(), id, "/etc")
 		putErr := narrow.CopyToContainer(t.Context(), id, "/", strings.NewReader(strings.Repeat("\x00", 1024)), container.CopyToContainerOptions{})
 		_, attachErr := narrow.ContainerAttach(t.Context(), id, container.AttachOptions{Stream: true, Stdin: true})
-		made := must(wide.ContainerExecCreate(t.Context(), id, container.ExecOptions{Cmd: []string{"true"}}))(t)
+		made := check.Value(wide.ContainerExecCreate(t.Context(), id, container.ExecOptions{Cmd: []string{"true"}}))(t)
 		startErr := narrow.ContainerExecStart(t.Context(), made.ID, container.ExecStartOptions{Detach: true})
 		_, commitErr := narrow.ContainerCommit(t.Context(), id, container.CommitOptions{})
 		for what, err := range map[string]error{"exec": execErr, "copy": copyErr, "put": putErr, "attach": attachErr, "start of an exec": startErr, "commit": commitErr} {
@@ -154,7 +156,7 @@ func TestDockerSocketAttacks(t *testing.T) {
 
 	// Mode audit isn't passed on to those who can enter the container.
 	audited := makeOne(t, audit, bind("/var/run/docker.sock"), "")
-	noError(t, startIt(t, audit, audited))
+	must(t, startIt(t, audit, audited))
 	deniedBy(t, makeOneOr(t, from(t, direct, audited, "/s"), &container.HostConfig{Privileged: true}), "containers.privileged")
 
 	// The policy turns it off: what is mounted already serves nobody.

@@ -22,13 +22,14 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 var sleeper = &container.Config{Image: testImage, Cmd: []string{"sleep", "600"}}
 
 func makeOne(t *testing.T, c *client.Client, h *container.HostConfig, name string) string {
 	t.Helper()
-	ct := must(c.ContainerCreate(t.Context(), sleeper, h, nil, nil, name))(t)
+	ct := check.Value(c.ContainerCreate(t.Context(), sleeper, h, nil, nil, name))(t)
 	return ct.ID
 }
 
@@ -65,7 +66,7 @@ func TestStartLooksAgain(t *testing.T) {
 	if inspect(t, direct, id).State.Running {
 		t.Error("it runs")
 	}
-	noError(t, startIt(t, c, id))
+	must(t, startIt(t, c, id))
 	if err := startIt(t, c, id); err != nil { // 304
 		t.Errorf("start of one that runs: %v", err)
 	}
@@ -98,7 +99,7 @@ func TestStartContainer(t *testing.T) {
 	c := d.client("itself")
 	id := makeOne(t, c, nil, "")
 	for range 2 { // the second finds it running
-		noError(t, d.StartContainer(t.Context(), id))
+		must(t, d.StartContainer(t.Context(), id))
 	}
 	if !inspect(t, direct, id).State.Running {
 		t.Error("it does not run")
@@ -154,7 +155,7 @@ func TestExpiredIsNotStarted(t *testing.T) {
 	c := d.client("expired")
 	cfg := *sleeper
 	cfg.Labels = map[string]string{"berm.ttl": "1s"}
-	ct := must(c.ContainerCreate(t.Context(), &cfg, nil, nil, nil, ""))(t)
+	ct := check.Value(c.ContainerCreate(t.Context(), &cfg, nil, nil, nil, ""))(t)
 	eventually(t, func() bool {
 		err := startIt(t, c, ct.ID)
 		if err == nil { // it was quicker than its time
@@ -169,10 +170,10 @@ func TestExpiredIsNotStarted(t *testing.T) {
 func TestNetworkOfTheSameName(t *testing.T) {
 	d, _ := engineDoor(t, "")
 	c, other := d.client("name"), d.client("name2")
-	n := must(c.NetworkCreate(t.Context(), "same-name", network.CreateOptions{Internal: true}))(t)
+	n := check.Value(c.NetworkCreate(t.Context(), "same-name", network.CreateOptions{Internal: true}))(t)
 	id := makeOne(t, c, &container.HostConfig{NetworkMode: "same-name"}, "")
-	noError(t, c.NetworkRemove(t.Context(), n.ID))
-	must(other.NetworkCreate(t.Context(), "same-name", network.CreateOptions{Internal: true}))(t)
+	must(t, c.NetworkRemove(t.Context(), n.ID))
+	check.Value(other.NetworkCreate(t.Context(), "same-name", network.CreateOptions{Internal: true}))(t)
 	deniedBy(t, startIt(t, c, id), "verify.start")
 }
 
@@ -187,7 +188,7 @@ func TestUpdate(t *testing.T) {
 	pids, unlimited := int64(55), int64(-1)
 	good := container.UpdateConfig{RestartPolicy: container.RestartPolicy{Name: "on-failure", MaximumRetryCount: 2}}
 	good.Memory, good.PidsLimit, good.NanoCPUs = 100<<20, &pids, 5e8
-	noError(t, update(good))
+	must(t, update(good))
 	h := inspect(t, direct, id).HostConfig
 	if h.Memory != 100<<20 || h.MemorySwap != 100<<20 || *h.PidsLimit != 55 || h.NanoCPUs != 5e8 || h.RestartPolicy.Name != "on-failure" || h.RestartPolicy.MaximumRetryCount != 2 {
 		t.Errorf("after the update: %+v", h)
@@ -255,7 +256,7 @@ func TestUpdate(t *testing.T) {
 // under has a door's policy be another from now on.
 func (d *testDoor) under(rules, image string) {
 	d.t.Helper()
-	p := must(policy.Parse([]byte(rules), policy.Options{DefaultImage: image}))(d.t)
+	p := check.Value(policy.Parse([]byte(rules), policy.Options{DefaultImage: image}))(d.t)
 	d.opts.Policy = func() *policy.Policy { return p }
 }
 
@@ -266,8 +267,8 @@ func TestTightenedPolicy(t *testing.T) {
 	with := func(key string) string { return basePolicy + strings.Replace(wide, "%", key, 1) }
 	d, direct := engineDoor(t, with(""))
 	c := d.client("tight")
-	n := must(c.NetworkCreate(context.Background(), "tight-net", network.CreateOptions{Internal: true}))(t)
-	ct := must(c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{"sleep", "600"}, ExposedPorts: nat.PortSet{"80/tcp": {}}}, &container.HostConfig{
+	n := check.Value(c.NetworkCreate(context.Background(), "tight-net", network.CreateOptions{Internal: true}))(t)
+	ct := check.Value(c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Cmd: []string{"sleep", "600"}, ExposedPorts: nat.PortSet{"80/tcp": {}}}, &container.HostConfig{
 		Binds: []string{dir + ":/a", "tight-vol:/v"}, Tmpfs: map[string]string{"/t": "size=32m"}, CapAdd: []string{"NET_ADMIN"}, NetworkMode: container.NetworkMode(n.ID),
 		PortBindings: nat.PortMap{"80/tcp": {{}}}, DNS: []string{"192.0.2.53"}, Sysctls: map[string]string{"net.ipv4.ip_forward": "1"},
 		RestartPolicy: container.RestartPolicy{Name: "always"},
@@ -316,8 +317,8 @@ func deaf(t *testing.T, c, direct *client.Client) string {
 	t.Helper()
 	cfg := *sleeper
 	cfg.Cmd = []string{"sh", "-c", "trap '' TERM; touch /tmp/deaf; while true; do sleep 1; done"}
-	ct := must(c.ContainerCreate(t.Context(), &cfg, nil, nil, nil, ""))(t)
-	noError(t, startIt(t, c, ct.ID))
+	ct := check.Value(c.ContainerCreate(t.Context(), &cfg, nil, nil, nil, ""))(t)
+	must(t, startIt(t, c, ct.ID))
 	eventually(t, func() bool {
 		_, err := direct.ContainerStatPath(t.Context(), ct.ID, "/tmp/deaf")
 		return err == nil
@@ -361,7 +362,7 @@ func TestRestartsPileUp(t *testing.T) {
 					t.Errorf("one more: %d", status)
 				}
 			}
-			noError(t, c.ContainerRemove(t.Context(), id, container.RemoveOptions{Force: true}))
+			must(t, c.ContainerRemove(t.Context(), id, container.RemoveOptions{Force: true}))
 			eventually(t, func() bool { return d.making(acts+" pile") == 0 && d.making("stops of container "+id+" pile") == 0 })
 			if n.Load() > most {
 				t.Errorf("%d reached the engine", n.Load())

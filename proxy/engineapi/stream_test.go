@@ -24,6 +24,7 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // standIn is an engine with one container, of which a test says itself what its
@@ -92,7 +93,7 @@ func dialers(t *testing.T, d *testDoor) map[string]func() upstream.Half {
 	unixL, err1 := proxy.Listen(t.Context(), "unix://"+filepath.Join(d.dir, "d.sock"), 0o600)
 	tcpL, err2 := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
 	tlsL, err3 := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
-	noError(t, errors.Join(err1, err2, err3))
+	must(t, errors.Join(err1, err2, err3))
 	certs := httptest.NewUnstartedServer(nil)
 	certs.StartTLS()
 	config := certs.TLS.Clone()
@@ -104,7 +105,7 @@ func dialers(t *testing.T, d *testDoor) map[string]func() upstream.Half {
 	dial := func(network, address string, secure bool) func() upstream.Half {
 		return func() upstream.Half {
 			t.Helper()
-			conn := must((&net.Dialer{}).DialContext(t.Context(), network, address))(t)
+			conn := check.Value((&net.Dialer{}).DialContext(t.Context(), network, address))(t)
 			if secure {
 				conn = tls.Client(conn, &tls.Config{InsecureSkipVerify: true}) //nolint:gosec // it's a test's own
 			}
@@ -125,9 +126,9 @@ const attachRequest = "POST /v1.41/containers/%s/attach?stream=1&stdin=1&stdout=
 // what the engine says.
 func attachTo(t *testing.T, conn net.Conn, headers, more string) (int, io.Reader) {
 	t.Helper()
-	must(io.WriteString(conn, fmt.Sprintf(attachRequest, standInID, headers)+more))(t)
+	check.Value(io.WriteString(conn, fmt.Sprintf(attachRequest, standInID, headers)+more))(t)
 	br := bufio.NewReader(conn)
-	resp := must(http.ReadResponse(br, nil))(t)
+	resp := check.Value(http.ReadResponse(br, nil))(t)
 	return resp.StatusCode, br
 }
 
@@ -149,13 +150,13 @@ func TestPipeHalfClose(t *testing.T) {
 		for request, want := range map[string]int{attach + upgradeHeaders + "\r\n": 101, attach + "\r\n": 200, exec + upgradeHeaders + "\r\nc\r\n{\"Tty\":true}\r\n0\r\n\r\n": 101} {
 			t.Run(fmt.Sprint(name, " ", request[:20], want), func(t *testing.T) {
 				conn := dial()
-				must(fmt.Fprintf(conn, request+"early,", standInID))(t)
+				check.Value(fmt.Fprintf(conn, request+"early,", standInID))(t)
 				r := bufio.NewReader(conn)
-				if resp := must(http.ReadResponse(r, nil))(t); resp.StatusCode != want {
+				if resp := check.Value(http.ReadResponse(r, nil))(t); resp.StatusCode != want {
 					t.Errorf("status %d", resp.StatusCode)
 				}
 				_, err := io.WriteString(conn, "late")
-				noError(t, errors.Join(err, conn.CloseWrite()))
+				must(t, errors.Join(err, conn.CloseWrite()))
 				if got, err := io.ReadAll(r); err != nil || string(got) != "first,early,late,<nil>" {
 					t.Errorf("it heard %q, %v", got, err)
 				}
@@ -197,9 +198,9 @@ func TestPipeCallerVanishes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			conn := ways[tt.way]()
 			if tt.way == "tcp" && tt.before != nil {
-				must(fmt.Fprintf(conn, attachRequest, standInID, upgradeHeaders))(t)
+				check.Value(fmt.Fprintf(conn, attachRequest, standInID, upgradeHeaders))(t)
 			} else if _, r := attachTo(t, conn, upgradeHeaders, ""); r != nil {
-				must(io.ReadFull(r, make([]byte, 1)))(t)
+				check.Value(io.ReadFull(r, make([]byte, 1)))(t)
 			}
 			e := <-engines
 			defer close(e.done)
@@ -222,7 +223,7 @@ func TestPipeCallerVanishes(t *testing.T) {
 
 func endInput(t *testing.T, conn upstream.Half) {
 	t.Helper()
-	noError(t, conn.CloseWrite())
+	must(t, conn.CloseWrite())
 }
 
 // stuff says more than anybody on the way can hold.
@@ -259,7 +260,7 @@ func TestPipeLastWords(t *testing.T) {
 			conn := dial()
 			attachTo(t, conn, upgradeHeaders, "")
 			h := <-engines
-			must(conn.Write(make([]byte, size)))(t)
+			check.Value(conn.Write(make([]byte, size)))(t)
 			_ = conn.Close()
 			time.Sleep(2 * hangupPoll) // so that the door has seen it
 			close(h.left)
@@ -320,12 +321,12 @@ func TestPipeDrain(t *testing.T) {
 		close(engineEnded)
 	}})
 	path := filepath.Join(d.dir, "drain.sock")
-	l := must(proxy.Listen(t.Context(), "unix://"+path, 0o600))(t)
+	l := check.Value(proxy.Listen(t.Context(), "unix://"+path, 0o600))(t)
 	end := d.listenOn(l, 100*time.Millisecond)
-	conn := must((&net.Dialer{}).DialContext(t.Context(), "unix", path))(t)
+	conn := check.Value((&net.Dialer{}).DialContext(t.Context(), "unix", path))(t)
 	defer func() { _ = conn.Close() }()
 	_, r := attachTo(t, conn, upgradeHeaders, "")
-	must(io.ReadFull(r, make([]byte, len(said))))(t)
+	check.Value(io.ReadFull(r, make([]byte, len(said))))(t)
 	end()
 	if got, err := io.ReadAll(r); err != nil || string(got) != "\x02\x00\x00\x00\x00\x00\x00\x1fberm: the server is going down\n" {
 		t.Errorf("the last word is %q, %v", got, err)
@@ -365,7 +366,7 @@ func TestPipeCap(t *testing.T) {
 	})
 	_ = conns[0].Close()
 	eventually(t, func() bool { return d.streams() == maxStreams-1 })
-	r := must(c.ContainerLogs(t.Context(), standInID, logs))(t)
+	r := check.Value(c.ContainerLogs(t.Context(), standInID, logs))(t)
 	_ = r.Close()
 	eventually(t, func() bool { return d.streams() == maxStreams-1 })
 }
@@ -445,14 +446,14 @@ func TestFollowersDrain(t *testing.T) {
 		"POST " + one + standInID + "/wait":                  {50 * time.Millisecond, "berm: the server is going down\n"},
 	} {
 		path := filepath.Join(d.dir, "f.sock")
-		l := must(proxy.Listen(t.Context(), "unix://"+path, 0o600))(t)
+		l := check.Value(proxy.Listen(t.Context(), "unix://"+path, 0o600))(t)
 		end := d.listenOn(l, tt.drain)
 		method, target, _ := strings.Cut(call, " ")
-		req := must(http.NewRequestWithContext(t.Context(), method, "http://localhost"+target, nil))(t)
-		resp := must(raw("unix://" + path).Do(req))(t)
+		req := check.Value(http.NewRequestWithContext(t.Context(), method, "http://localhost"+target, nil))(t)
+		resp := check.Value(raw("unix://" + path).Do(req))(t)
 		body := bufio.NewReader(resp.Body)
 		if strings.Contains(call, "/logs") {
-			must(body.Discard(8))(t)
+			check.Value(body.Discard(8))(t)
 		}
 		end()
 		if got, err := io.ReadAll(body); err == nil || string(got) != tt.want {
@@ -473,8 +474,8 @@ func TestUnreadDrain(t *testing.T) {
 	end := d.listenOn(l, time.Hour)
 	conn := l.dial()
 	defer func() { _ = conn.Close() }()
-	must(io.WriteString(conn, "GET /v1.41/containers/"+standInID+"/logs?follow=1&stdout=1 HTTP/1.1\r\nHost: localhost\r\n\r\n"))(t)
-	must(io.ReadFull(conn, make([]byte, 1000)))(t)
+	check.Value(io.WriteString(conn, "GET /v1.41/containers/"+standInID+"/logs?follow=1&stdout=1 HTTP/1.1\r\nHost: localhost\r\n\r\n"))(t)
+	check.Value(io.ReadFull(conn, make([]byte, 1000)))(t)
 	ended := make(chan struct{})
 	go func() { end(); close(ended) }()
 	select {

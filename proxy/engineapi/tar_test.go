@@ -17,6 +17,7 @@ import (
 	"github.com/docker/docker/client"
 
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 
 	"github.com/bermhq/berm/proxy"
 )
@@ -27,12 +28,12 @@ func written(t testing.TB, entries ...tar.Header) []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, h := range entries {
-		noError(t, w.WriteHeader(&h))
+		must(t, w.WriteHeader(&h))
 		if h.Typeflag == tar.TypeReg {
-			must(w.Write(bytes.Repeat([]byte("x"), int(h.Size))))(t)
+			check.Value(w.Write(bytes.Repeat([]byte("x"), int(h.Size))))(t)
 		}
 	}
-	noError(t, w.Close())
+	must(t, w.Close())
 	return b.Bytes()
 }
 
@@ -237,7 +238,7 @@ func TestArchiveUpload(t *testing.T) {
 		return c.CopyToContainer(t.Context(), id, "/tmp", bytes.NewReader(written(t, entries...)), container.CopyToContainerOptions{})
 	}
 	big := tar.Header{Name: "big/file", Typeflag: tar.TypeReg, Mode: 0o640, Size: 3 << 20, Uid: 1000}
-	noError(t, put(tar.Header{Name: "big/", Typeflag: tar.TypeDir, Mode: 0o2755}, big, tar.Header{Name: "h", Typeflag: tar.TypeLink, Linkname: "big/file", Mode: 0o640},
+	must(t, put(tar.Header{Name: "big/", Typeflag: tar.TypeDir, Mode: 0o2755}, big, tar.Header{Name: "h", Typeflag: tar.TypeLink, Linkname: "big/file", Mode: 0o640},
 		tar.Header{Name: "BZhl", Typeflag: tar.TypeSymlink, Linkname: "/etc"}))
 	for name, want := range map[string]fs.FileMode{"big": fs.ModeDir | 0o755, "big/file": 0o640, "h": 0o640, "BZhl": fs.ModeSymlink | 0o777} {
 		if stat, err := direct.ContainerStatPath(t.Context(), id, "/tmp/"+name); err != nil || stat.Mode != want {
@@ -246,7 +247,7 @@ func TestArchiveUpload(t *testing.T) {
 	}
 	other := d.made(direct, "mine", "", container.Config{}) // into which the engine itself unpacks
 	there := tar.Header{Name: "there", Typeflag: tar.TypeReg}
-	noError(t, errors.Join(put(there), direct.CopyToContainer(t.Context(), other, "/tmp", bytes.NewReader(written(t, there)), container.CopyToContainerOptions{})))
+	must(t, errors.Join(put(there), direct.CopyToContainer(t.Context(), other, "/tmp", bytes.NewReader(written(t, there)), container.CopyToContainerOptions{})))
 	for name, tt := range map[string]struct {
 		refused []tar.Header // the last is
 		rule    string
@@ -283,13 +284,13 @@ func TestArchiveUpload(t *testing.T) {
 func TestArchiveReadOnlyRoot(t *testing.T) {
 	d, direct := engineDoor(t, "")
 	c := d.client("mine")
-	made := must(c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{
+	made := check.Value(c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{
 		ReadonlyRootfs: true, Mounts: []mount.Mount{{Type: mount.TypeVolume, Target: "/v"}},
 	}, nil, nil, ""))(t)
 	put := func(c *client.Client, entries ...tar.Header) error {
 		return c.CopyToContainer(t.Context(), made.ID, "/v", bytes.NewReader(written(t, entries...)), container.CopyToContainerOptions{})
 	}
-	noError(t, put(c, tar.Header{Name: "there", Typeflag: tar.TypeSymlink, Linkname: "/etc"}))
+	must(t, put(c, tar.Header{Name: "there", Typeflag: tar.TypeSymlink, Linkname: "/etc"}))
 	evil := tar.Header{Name: "there/evil", Typeflag: tar.TypeReg, Mode: 0o644}
 	deniedBy(t, put(c, evil), "archive.parent")
 	if _, err := direct.ContainerStatPath(t.Context(), made.ID, "/etc/evil"); err == nil {

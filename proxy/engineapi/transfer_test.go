@@ -19,14 +19,15 @@ import (
 	"github.com/docker/docker/client"
 
 	"github.com/bermhq/berm/lifecycle"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // hold sends the beginning of a request and nothing more, and takes nothing either.
 func hold(t *testing.T, address, text string) net.Conn {
 	t.Helper()
-	conn := must(net.Dial("unix", strings.TrimPrefix(address, "unix://")))(t)
+	conn := check.Value(net.Dial("unix", strings.TrimPrefix(address, "unix://")))(t)
 	t.Cleanup(func() { _ = conn.Close() })
-	must(io.WriteString(conn, text))(t)
+	check.Value(io.WriteString(conn, text))(t)
 	return conn
 }
 
@@ -44,7 +45,7 @@ func TestArchiveBeside(t *testing.T) {
 	mine, other := newClient(t, address), d.client("beside2")
 	id := d.made(direct, "beside", "", container.Config{Cmd: []string{"sh", "-c", "dd if=/dev/zero of=/big bs=1M count=8 && touch /done; sleep 1000"}})
 	made, kept, theirs := makeOne(t, other, nil, ""), makeOne(t, other, nil, ""), makeOne(t, mine, nil, "")
-	noError(t, startIt(t, other, kept))
+	must(t, startIt(t, other, kept))
 	eventually(t, func() bool { _, err := direct.ContainerStatPath(t.Context(), id, "/done"); return err == nil })
 	hold(t, address, fmt.Sprintf(getBig, id))
 	eventually(t, func() bool { return !free(t, direct, id) })

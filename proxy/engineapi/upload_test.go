@@ -19,6 +19,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // TestRefusedUpload sends a body whole before it looks for the answer, as docker-py does.
@@ -55,9 +56,9 @@ func TestRefusedAtOnce(t *testing.T) {
 	d := standInDoor(t, &standIn{handler: http.NotFound})
 	conn := hold(t, d.listen(Caller{Name: "up", Tenant: standInTenant}), "POST /v1.41/build HTTP/1.1\r\nHost: docker\r\nContent-Length: 100000000\r\n\r\n")
 	piece := bytes.Repeat([]byte("x"), 1<<20)
-	must(conn.Write(piece))(t)
-	resp := must(http.ReadResponse(bufio.NewReader(conn), nil))(t)
-	if text := must(io.ReadAll(resp.Body))(t); resp.StatusCode != http.StatusForbidden || !resp.Close {
+	check.Value(conn.Write(piece))(t)
+	resp := check.Value(http.ReadResponse(bufio.NewReader(conn), nil))(t)
+	if text := check.Value(io.ReadAll(resp.Body))(t); resp.StatusCode != http.StatusForbidden || !resp.Close {
 		t.Errorf("%s %q", resp.Status, text)
 	}
 	if _, err := conn.Write(piece); err != nil {
@@ -79,7 +80,7 @@ func TestCompressedUploads(t *testing.T) {
 		hold(t, address, put(1<<20))
 	}
 	eventually(t, func() bool { return d.making("compressed archives mine") == maxCompressed })
-	resp := must(http.ReadResponse(bufio.NewReader(hold(t, address, put(len(body)))), nil))(t)
+	resp := check.Value(http.ReadResponse(bufio.NewReader(hold(t, address, put(len(body)))), nil))(t)
 	if resp.StatusCode != http.StatusTooManyRequests {
 		t.Errorf("one more: %s", resp.Status)
 	}
@@ -90,9 +91,9 @@ func squeezed(t testing.TB, plain []byte) map[string][]byte {
 	t.Helper()
 	var z bytes.Buffer
 	w := gzip.NewWriter(&z)
-	must(w.Write(plain))(t)
-	noError(t, w.Close())
-	enc := must(zstd.NewWriter(nil))(t)
+	check.Value(w.Write(plain))(t)
+	must(t, w.Close())
+	enc := check.Value(zstd.NewWriter(nil))(t)
 	return map[string][]byte{"plain": plain, "gzip": z.Bytes(), "zstd": enc.EncodeAll(plain, nil), "skippable zstd": append([]byte("\x50\x2a\x4d\x18\x02\x00\x00\x00xx"), enc.EncodeAll(plain, nil)...)}
 }
 
@@ -103,7 +104,9 @@ var (
 	emptyBZ  = "QlpoOTFBWSZTWVl7uOQAABRQAMAABAAACCAAMMwFKaYTYieLuSKcKEgsvdxyAA=="
 )
 
-func unbase64(t testing.TB, s string) []byte { return must(base64.StdEncoding.DecodeString(s))(t) }
+func unbase64(t testing.TB, s string) []byte {
+	return check.Value(base64.StdEncoding.DecodeString(s))(t)
+}
 
 func TestInflate(t *testing.T) {
 	plain := tarOf(t, "f", strings.Repeat("content", 10000))
@@ -118,7 +121,7 @@ func TestInflate(t *testing.T) {
 		}
 	}
 	for name, in := range map[string]string{"xz": emptyXZ, "bzip2": emptyBZ} {
-		r := must(openTar(bytes.NewReader(unbase64(t, in)), maxInflated))(t)
+		r := check.Value(openTar(bytes.NewReader(unbase64(t, in)), maxInflated))(t)
 		if got, err := io.ReadAll(r); err != nil || !bytes.Equal(got, emptyTar) {
 			t.Errorf("%s: %d bytes, %v", name, len(got), err)
 		}
@@ -141,11 +144,11 @@ func TestInflateRefuses(t *testing.T) {
 	_, _ = rand.NewChaCha8([32]byte{}).Read(noise)
 	plain, zeros := tarOf(t, "f", string(noise)), make([]byte, most+1)
 	all, bombs := squeezed(t, plain), squeezed(t, zeros)
-	window := must(zstd.NewWriter(nil, zstd.WithWindowSize(2*maxWindow)))(t)
+	window := check.Value(zstd.NewWriter(nil, zstd.WithWindowSize(2*maxWindow)))(t)
 	var wide bytes.Buffer
 	window.Reset(&wide)
-	must(window.ReadFrom(io.LimitReader(zeroes{}, 2*maxWindow)))(t)
-	noError(t, window.Close())
+	check.Value(window.ReadFrom(io.LimitReader(zeroes{}, 2*maxWindow)))(t)
+	must(t, window.Close())
 	for name, tt := range map[string]struct {
 		in   []byte
 		want string

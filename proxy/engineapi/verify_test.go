@@ -19,6 +19,8 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/client"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // liar is an engine that isn't quite what it seems: the real one behind a stand-in that
@@ -193,11 +195,11 @@ func TestVerifyCreate(t *testing.T) {
 		_, err := c.ContainerCreate(t.Context(), &container.Config{Image: testImage, Env: []string{"A=1"}, User: "1000"}, &container.HostConfig{ReadonlyRootfs: true}, nil, nil, "verify")
 		return err
 	}
-	noError(t, create(d.client("verify")))
+	must(t, create(d.client("verify")))
 	_, recorded, err := direct.ContainerInspectWithRaw(t.Context(), "verify", false)
-	noError(t, err)
+	must(t, err)
 	var is struct{ ID string }
-	noError(t, json.Unmarshal(recorded, &is))
+	must(t, json.Unmarshal(recorded, &is))
 	var labels any
 	var lie func(map[string]any)
 	there := false
@@ -207,19 +209,19 @@ func TestVerifyCreate(t *testing.T) {
 		switch {
 		case path == "create":
 			var asked struct{ Labels any }
-			noError(t, json.NewDecoder(r.Body).Decode(&asked))
+			must(t, json.NewDecoder(r.Body).Decode(&asked))
 			labels, there = asked.Labels, true
 			w.WriteHeader(http.StatusCreated)
 			_, _ = fmt.Fprintf(w, `{"Id":%q}`, is.ID)
 		case path == "json" && there:
-			_, _ = fmt.Fprintf(w, `[{"Id":%q,"Labels":%s}]`, is.ID, must(json.Marshal(labels))(t))
+			_, _ = fmt.Fprintf(w, `[{"Id":%q,"Labels":%s}]`, is.ID, check.Value(json.Marshal(labels))(t))
 		case path == "json":
 			_, _ = io.WriteString(w, "[]")
 		case path == is.ID+"/json" && !there:
 			http.NotFound(w, r)
 		case path == is.ID+"/json":
 			var told map[string]any
-			noError(t, json.Unmarshal(recorded, &told))
+			must(t, json.Unmarshal(recorded, &told))
 			put("Config.Labels", labels)(told)
 			lie(told)
 			_ = json.NewEncoder(w).Encode(told)

@@ -14,6 +14,8 @@ import (
 
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 const (
@@ -63,7 +65,7 @@ var judgedFields = map[string]string{
 
 func descriptor[D protoreflect.Descriptor](t *testing.T, name string) D {
 	t.Helper()
-	return must(protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(name)))(t).(D)
+	return check.Value(protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(name)))(t).(D)
 }
 
 // sameWords fails unless a list, but for a bar, has exactly these words.
@@ -136,7 +138,7 @@ func TestEveryFieldIsJudged(t *testing.T) {
 
 // TestEveryServiceIsListed has no service beside those of the tables.
 func TestEveryServiceIsListed(t *testing.T) {
-	s := must(New(Options{}))(t)
+	s := check.Value(New(Options{}))(t)
 	defer func() { _ = s.Close() }()
 	if got, want := slices.Sorted(maps.Keys(s.grpc.GetServiceInfo())), slices.Sorted(maps.Keys(judgedMethods)); !slices.Equal(got, want) {
 		t.Errorf("%v\nwant %v", got, want)
@@ -148,10 +150,10 @@ func TestEveryServiceIsListed(t *testing.T) {
 func TestEveryAttributeIsJudged(t *testing.T) {
 	names := map[string]bool{}
 	for _, pkg := range []string{"dockerui", "dockerfile/builder"} {
-		dir := must(gobuild.Import("github.com/moby/buildkit/frontend/"+pkg, ".", gobuild.FindOnly))(t).Dir
-		files := must(filepath.Glob(filepath.Join(dir, "*.go")))(t)
+		dir := check.Value(gobuild.Import("github.com/moby/buildkit/frontend/"+pkg, ".", gobuild.FindOnly))(t).Dir
+		files := check.Value(filepath.Glob(filepath.Join(dir, "*.go")))(t)
 		for _, file := range files {
-			ast.Inspect(must(parser.ParseFile(token.NewFileSet(), file, nil, 0))(t), func(n ast.Node) bool {
+			ast.Inspect(check.Value(parser.ParseFile(token.NewFileSet(), file, nil, 0))(t), func(n ast.Node) bool {
 				switch n := n.(type) {
 				case *ast.ValueSpec: // keyTarget = "target"
 					for i, id := range n.Names {

@@ -19,6 +19,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // frontend is a client that is the frontend of its build.
@@ -103,15 +105,15 @@ func TestGatewaySolve(t *testing.T) {
 				}[m], nil
 			})
 		}
-		if pong := must(f.bridge.Ping(f.ctx, &gateway.PingRequest{}))(t); len(pong.Workers[0].Labels)+len(pong.Workers[0].GCPolicy) > 0 {
+		if pong := check.Value(f.bridge.Ping(f.ctx, &gateway.PingRequest{}))(t); len(pong.Workers[0].Labels)+len(pong.Workers[0].GCPolicy) > 0 {
 			t.Error(pong)
 		}
-		must(f.bridge.ReadFile(f.ctx, &gateway.ReadFileRequest{Ref: "one"}))(t)
-		must(f.bridge.ReadDir(f.ctx, &gateway.ReadDirRequest{Ref: "one"}))(t)
-		must(f.bridge.StatFile(f.ctx, &gateway.StatFileRequest{Ref: "one"}))(t)
-		must(f.bridge.Evaluate(f.ctx, &gateway.EvaluateRequest{Ref: "one"}))(t)
-		must(f.bridge.Warn(f.ctx, &gateway.WarnRequest{}))(t) // dropped
-		if inputs := must(f.bridge.Inputs(f.ctx, &gateway.InputsRequest{}))(t); len(inputs.Definitions) > 0 {
+		check.Value(f.bridge.ReadFile(f.ctx, &gateway.ReadFileRequest{Ref: "one"}))(t)
+		check.Value(f.bridge.ReadDir(f.ctx, &gateway.ReadDirRequest{Ref: "one"}))(t)
+		check.Value(f.bridge.StatFile(f.ctx, &gateway.StatFileRequest{Ref: "one"}))(t)
+		check.Value(f.bridge.Evaluate(f.ctx, &gateway.EvaluateRequest{Ref: "one"}))(t)
+		check.Value(f.bridge.Warn(f.ctx, &gateway.WarnRequest{}))(t) // dropped
+		if inputs := check.Value(f.bridge.Inputs(f.ctx, &gateway.InputsRequest{}))(t); len(inputs.Definitions) > 0 {
 			t.Error(inputs)
 		}
 		last.answer <- map[string]string{}
@@ -140,11 +142,11 @@ func TestGatewayRefused(t *testing.T) {
 			wantCode(t, m, codes.Unimplemented, f.conn.Invoke(f.ctx, "/moby.buildkit.v1.frontend.LLBBridge/"+m, &gateway.PingRequest{}, &gateway.PongResponse{}))
 		}
 		for m, want := range map[string]codes.Code{"/containerd.services.content.v1.Content/List": codes.Unimplemented, "/containerd.services.content.v1.Content/Write": codes.Unimplemented, gateway.LLBBridge_ExecProcess_FullMethodName: codes.Unimplemented} {
-			stream := must(f.conn.NewStream(f.ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, m))(t)
+			stream := check.Value(f.conn.NewStream(f.ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, m))(t)
 			_, _ = stream.SendMsg(&gateway.PingRequest{}), stream.CloseSend()
 			wantCode(t, m, want, stream.RecvMsg(&gateway.PingRequest{}))
 		}
-		must(trace.NewTraceServiceClient(f.conn).Export(t.Context(), &trace.ExportTraceServiceRequest{}))(t) // dropped
+		check.Value(trace.NewTraceServiceClient(f.conn).Export(t.Context(), &trace.ExportTraceServiceRequest{}))(t) // dropped
 	})
 }
 
@@ -154,7 +156,7 @@ func TestGatewayReturn(t *testing.T) {
 	forged := &gateway.Result{Result: &gateway.Result_Ref{Ref: &gateway.Ref{Id: "one"}}, Metadata: map[string][]byte{"containerimage.config": []byte("forged")}}
 	empty := &gateway.Result{Result: &gateway.Result_Ref{Ref: &gateway.Ref{}}, Metadata: forged.Metadata}
 	failed := status.New(codes.Unknown, "m")
-	detailed := must(failed.WithDetails(&gateway.PingRequest{}))(t)
+	detailed := check.Value(failed.WithDetails(&gateway.PingRequest{}))(t)
 	for name, tt := range map[string]struct {
 		change func(*control.SolveRequest)
 		in     *gateway.ReturnRequest
@@ -182,7 +184,7 @@ func TestGatewayReturn(t *testing.T) {
 					got <- req.(*gateway.ReturnRequest)
 					return &gateway.ReturnResponse{}, nil
 				})
-				must(f.bridge.Solve(f.ctx, &gateway.SolveRequest{Frontend: dockerfile}))(t)
+				check.Value(f.bridge.Solve(f.ctx, &gateway.SolveRequest{Frontend: dockerfile}))(t)
 				_, err := f.bridge.Return(f.ctx, tt.in)
 				if tt.want == nil {
 					if wantCode(t, name, codes.PermissionDenied, err); len(got) > 0 {
@@ -207,7 +209,7 @@ func TestGatewayInputs(t *testing.T) {
 			r.GetRef().Def.Metadata = map[string]*pb.OpMetadata{digestOf(op): limited}
 			return &gateway.SolveResponse{Result: r}, nil
 		})
-		must(f.bridge.Solve(f.ctx, &gateway.SolveRequest{Frontend: dockerfile}))(t)
+		check.Value(f.bridge.Solve(f.ctx, &gateway.SolveRequest{Frontend: dockerfile}))(t)
 		f.job.answer <- map[string]string{}
 		ended(t, <-f.solve.err)
 		with := &gateway.SolveRequest{Frontend: dockerfile, FrontendInputs: map[string]*pb.Definition{"x": {Def: [][]byte{op, lastOp(op)}}}, FrontendOpt: map[string]string{"context:x": "input:x"}}
@@ -297,7 +299,7 @@ func TestHistory(t *testing.T) {
 		content := func(conn *grpc.ClientConn, digest string) bool {
 			ctx := metadata.AppendToOutgoingContext(t.Context(), "containerd-namespace", "buildkit", "x-other", "y")
 			_, ierr := contentapi.NewContentClient(conn).Info(ctx, &contentapi.InfoRequest{Digest: digest})
-			stream := must(contentapi.NewContentClient(conn).Read(ctx, &contentapi.ReadContentRequest{Digest: digest}))(t)
+			stream := check.Value(contentapi.NewContentClient(conn).Read(ctx, &contentapi.ReadContentRequest{Digest: digest}))(t)
 			_, rerr := stream.Recv()
 			for _, err := range []error{ierr, rerr} {
 				if err != nil {
@@ -310,8 +312,8 @@ func TestHistory(t *testing.T) {
 		if content(conn, logs) || content(conn, "") {
 			t.Error("the record isn't read yet")
 		}
-		stream := must(control.NewControlClient(conn).ListenBuildHistory(t.Context(), &control.BuildHistoryRequest{Ref: ref, EarlyExit: true, Filter: []string{"x"}, Limit: 3}))(t)
-		if e := must(stream.Recv())(t); e.Record.Ref != ref {
+		stream := check.Value(control.NewControlClient(conn).ListenBuildHistory(t.Context(), &control.BuildHistoryRequest{Ref: ref, EarlyExit: true, Filter: []string{"x"}, Limit: 3}))(t)
+		if e := check.Value(stream.Recv())(t); e.Record.Ref != ref {
 			t.Error(e)
 		}
 		if e, err := stream.Recv(); err == nil {
@@ -324,7 +326,7 @@ func TestHistory(t *testing.T) {
 			}
 		}
 
-		must(contentapi.NewContentClient(conn).Info(t.Context(), &contentapi.InfoRequest{Digest: logs}))(t) // in no namespace
+		check.Value(contentapi.NewContentClient(conn).Info(t.Context(), &contentapi.InfoRequest{Digest: logs}))(t) // in no namespace
 		f.on(control.Control_UpdateBuildHistory_FullMethodName, func(_ context.Context, req any) (any, error) {
 			if r := req.(*control.UpdateBuildHistoryRequest); r.Ref != j.Ref || !r.Finalize || r.Delete || r.Pinned {
 				t.Error(r)
@@ -343,7 +345,7 @@ func TestHistory(t *testing.T) {
 			wantCode(t, tt.req.String(), tt.want, err)
 		}
 		for tenant, in := range map[string]string{"u": ref, "t": ""} { // another's, and everybody's
-			stream := must(control.NewControlClient(f.asClient(tenant)).ListenBuildHistory(t.Context(), &control.BuildHistoryRequest{Ref: in}))(t)
+			stream := check.Value(control.NewControlClient(f.asClient(tenant)).ListenBuildHistory(t.Context(), &control.BuildHistoryRequest{Ref: in}))(t)
 			if e, err := stream.Recv(); e != nil {
 				t.Error(e, err)
 			}
@@ -368,17 +370,17 @@ func TestInfo(t *testing.T) {
 		f.on(control.Control_Info_FullMethodName, func(context.Context, any) (any, error) {
 			return &control.InfoResponse{BuildkitVersion: &types.BuildkitVersion{Version: "v"}}, nil
 		})
-		workers := must(c.ListWorkers(t.Context(), &control.ListWorkersRequest{Filter: []string{"x"}}))(t)
+		workers := check.Value(c.ListWorkers(t.Context(), &control.ListWorkersRequest{Filter: []string{"x"}}))(t)
 		if want := (&types.WorkerRecord{ID: "w", Labels: map[string]string{snapshotter: "overlayfs"}}); !proto.Equal(workers.Record[0], want) {
 			t.Error(workers)
 		}
-		if info := must(c.Info(t.Context(), &control.InfoRequest{}))(t); info.BuildkitVersion.Version != "v" {
+		if info := check.Value(c.Info(t.Context(), &control.InfoRequest{}))(t); info.BuildkitVersion.Version != "v" {
 			t.Error(info)
 		}
-		if usage := must(c.DiskUsage(t.Context(), &control.DiskUsageRequest{}))(t); len(usage.Record) > 0 {
+		if usage := check.Value(c.DiskUsage(t.Context(), &control.DiskUsageRequest{}))(t); len(usage.Record) > 0 {
 			t.Error(usage)
 		}
-		prune := must(c.Prune(t.Context(), &control.PruneRequest{All: true}))(t)
+		prune := check.Value(c.Prune(t.Context(), &control.PruneRequest{All: true}))(t)
 		if m, err := prune.Recv(); m != nil || err == nil {
 			t.Error(m, err)
 		}
@@ -460,7 +462,7 @@ func TestGatewayReads(t *testing.T) {
 		f.on(gateway.LLBBridge_Solve_FullMethodName, func(context.Context, any) (any, error) {
 			return &gateway.SolveResponse{Result: aResult("one")}, nil
 		})
-		must(f.bridge.Solve(f.ctx, &gateway.SolveRequest{Frontend: dockerfile}))(t)
+		check.Value(f.bridge.Solve(f.ctx, &gateway.SolveRequest{Frontend: dockerfile}))(t)
 		got := make(chan proto.Message, 1)
 		for method, answer := range answers {
 			f.on(method, func(_ context.Context, req any) (any, error) { got <- req.(proto.Message); return answer, nil })

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // bubble runs a test by a clock of its own. The HTTP/2 server keeps channels in a sync.Pool,
@@ -138,7 +139,7 @@ func newFixture(t *testing.T) *fixture {
 	}{})
 	served := make(chan struct{})
 	go func() { defer close(served); _ = engine.Serve(l) }()
-	f.server = must(New(Options{
+	f.server = check.Value(New(Options{
 		Dial: func(ctx context.Context, path string, header http.Header) (net.Conn, error) {
 			if f.hangs && path == "/session" {
 				<-ctx.Done()
@@ -239,7 +240,7 @@ func (f *fixture) asClient(tenant string) *grpc.ClientConn {
 	served := make(chan struct{})
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() { defer close(served); f.server.Serve(ctx, fakeCaller{f, tenant}, far) }()
-	conn := must(overConn(near))(f.t)
+	conn := check.Value(overConn(near))(f.t)
 	f.t.Cleanup(func() { _ = conn.Close(); cancel(); <-served })
 	return conn
 }
@@ -278,7 +279,7 @@ func (c *clientSession) serve(t *testing.T, handle func(grpc.ServerStream) error
 	server := grpc.NewServer(grpc.ForceServerCodecV2(frames{}), grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error { return handle(s) }))
 	done := make(chan struct{})
 	go func() { defer close(done); _ = server.Serve(l) }()
-	engine := must(overConn(c.engine))(t)
+	engine := check.Value(overConn(c.engine))(t)
 	t.Cleanup(func() { _ = engine.Close(); server.Stop(); <-done })
 	return engine
 }

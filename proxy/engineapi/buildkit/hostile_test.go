@@ -24,9 +24,11 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
-func encoded(t *testing.T, op *pb.Op) []byte { return must(op.Marshal())(t) }
+func encoded(t *testing.T, op *pb.Op) []byte { return check.Value(op.Marshal())(t) }
 
 // TestInputs gives definitions that end an engine, or read what wasn't judged.
 func TestInputs(t *testing.T) {
@@ -91,7 +93,7 @@ func TestCodec(t *testing.T) {
 	for i := range 198 { // a definition's source's information's definition
 		deep = field([]protowire.Number{3, 2, 3}[i%3], deep)
 	}
-	large := must(proto.Marshal(&control.SolveRequest{Ref: "x", Definition: &pb.Definition{Def: [][]byte{bytes.Repeat([]byte("x"), 4<<20)}}}))(t)
+	large := check.Value(proto.Marshal(&control.SolveRequest{Ref: "x", Definition: &pb.Definition{Def: [][]byte{bytes.Repeat([]byte("x"), 4<<20)}}}))(t)
 	for name, tt := range map[string]struct {
 		message []byte
 		want    codes.Code
@@ -240,7 +242,7 @@ func TestStalledMessages(t *testing.T) {
 		}()
 		conn := f.asClient("t")
 		for _, method := range []string{control.Control_Solve_FullMethodName, gateway.LLBBridge_ReadFile_FullMethodName} {
-			stream := must(conn.NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true}, method))(t)
+			stream := check.Value(conn.NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true}, method))(t)
 			if err := stream.SendMsg(someSolve()); err != nil {
 				t.Fatal(err)
 			}
@@ -272,7 +274,7 @@ func TestManyCalls(t *testing.T) {
 		for range 2 * engineStreams / (maxStreams - 4) {
 			conn := f.asClient("t")
 			for range maxStreams - 4 {
-				stream := must(control.NewControlClient(conn).Status(ctx, &control.StatusRequest{Ref: ref}))(t)
+				stream := check.Value(control.NewControlClient(conn).Status(ctx, &control.StatusRequest{Ref: ref}))(t)
 				go func() { _, err := stream.Recv(); refused <- err }()
 			}
 		}
@@ -314,7 +316,7 @@ func TestPanics(t *testing.T) {
 		f.server.mu.Lock()
 		f.server.builds[[2]string{"t", "broken00"}] = &build{server: f.server, begun: closed(), over: closed()}
 		f.server.mu.Unlock()
-		stream := must(control.NewControlClient(conn).Status(t.Context(), &control.StatusRequest{Ref: "broken00"}))(t)
+		stream := check.Value(control.NewControlClient(conn).Status(t.Context(), &control.StatusRequest{Ref: "broken00"}))(t)
 		_, err := stream.Recv()
 		wantCode(t, "a stream", codes.Internal, err)
 		if n := f.panics.Load(); n != 2 {

@@ -11,6 +11,8 @@ import (
 	"github.com/moby/buildkit/solver/pb"
 	spb "github.com/moby/buildkit/sourcepolicy/pb"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // decoded reads a message as the gRPC server does. It returns false for one that Berm
@@ -43,7 +45,7 @@ func neverAttrs() (keys []string) {
 // checkAttrs fails unless attributes are within what may reach the engine.
 func checkAttrs(t *testing.T, out map[string]string, never []string) {
 	t.Helper()
-	set := must(judgeAttrs(newJudging(), "t", nil, false, ownSession))(t).out
+	set := check.Value(judgeAttrs(newJudging(), "t", nil, false, ownSession))(t).out
 	size := 0
 	for key, value := range out {
 		size += len(key) + len(value)
@@ -90,7 +92,7 @@ func FuzzJudgeSolve(f *testing.F) {
 		if s.Session == "" {
 			s.Session = "own"
 		}
-		data := must(proto.Marshal(s))(f)
+		data := check.Value(proto.Marshal(s))(f)
 		f.Add(data)
 		f.Add(append(data, 0xf8, 0x7f, 1))
 	}
@@ -155,7 +157,7 @@ func FuzzJudgeBridge(f *testing.F) {
 		{SourcePolicies: []*spb.Policy{{}}}, {FrontendOpt: map[string]string{"context:x": "input:x", "input-metadata:x": "{}"}, FrontendInputs: inputs}, {FrontendOpt: map[string]string{"local-sessionid:x": "own", "memory": "1"}},
 	} {
 		s.Frontend = dockerfile
-		f.Add(must(proto.Marshal(s))(f))
+		f.Add(check.Value(proto.Marshal(s))(f))
 	}
 	never := neverAttrs()
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/bermhq/berm/policy"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 const owner = "berm.owner"
@@ -78,16 +79,6 @@ func ownSession(id string) (string, error) {
 func refused(err error) bool {
 	_, ok := errors.AsType[*policy.DeniedError](err)
 	return ok
-}
-
-func must[T any](v T, err error) func(testing.TB) T {
-	return func(t testing.TB) T {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return v
-	}
 }
 
 // bytesOf is a text of that many bytes.
@@ -167,7 +158,7 @@ func TestJudgeSolve(t *testing.T) {
 		SourcePolicy: &spb.Policy{Version: 1}, Cache: &control.CacheOptions{Exports: []*control.CacheOptionsEntry{entry("inline")}},
 		ExporterDeprecated: "moby", ExporterAttrsDeprecated: map[string]string{"name": "mine/a,,mine/b:1", "unpack": "true"},
 	}
-	r := must(judgeSolve(newJudging(), "t", in, ownSession))(t)
+	r := check.Value(judgeSolve(newJudging(), "t", in, ownSession))(t)
 	if len(r.out.FrontendAttrs) == 0 {
 		t.Error("nothing is set")
 	}
@@ -180,12 +171,12 @@ func TestJudgeSolve(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	in.Exporters = []*control.Exporter{{Type: "local"}} // the deprecated pair isn't appended, as by the engine
-	if r := must(judgeSolve(newJudging(), "t", in, ownSession))(t); len(r.out.Exporters) != 1 || r.stores || r.names != nil {
+	if r := check.Value(judgeSolve(newJudging(), "t", in, ownSession))(t); len(r.out.Exporters) != 1 || r.stores || r.names != nil {
 		t.Errorf("%+v", r)
 	}
 	in.Frontend = "" // the client is the frontend, and may have results of other builds
 	in.FrontendAttrs = map[string]string{"context:x": "input:y"}
-	must(judgeSolve(newJudging(), "t", in, ownSession))(t)
+	check.Value(judgeSolve(newJudging(), "t", in, ownSession))(t)
 }
 
 func TestJudgeExporters(t *testing.T) {
@@ -285,13 +276,13 @@ func TestJudgeAttrs(t *testing.T) {
 		"local-sessionid:context": func(string) string { return "engines" }, "image-resolve-mode": func(string) string { return "local" },
 		"frontend.caps": func(string) string { return "moby.buildkit.frontend.inputs" },
 	} {
-		a := must(judgeAttrs(newJudging(), "t", map[string]string{key: attrTests[key][0]}, false, ownSession))(t)
+		a := check.Value(judgeAttrs(newJudging(), "t", map[string]string{key: attrTests[key][0]}, false, ownSession))(t)
 		if want := values(attrTests[key][0]); a.out[key] != want || a.pull != (key == "image-resolve-mode") || (len(a.uploads) == 1) != (key == "context") {
 			t.Errorf("%s: %+v", key, a)
 		}
 	}
 	for key, value := range map[string]string{"input-metadata:x": "{}", "context:x": "input:y"} {
-		must(judgeAttrs(newJudging(), "t", map[string]string{key: value}, true, ownSession))(t)
+		check.Value(judgeAttrs(newJudging(), "t", map[string]string{key: value}, true, ownSession))(t)
 	}
 
 	many := map[string]string{}
@@ -313,7 +304,7 @@ func TestJudgeAttrs(t *testing.T) {
 func TestSetAttrs(t *testing.T) {
 	judge := func(tenant string, j *judging, in map[string]string) map[string]string {
 		t.Helper()
-		return must(judgeAttrs(j, tenant, in, false, ownSession))(t).out
+		return check.Value(judgeAttrs(j, tenant, in, false, ownSession))(t).out
 	}
 	j := newJudging()
 	base := judge("t", j, nil)

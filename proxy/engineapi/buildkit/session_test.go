@@ -18,6 +18,8 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 const diffCopy = "/moby.filesync.v1.FileSync/DiffCopy"
@@ -275,7 +277,7 @@ func TestControlSession(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		f := newFixture(t)
 		ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(t.Context(), exposed+"Uuid", "own", exposed+"Grpc-Method", diffCopy, exposed+"Grpc-Method", askCredentials))
-		stream := must(control.NewControlClient(f.asClient("t")).Session(ctx))(t)
+		stream := check.Value(control.NewControlClient(f.asClient("t")).Session(ctx))(t)
 		header := <-f.opened
 		if id := header.Get(exposed + "Uuid"); id == "own" || len(header.Values(exposed+"Grpc-Method")) != 1 {
 			t.Error(header)
@@ -349,7 +351,7 @@ func TestSlowClient(t *testing.T) {
 			<-s.Context().Done()
 			return nil
 		})
-		stream := must(engine.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, diffCopy, grpc.ForceCodecV2(frames{})))(t)
+		stream := check.Value(engine.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, diffCopy, grpc.ForceCodecV2(frames{})))(t)
 		part := bytesOf(1 << 20)
 		if n := flood(len(part), func() error { return stream.SendMsg(frameOf(part)) }); n > 2*maxMessage {
 			t.Errorf("%d bytes for the client", n)
@@ -374,7 +376,7 @@ func TestFastClient(t *testing.T) {
 		f.hangs = true
 		client := control.NewControlClient(f.asClient("t"))
 		session := func(id string) grpc.BidiStreamingClient[control.BytesMessage, control.BytesMessage] {
-			return must(client.Session(metadata.AppendToOutgoingContext(t.Context(), exposed+"Uuid", id)))(t)
+			return check.Value(client.Session(metadata.AppendToOutgoingContext(t.Context(), exposed+"Uuid", id)))(t)
 		}
 		stream, part := session("own"), &control.BytesMessage{Data: make([]byte, 32<<10)}
 		if n := flood(len(part.Data), func() error { return stream.Send(part) }); n > 4<<20 {

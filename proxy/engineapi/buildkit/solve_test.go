@@ -17,6 +17,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 const (
@@ -174,7 +176,7 @@ func TestSolveRefused(t *testing.T) {
 			change(req)
 			wantCode(t, fmt.Sprint(i), codes.PermissionDenied, <-f.start(conn, req).err)
 		}
-		_, err := must(control.NewControlClient(conn).Status(t.Context(), &control.StatusRequest{Ref: "client10"}))(t).Recv()
+		_, err := check.Value(control.NewControlClient(conn).Status(t.Context(), &control.StatusRequest{Ref: "client10"}))(t).Recv()
 		wantCode(t, "status of a refused build", codes.PermissionDenied, err)
 		f.begin = status.Error(codes.ResourceExhausted, "full")
 		req = someSolve()
@@ -197,7 +199,7 @@ func TestWaitingBuild(t *testing.T) {
 		conn := f.asClient("t")
 		s := f.start(conn, someSolve())
 		told := make(chan error, 1)
-		stream := must(control.NewControlClient(conn).Status(t.Context(), &control.StatusRequest{Ref: ref}))(t)
+		stream := check.Value(control.NewControlClient(conn).Status(t.Context(), &control.StatusRequest{Ref: ref}))(t)
 		go func() { _, err := stream.Recv(); told <- err }()
 		time.Sleep(2 * buildWait) // of the bubble's clock
 		<-f.builds
@@ -232,13 +234,13 @@ func TestStatus(t *testing.T) {
 			return nil
 		})
 		s := f.start(conn, someSolve())
-		stream := must(control.NewControlClient(conn).Status(t.Context(), &control.StatusRequest{Ref: ref}))(t)
+		stream := check.Value(control.NewControlClient(conn).Status(t.Context(), &control.StatusRequest{Ref: ref}))(t)
 		first := <-f.jobs
 		if got := <-asked; got != first.Ref {
 			t.Error(got)
 		}
 		tell <- &control.StatusResponse{Vertexes: []*control.Vertex{{Error: deniedBy(busybox).Error()}, {Error: "context canceled"}, {Error: "exit code 1"}}}
-		said := fmt.Sprint(must(stream.Recv())(t))
+		said := fmt.Sprint(check.Value(stream.Recv())(t))
 		if strings.Contains(said, "denied") || strings.Contains(said, "canceled") || !strings.Contains(said, "exit code 1") {
 			t.Error(said)
 		}
@@ -250,7 +252,7 @@ func TestStatus(t *testing.T) {
 		}
 		pinned := Pin("o", "t", "sha256:docker.io/library/busybox:1") + ":1@sha256:0"
 		tell <- &control.StatusResponse{Vertexes: []*control.Vertex{{Name: "[1/2] FROM " + pinned}}, Statuses: []*control.VertexStatus{{ID: "resolve " + pinned, Name: pinned}}}
-		m := must(stream.Recv())(t)
+		m := check.Value(stream.Recv())(t)
 		const shown = "docker.io/library/busybox:1@sha256:0"
 		if m.Vertexes[0].Name != "[1/2] FROM "+shown || m.Statuses[0].ID != "resolve "+shown || m.Statuses[0].Name != shown {
 			t.Error(m)
@@ -294,7 +296,7 @@ func TestRefs(t *testing.T) {
 		synctest.Wait()
 		_, err := control.NewControlClient(conn).UpdateBuildHistory(t.Context(), &control.UpdateBuildHistoryRequest{Ref: early.Ref, Finalize: true})
 		wantCode(t, "not begun", codes.NotFound, err)
-		stream := must(control.NewControlClient(conn).Status(t.Context(), &control.StatusRequest{Ref: early.Ref}))(t)
+		stream := check.Value(control.NewControlClient(conn).Status(t.Context(), &control.StatusRequest{Ref: early.Ref}))(t)
 		_, err = stream.Recv()
 		wantCode(t, "never begun", codes.NotFound, err)
 		wantCode(t, "never begun", codes.NotFound, <-s.err)
@@ -312,10 +314,10 @@ func (f *fixture) callAll(conn *grpc.ClientConn, ref string) map[string]error {
 		}
 		errs[name] = err
 	}
-	st := must(c.Status(ctx, &control.StatusRequest{Ref: ref}))(f.t)
+	st := check.Value(c.Status(ctx, &control.StatusRequest{Ref: ref}))(f.t)
 	_, err := st.Recv()
 	end("Status", err)
-	hi := must(c.ListenBuildHistory(ctx, &control.BuildHistoryRequest{Ref: ref}))(f.t)
+	hi := check.Value(c.ListenBuildHistory(ctx, &control.BuildHistoryRequest{Ref: ref}))(f.t)
 	_, err = hi.Recv()
 	end("ListenBuildHistory", err)
 	_, err = c.UpdateBuildHistory(ctx, &control.UpdateBuildHistoryRequest{Ref: ref, Finalize: true})
