@@ -109,7 +109,14 @@ func inOne(name string, spec func(*bed) runtime.Spec, cases ...containerCase) co
 func (b *bed) forget(t *testing.T, id string) {
 	processes, err := b.rt.ListProcesses(b.ctx, id)
 	for _, p := range processes {
-		err = errors.Join(err, b.rt.Kill(b.ctx, id, p.ID), b.rt.Forget(b.ctx, id, p.ID))
+		err = errors.Join(err, b.rt.Kill(b.ctx, id, p.ID))
+		b.await(t, "the end of the output of "+p.ID, func() bool {
+			left := b.rt.Forget(b.ctx, id, p.ID)
+			if !errdefs.IsFailedPrecondition(left) {
+				err = errors.Join(err, left)
+			}
+			return !errdefs.IsFailedPrecondition(left)
+		})
 	}
 	if err != nil && !errdefs.IsNotFound(err) {
 		t.Error(err)

@@ -153,7 +153,11 @@ func testProcess(t *testing.T, b *bed, id string) {
 	for range 2 {
 		must(t, b.rt.Kill(b.ctx, id, "q"))
 	}
-	if q, err := b.rt.Process(b.ctx, id, "q"); err != nil || q.Running || !q.Killed || q.ExitCode != 137 {
+	b.await(t, "the end of its output", func() bool {
+		q, err := b.rt.Process(b.ctx, id, "q")
+		return err != nil || !q.Running
+	})
+	if q, err := b.rt.Process(b.ctx, id, "q"); err != nil || !q.Killed || q.ExitCode != 137 {
 		t.Errorf("killed: %+v, %v", q, err)
 	}
 	for _, process := range []string{"p", "q", "p"} {
