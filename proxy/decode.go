@@ -2,8 +2,7 @@ package proxy
 
 import (
 	"bytes"
-	"cmp"
-	"encoding/json"
+	stdjson "encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,7 +14,10 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	jsonv1 "github.com/go-json-experiment/json/v1"
 
 	"github.com/bermhq/berm/lifecycle"
 )
@@ -164,50 +166,139 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 // top-level fields with the ignored names that v hasn't.
 func DecodeNulls(w http.ResponseWriter, r *http.Request, limit int64, v any, ignored ...string) error {
 	return decodeBody(w, r, limit, false, v, func(data []byte, v any) error {
-		return decodeJSON(data, v, decoder{nulls: true, ignored: ignored})
+		return decodeJSON(data, v, withNulls, ignored...)
 	})
 }
 
 // DecodeJSONNulls is to DecodeNulls what DecodeJSON is to DecodeBody.
-func DecodeJSONNulls(data []byte, v any) error {
-	return decodeJSON(data, v, decoder{nulls: true})
-}
+func DecodeJSONNulls(data []byte, v any) error { return decodeJSON(data, v, withNulls) }
 
-// DecodeJSON reads one JSON value into v, a non-nil pointer to a struct. It is stricter than
-// encoding/json: names must match exactly, unknown and repeated ones are refused, as are
-// trailing data, invalid UTF-8 and deep nesting. Null is for pointers, maps and slices only,
-// and for no element of a slice of pointers. An embedded struct's fields are its own.
+// DecodeJSON reads one JSON value into v, a non-nil pointer to a zero value. Names must match
+// exactly, unknown and repeated ones are refused, as are trailing data, invalid UTF-8 and deep
+// nesting. Null is for pointers, maps and slices only, and for no element of a slice of pointers.
 // Malformed JSON is a Fault of 400, a value of the wrong kind a *lifecycle.InvalidError.
-func DecodeJSON(data []byte, v any) error { return decodeJSON(data, v, decoder{}) }
+func DecodeJSON(data []byte, v any) error { return decodeJSON(data, v, withoutNulls) }
 
-func decodeJSON(data []byte, v any, d decoder) error {
-	if !utf8.Valid(data) {
-		return Malformed("the body is not UTF-8")
-	}
-	if bytes.HasPrefix(data, []byte("\xef\xbb\xbf")) {
-		return Malformed("the body begins with a byte order mark")
-	}
-	if err := checkSyntax(data); err != nil {
-		return err
-	}
-	whole, into := bytes.TrimSpace(data), reflect.ValueOf(v).Elem()
-	if into.Kind() == reflect.Pointer {
-		return d.value(into, whole, "")
-	}
-	return d.plain(into, whole, "")
+var withoutNulls, withNulls = strict(false), strict(true)
+
+// strict are the options of a decoder for which null is the zero value of everything, or not.
+func strict(nulls bool) json.Options {
+	check := json.UnmarshalFromFunc(func(d *jsontext.Decoder, v any) error {
+		t := reflect.TypeOf(v).Elem()
+		within, _ := d.StackIndex(d.StackDepth())
+		switch {
+		case d.PeekKind() != jsontext.KindNull:
+			return errors.ErrUnsupported // what follows is decoded as ever
+		case t.Kind() == reflect.Pointer:
+			if within == jsontext.KindBeginArray {
+				return errNull
+			}
+			return d.SkipValue()
+		case d.StackDepth() == 0:
+			return errNull
+		case nulls:
+			return d.SkipValue()
+		case decodesItself(t), t.Kind() == reflect.Map, t.Kind() == reflect.Slice && t.Elem().Kind() != reflect.Uint8:
+			return errors.ErrUnsupported
+		}
+		return errNull
+	})
+	return json.JoinOptions(json.RejectUnknownMembers(true), json.WithUnmarshalers(check), jsonv1.FormatDurationAsNano(true))
 }
 
-// checkSyntax makes sure that it is one JSON value, not nested too deeply, nor of too many.
-func checkSyntax(data []byte) error {
+var errNull = errors.New("must not be null")
+
+// decodesItself tells whether a type has a decoder of its own.
+func decodesItself(t reflect.Type) bool {
+	return reflect.PointerTo(t).Implements(reflect.TypeFor[json.Unmarshaler]())
+}
+
+func decodeJSON(data []byte, v any, opts json.Options, ignored ...string) error {
 	switch values, depth := shape(data); {
 	case depth > maxDepth:
 		return Malformed(fmt.Sprintf("the body is nested more than %d levels deep", maxDepth))
 	case values > maxValues:
 		return Malformed(fmt.Sprintf("the body has more than %d values", maxValues))
-	case !json.Valid(data):
-		return Malformed("the body is not one valid JSON value")
 	}
-	return nil
+	err := json.Unmarshal(data, v, opts)
+	var syntax *jsontext.SyntacticError
+	var meaning *json.SemanticError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &syntax) && errors.Is(err, jsontext.ErrDuplicateName):
+		return Malformed(fmt.Sprintf("field %q is there twice", fieldAt(syntax.JSONPointer)))
+	case syntax != nil:
+		return Malformed(fmt.Sprintf("the body is not one valid JSON value: %v, after byte %d", syntax.Err, syntax.ByteOffset))
+	case !errors.As(err, &meaning):
+		return err
+	case errors.Is(err, json.ErrUnknownName):
+		if name := meaning.JSONPointer.LastToken(); meaning.JSONPointer.Parent() == "" && slices.Contains(ignored, name) {
+			return decodeWithout(data, v, opts, name, ignored)
+		}
+		return Malformed(fmt.Sprintf("unknown field %q", fieldAt(meaning.JSONPointer)))
+	}
+	return &lifecycle.InvalidError{Field: fieldAt(meaning.JSONPointer), Message: mismatch(meaning)}
+}
+
+// decodeWithout decodes an object without one of its fields.
+func decodeWithout(data []byte, v any, opts json.Options, name string, ignored []string) error {
+	var fields map[string]jsontext.Value
+	if err := json.Unmarshal(data, &fields); err != nil {
+		return err
+	}
+	delete(fields, name)
+	data, err := json.Marshal(fields)
+	if err != nil {
+		return err
+	}
+	return decodeJSON(data, v, opts, ignored...)
+}
+
+// fieldAt writes a place in JSON as "mounts[0].mode", with names that a caller may have made
+// as long as it likes.
+func fieldAt(p jsontext.Pointer) string {
+	var b strings.Builder
+	for name := range p.Tokens() {
+		if _, err := strconv.ParseUint(name, 10, 31); err == nil {
+			b.WriteString("[" + name + "]")
+			continue
+		}
+		if b.Len() > 0 {
+			b.WriteByte('.')
+		}
+		b.WriteString(cut(name, maxName))
+	}
+	return b.String()
+}
+
+// mismatch says what a value should have been.
+func mismatch(e *json.SemanticError) string {
+	t := e.GoType
+	if wrong, ok := errors.AsType[*stdjson.UnmarshalTypeError](e.Err); ok {
+		return "can't be of type " + wrong.Value
+	}
+	if e.Err != nil && (t.Kind() == reflect.Pointer || decodesItself(t)) {
+		return e.Err.Error()
+	}
+	switch t.Kind() {
+	case reflect.String:
+		return "must be a string"
+	case reflect.Bool:
+		return "must be true or false"
+	case reflect.Int, reflect.Int64, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		return "must be a whole number"
+	case reflect.Float64:
+		return "must be a number"
+	case reflect.Struct, reflect.Map:
+		return "must be an object"
+	case reflect.Slice:
+		if t.Elem().Kind() == reflect.Uint8 {
+			return "must be a string in base64"
+		}
+		return "must be an array"
+	}
+	return "must be " + t.Kind().String()
 }
 
 // shape counts the values of JSON, at most one too many, and tells how deeply they are nested.
@@ -234,164 +325,28 @@ func shape(data []byte) (values int64, depth int) {
 	return values, depth
 }
 
-// decoder reads valid JSON, guided by the type that is wanted. It works on the text itself:
-// only leaves are copied.
-type decoder struct {
-	nulls   bool     // null is the zero value of everything
-	ignored []string // names at the top that no field needs to have
-}
-
-var unmarshaler = reflect.TypeFor[json.Unmarshaler]()
-
-func (d decoder) value(v reflect.Value, raw []byte, path string) error {
-	t, null := v.Type(), string(raw) == "null"
-	switch {
-	case t.Kind() == reflect.Pointer && null:
-		return nil
-	case t.Kind() == reflect.Pointer:
-		p := reflect.New(t.Elem())
-		if err := d.plain(p.Elem(), raw, path); err != nil {
-			return err
-		}
-		v.Set(p)
-		return nil
-	case null && (d.nulls || t.Kind() == reflect.Map && !isLeaf(t) || t.Kind() == reflect.Slice && !isLeaf(t)):
-		return nil
-	}
-	return d.plain(v, raw, path)
-}
-
-func (d decoder) plain(v reflect.Value, raw []byte, path string) error {
-	t := v.Type()
-	if isLeaf(t) {
-		return setLeaf(v, raw, path)
-	}
-	switch t.Kind() {
-	case reflect.Struct:
-		return d.object(raw, path, func(name, at string, raw []byte) error {
-			f, ok := fieldNamed(v, name)
-			if !ok && path == "" && slices.Contains(d.ignored, name) {
-				return nil
-			}
-			if !ok {
-				return Malformed(fmt.Sprintf("unknown field %q", at))
-			}
-			return d.value(f, raw, at)
-		})
-	case reflect.Map:
-		v.Set(reflect.MakeMap(t))
-		return d.object(raw, path, func(name, at string, raw []byte) error {
-			e := reflect.New(t.Elem()).Elem()
-			if err := d.value(e, raw, at); err != nil {
-				return err
-			}
-			v.SetMapIndex(reflect.ValueOf(name).Convert(t.Key()), e)
-			return nil
-		})
-	}
-	if raw[0] != '[' {
-		return &lifecycle.InvalidError{Field: path, Message: "must be an array"}
-	}
-	v.Set(reflect.MakeSlice(t, 0, 0))
-	for rest := next(raw[1:]); rest[0] != ']'; rest = next(rest) {
-		raw, rest = cutValue(rest)
-		e, at := reflect.New(t.Elem()).Elem(), path+"["+strconv.Itoa(v.Len())+"]"
-		if err := d.value(e, raw, at); err != nil {
-			return err
-		}
-		if e.Kind() == reflect.Pointer && e.IsNil() {
-			return &lifecycle.InvalidError{Field: at, Message: "must not be null"}
-		}
-		v.Set(reflect.Append(v, e))
-	}
-	return nil
-}
-
-// next skips what is between two values.
-func next(data []byte) []byte { return bytes.TrimLeft(data, " \t\r\n,:") }
-
-// cutValue splits valid JSON that begins with a value after that value.
-func cutValue(data []byte) (value, rest []byte) {
-	depth := 0
-	for i := 0; i < len(data); i++ {
-		switch data[i] {
-		case '"':
-			for i++; i < len(data) && data[i] != '"'; i++ {
-				if data[i] == '\\' {
-					i++
-				}
-			}
-		case '{', '[':
-			depth++
-			continue
-		case '}', ']':
-			depth--
-		default: // of a number or a word, or between values
-			if depth > 0 || i+1 < len(data) && !bytes.ContainsRune([]byte(" \t\r\n,:]}"), rune(data[i+1])) {
-				continue
-			}
-		}
-		if depth == 0 && i < len(data) {
-			return data[:i+1], data[i+1:]
-		}
-	}
-	return data, nil
-}
-
 // CutField splits the text of a JSON object around the value of a field, as it is in what
 // engines answer. The value is nil if there is no such field.
 func CutField(object []byte, name string) (before, value, after []byte) {
-	rest, _ := bytes.CutPrefix(object, []byte("{"))
-	for rest = next(rest); len(rest) > 0 && rest[0] == '"'; rest = next(rest) {
-		var key []byte
-		key, rest = cutValue(rest)
-		if value, rest = cutValue(next(rest)); string(key) == `"`+name+`"` {
-			return object[:len(object)-len(rest)-len(value)], value, rest
+	d := jsontext.NewDecoder(bytes.NewBuffer(object), jsontext.AllowDuplicateNames(true))
+	if t, err := d.ReadToken(); err != nil || t.Kind() != jsontext.KindBeginObject {
+		return object, nil, nil
+	}
+	for d.PeekKind() == jsontext.KindString {
+		key, err := d.ReadToken()
+		if err != nil {
+			break
+		}
+		found := key.String() == name
+		if value, err = d.ReadValue(); err != nil {
+			break
+		}
+		if end := int(d.InputOffset()); found {
+			start := end - len(value)
+			return object[:start], object[start:end], object[end:]
 		}
 	}
 	return object, nil, nil
-}
-
-// isLeaf tells whether a value of the type has no further fields.
-func isLeaf(t reflect.Type) bool {
-	if reflect.PointerTo(t).Implements(unmarshaler) {
-		return true
-	}
-	switch t.Kind() {
-	case reflect.Struct, reflect.Map:
-		return false
-	case reflect.Slice:
-		return t.Elem().Kind() == reflect.Uint8
-	}
-	return true
-}
-
-// object reads an object's fields.
-func (d decoder) object(raw []byte, path string, field func(name, at string, raw []byte) error) error {
-	if raw[0] != '{' {
-		return &lifecycle.InvalidError{Field: path, Message: "must be an object"}
-	}
-	seen := map[string]bool{}
-	for rest := next(raw[1:]); rest[0] != '}'; rest = next(rest) {
-		raw, rest = cutValue(rest)
-		var name string
-		if err := json.Unmarshal(raw, &name); err != nil {
-			return err
-		}
-		at := cut(name, maxName)
-		if path != "" {
-			at = path + "." + at
-		}
-		if seen[name] {
-			return Malformed(fmt.Sprintf("field %q is there twice", at))
-		}
-		seen[name] = true
-		raw, rest = cutValue(next(rest))
-		if err := field(name, at, raw); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // cut shortens a text that a caller may have made as long as it likes.
@@ -400,59 +355,6 @@ func cut(s string, most int) string {
 		return s
 	}
 	return strings.ToValidUTF8(s[:most], "") + "…"
-}
-
-func setLeaf(v reflect.Value, raw json.RawMessage, path string) error {
-	if u, ok := v.Addr().Interface().(json.Unmarshaler); ok {
-		err := u.UnmarshalJSON(raw)
-		if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-			err = errors.New("can't be of type " + wrong.Value)
-		}
-		if err != nil {
-			return &lifecycle.InvalidError{Field: path, Message: err.Error()}
-		}
-		return nil
-	}
-	ok := string(raw) != "null"
-	if v.Kind() == reflect.Slice {
-		ok = ok && raw[0] == '"'
-	}
-	if !ok || json.Unmarshal(raw, v.Addr().Interface()) != nil {
-		return &lifecycle.InvalidError{Field: path, Message: "must be " + kindName(v.Type())}
-	}
-	return nil
-}
-
-func kindName(t reflect.Type) string {
-	switch t.Kind() {
-	case reflect.String:
-		return "a string"
-	case reflect.Bool:
-		return "true or false"
-	case reflect.Int, reflect.Int64, reflect.Uint16, reflect.Uint32, reflect.Uint64:
-		return "a whole number"
-	case reflect.Float64:
-		return "a number"
-	case reflect.Slice:
-		return "a string in base64"
-	}
-	return t.Kind().String()
-}
-
-func fieldNamed(v reflect.Value, name string) (reflect.Value, bool) {
-	for i := range v.NumField() {
-		field := v.Type().Field(i)
-		if field.Anonymous && field.Type.Kind() == reflect.Struct {
-			if f, ok := fieldNamed(v.Field(i), name); ok {
-				return f, true
-			}
-		}
-		tag, _, _ := strings.Cut(field.Tag.Get("json"), ",")
-		if cmp.Or(tag, field.Name) == name && tag != "-" && field.IsExported() && !field.Anonymous {
-			return v.Field(i), true
-		}
-	}
-	return reflect.Value{}, false
 }
 
 // WriteJSON answers v. A caller that is gone by then is no error.
