@@ -296,6 +296,9 @@ func (r *Runtime) taskProcess(ctx context.Context, id string) (*tasktypes.Proces
 	}
 	res, err := r.client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: id})
 	if err = native(err); err == nil {
+		if state(res.Process.Status) == runtime.StateUnknown { // the shim took too long for containerd 1
+			return nil, fmt.Errorf("the engine can't tell the state of container %s: %w", id, context.DeadlineExceeded)
+		}
 		return res.Process, nil
 	}
 	if errdefs.IsNotFound(err) {

@@ -9,6 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
@@ -59,13 +62,9 @@ func TestStartLeavesNothing(t *testing.T) {
 	r := newRuntime(t, shared.Get(t))
 	r.patience = 300 * time.Millisecond
 	id := sandbox(t, r)
-	shims, err := r.remains.shims()
-	i := slices.IndexFunc(shims, func(s shim) bool { return s.id == id })
-	if i < 0 {
-		t.Fatalf("the container has no shim: %v", err)
-	}
+	s := shimOf(t, r, id)
 	open := func() int {
-		files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", shims[i].pid))
+		files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", s.pid))
 		must(t, err)
 		return len(files)
 	}
@@ -111,4 +110,28 @@ func (c *chores) await(t *testing.T) {
 	case <-time.After(endPatience + endTimeout):
 		t.Fatal("the engine doesn't forget the programs")
 	}
+}
+
+// TestSlowShim has a shim answer nothing: containerd 1 then says that it doesn't know the
+// container's state, which isn't that the container has ended.
+func TestSlowShim(t *testing.T) {
+	r := newRuntime(t, shared.Get(t))
+	id := sandbox(t, r)
+	s := shimOf(t, r, id)
+	must(t, unix.Kill(s.pid, unix.SIGSTOP))
+	defer func() { must(t, unix.Kill(s.pid, unix.SIGCONT)) }()
+	if _, err := r.runningPid(r.namespaced(t.Context()), id); !errdefs.IsDeadlineExceeded(err) {
+		t.Errorf("got %v, want a DeadlineExceeded", err)
+	}
+}
+
+// shimOf finds a container's shim.
+func shimOf(t *testing.T, r *Runtime, id string) shim {
+	t.Helper()
+	shims, err := r.remains.shims()
+	i := slices.IndexFunc(shims, func(s shim) bool { return s.id == id })
+	if i < 0 {
+		t.Fatalf("the container has no shim: %v", err)
+	}
+	return shims[i]
 }
