@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	jsonv2 "github.com/go-json-experiment/json"
+
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy"
 )
@@ -56,7 +58,7 @@ func edit[T any](raw json.RawMessage, change func(*T), path ...string) (json.Raw
 		return slices.Concat(before, inner, after), err
 	}
 	var value T
-	if err := json.Unmarshal(raw, &value); err != nil {
+	if err := jsonv2.Unmarshal(raw, &value); err != nil {
 		return nil, fmt.Errorf("the engine's answer can't be read: %w", err)
 	}
 	change(&value)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/network"
+	jsonv2 "github.com/go-json-experiment/json"
 	"github.com/google/uuid"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -214,7 +215,7 @@ func (c *call) container(ref string) (*seen, json.RawMessage, error) {
 	}
 	raw = c.engine.WithoutProfile(raw)
 	var ct seen
-	if err := json.Unmarshal(raw, &ct); err != nil || ct.Config == nil || !fullID.MatchString(ct.ID) {
+	if err := jsonv2.Unmarshal(raw, &ct); err != nil || ct.Config == nil || !fullID.MatchString(ct.ID) {
 		return nil, nil, fmt.Errorf("inspect container: the engine's answer can't be read: %w", err)
 	}
 	if own, err := c.ownContainer(ct.ID, ct.Config.Labels); err != nil {
