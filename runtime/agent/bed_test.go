@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,10 +30,8 @@ type engine struct {
 	// serves answers what the engine's programs are asked; nil: there is no program.
 	serves func(*program, *wire.Request)
 	starts []runtime.Program
-	code   int           // of a program that isn't there, or of "kill"
-	lose   chan int      // ends one that serves, with a code
-	stop   chan struct{} // keeps one that serves from reading, and from ending
-	kill   chan struct{} // closed by "kill"
+	code   int      // of a program that isn't there, or of "kill"
+	lose   chan int // ends one that serves, with a code
 }
 
 func (*engine) Import(context.Context, io.Reader) ([]runtime.Image, error) {
@@ -86,9 +83,6 @@ func (e *engine) Start(ctx context.Context, id string, p runtime.Program) (runti
 		defer func() { _ = theirs.Close() }()
 		if e.serves == nil || p.Command[1] != "serve" {
 			s.code = e.code
-			if p.Command[1] == "kill" {
-				close(e.kill)
-			}
 			return
 		}
 		uid, _ := strconv.Atoi(p.User)
@@ -103,12 +97,7 @@ func (e *engine) Start(ctx context.Context, id string, p runtime.Program) (runti
 			case <-over:
 			}
 		}()
-		nc := &stoppable{Conn: theirs, stop: e.stop}
-		d.nc = nc
 		d.serve(e.serves)
-		if nc.stopped.Load() {
-			<-e.kill
-		}
 	}()
 	return s, nil
 }
@@ -122,25 +111,6 @@ func (e *engine) started(what string) (n int) {
 		}
 	}
 	return n
-}
-
-// stoppable reads until it is stopped.
-type stoppable struct {
-	net.Conn
-	stop    chan struct{}
-	stopped atomic.Bool
-	once    sync.Once
-}
-
-func (s *stoppable) Read(p []byte) (int, error) {
-	s.once.Do(func() {
-		go func() { <-s.stop; s.stopped.Store(true) }()
-	})
-	n, err := s.Conn.Read(p)
-	if s.stopped.Load() {
-		_, err = io.Copy(io.Discard, s.Conn)
-	}
-	return n, err
 }
 
 // stdio is that of a program in memory.
@@ -183,7 +153,7 @@ func newBedOf(t testing.TB, p pace) *bed {
 	root, err := os.MkdirTemp("", "berm") // a short path
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
-	b := &bed{engine: &engine{Fake: runtimetest.NewFake(runtimetest.FakeOptions{}), pid: os.Getpid(), lose: make(chan int), stop: make(chan struct{}), kill: make(chan struct{}), code: 127}, root: root, pace: p}
+	b := &bed{engine: &engine{Fake: runtimetest.NewFake(runtimetest.FakeOptions{}), pid: os.Getpid(), lose: make(chan int), code: 127}, root: root, pace: p}
 	b.open(t)
 	return b
 }
@@ -285,12 +255,8 @@ func (p *program) send(kind wire.Kind, payload string) { _ = p.w.Send(kind, []by
 func (p *program) json(kind wire.Kind, v any)          { _ = p.w.SendJSON(kind, v) }
 
 func (p *program) output(seq int64, data string) {
-	_ = p.sendOutput(seq, data)
-}
-
-func (p *program) sendOutput(seq int64, data string) error {
 	var frame wire.OutputFrame
-	return p.w.SendFrame(&frame, wire.Output{Seq: seq, Data: frame.Data()[:copy(frame.Data(), data)]})
+	_ = p.w.SendFrame(&frame, wire.Output{Seq: seq, Data: frame.Data()[:copy(frame.Data(), data)]})
 }
 
 // next is the next request; nil when Berm has hung up.
