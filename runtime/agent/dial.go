@@ -77,9 +77,6 @@ func (p *portConn) Read(b []byte) (int, error) {
 			p.rest = payload
 		case err == nil && kind == wire.KindEnd: // and the caller may go on writing
 			p.end = io.EOF
-		case err == nil && kind == wire.KindResult:
-			p.end = io.EOF
-			p.x.drop()
 		default:
 			p.end = io.ErrUnexpectedEOF
 			p.x.drop()
