@@ -192,9 +192,3 @@ func TestInitIsSmall(t *testing.T) {
 		t.Error("that is too much")
 	}
 }
-
-func BenchmarkInit(b *testing.B) {
-	for b.Loop() {
-		must(b, exec.Command(agent, "init", "/", "--", "/bin/true").Run())
-	}
-}

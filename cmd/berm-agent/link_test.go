@@ -2,37 +2,13 @@ package main
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
-
-func TestLink(t *testing.T) {
-	for user, uid := range users {
-		t.Run(user, func(t *testing.T) {
-			s := newSandbox(t, uid)
-			k := s.accept()
-			raw, err := k.conn.(*net.UnixConn).SyscallConn()
-			must(t, err)
-			var peer *unix.Ucred
-			if ctlErr := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); ctlErr != nil || err != nil {
-				t.Fatal(ctlErr, err)
-			}
-			if int(peer.Pid) != s.pid || int(peer.Uid) != uid {
-				t.Errorf("%+v dials, want process %d of user %d", peer, s.pid, uid)
-			}
-			if a := k.run("x", "id -u; pwd"); a.stdout.String() != fmt.Sprintf("%d\n/\n", uid) {
-				t.Errorf("%q, %q", &a.stdout, &a.stderr)
-			}
-		})
-	}
-}
 
 func TestRedial(t *testing.T) {
 	t.Parallel()
@@ -134,33 +110,6 @@ func TestBreakInMuchOutput(t *testing.T) {
 		t.Errorf("%q", &a.stdout)
 	}
 	if a := k.do(follow("y", info.FirstSeq-1)); a.class() != wire.ClassOutOfRange {
-		t.Errorf("%+v", a)
-	}
-}
-
-// Garbage ends its stream, or its session, and nothing else.
-func TestGarbage(t *testing.T) {
-	t.Parallel()
-	s := newSandbox(t, 0)
-	for _, garbage := range []string{"GET / HTTP/1.1\r\n\r\n", "\x02\x00\x00\x00\x01{", "\x02\xff\xff\xff\xff", "\x04\x00\x00\x00\x00", "\x02\x00\x00\x00\x04null\x05\x00\x00\x00\x00"} {
-		k := s.accept()
-		must(t, k.open())
-		if _, err := k.stream.Write([]byte(garbage)); err != nil {
-			t.Fatal(err)
-		}
-		must(t, k.stream.Close())
-		for err := error(nil); err == nil; _, _, err = k.r.Next() {
-		}
-		if a := s.accept().run("x", "echo well"); a.stdout.String() != "well\n" {
-			t.Errorf("%+v", a)
-		}
-		k = s.accept()
-		if _, err := k.conn.Write([]byte(garbage)); err != nil {
-			t.Fatal(err)
-		}
-		await(t, "the session's end", func() bool { _, _ = k.conn.Write([]byte(garbage)); return k.mux.IsClosed() })
-	}
-	if a := s.accept().run("x", "echo well"); a.stdout.String() != "well\n" {
 		t.Errorf("%+v", a)
 	}
 }
