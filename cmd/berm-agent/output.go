@@ -52,26 +52,19 @@ func (p *process) read(f *os.File, stderr bool) {
 	}
 }
 
-// errOutput is the end of an output, or that it has nothing right now.
-var errOutput = errors.New("no output")
-
-// take reads once, as access allows, and adds what there was.
-func (p *process) take(access func(func(fd uintptr) bool) error, stderr bool) (n int, err error) {
+// take reads once, as access allows, and adds what there was. The end of a terminal is EIO.
+func (p *process) take(access func(func(fd uintptr) bool) error, stderr bool) (int, error) {
 	var buf *wire.OutputFrame
-	var failed error
-	err = access(func(fd uintptr) bool {
+	n, err := transfer(access, func(fd uintptr) (int, error) {
 		buf = chunks.Get().(*wire.OutputFrame)
-		if n, failed = gatedOnce(unix.SYS_READ, fd, buf.Data()); failed == nil && n > 0 {
-			return true
+		n, err := gatedOnce(unix.SYS_READ, fd, buf.Data())
+		if n == 0 {
+			chunks.Put(buf)
 		}
-		chunks.Put(buf)
-		return !errors.Is(failed, unix.EAGAIN)
+		return n, err
 	})
-	switch {
-	case err != nil:
+	if err != nil {
 		return 0, err
-	case failed != nil || n <= 0: // EIO is a terminal's end
-		return 0, errOutput
 	}
 	p.add(stderr, buf.Data()[:n])
 	chunks.Put(buf)

@@ -135,30 +135,27 @@ func (p *pollable) Close() error { return kernel.do(p.File.Close) }
 
 func (p *pollable) Read(b []byte) (int, error) {
 	raw, err := p.SyscallConn()
-	if err != nil {
+	if err != nil || len(b) == 0 {
 		return 0, err
 	}
-	return p.transfer(raw.Read, syscall.SYS_READ, b)
+	return transfer(raw.Read, func(fd uintptr) (int, error) { return p.once(syscall.SYS_READ, fd, b) })
 }
 
 func (p *pollable) Write(b []byte) (done int, err error) {
 	raw, err := p.SyscallConn()
 	for done < len(b) && err == nil {
 		var n int
-		n, err = p.transfer(raw.Write, syscall.SYS_WRITE, b[done:])
+		n, err = transfer(raw.Write, func(fd uintptr) (int, error) { return p.once(syscall.SYS_WRITE, fd, b[done:]) })
 		done += n
 	}
 	return done, err
 }
 
 // transfer reads or writes once, when access, of a RawConn, says that it can be.
-func (p *pollable) transfer(access func(func(fd uintptr) bool) error, call uintptr, b []byte) (n int, err error) {
-	if len(b) == 0 {
-		return 0, nil
-	}
+func transfer(access func(func(fd uintptr) bool) error, once func(fd uintptr) (int, error)) (n int, err error) {
 	var failed error
 	err = access(func(fd uintptr) bool {
-		n, failed = p.once(call, fd, b)
+		n, failed = once(fd)
 		return failed != syscall.EAGAIN //nolint:errorlint // system calls give nothing else
 	})
 	switch {
