@@ -105,7 +105,9 @@ func TestTimeout(t *testing.T) {
 		})
 	}
 	// Also when Berm is gone.
-	leave(t, s, &wire.Start{ID: "alone", Command: []string{"sh", "-c", "echo begun; sleep 4712"}, TimeoutMS: 300})
+	k.t = t
+	k.start(&wire.Start{ID: "alone", Command: []string{"sleep", "4712"}, TimeoutMS: 300})
+	k.hangUp()
 	k = s.accept()
 	if info := k.await("alone"); !info.TimedOut || info.ExitCode != 137 {
 		t.Errorf("%+v", info)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -150,25 +149,6 @@ func status(t *testing.T, pid int, field string) (n int) {
 	_, err = fmt.Sscan(after, &n)
 	must(t, err)
 	return n
-}
-
-// A command that nobody reads from waits.
-func TestBackpressure(t *testing.T) {
-	t.Parallel()
-	k, cmd := serveStdio(t)
-	a, ok := k.begin(command(wire.Start{ID: "x", Command: []string{"sh", "-c", "yes; true"}, TimeoutMS: 1500}))
-	if !ok {
-		t.Fatal(a.failure)
-	}
-	time.Sleep(time.Second) // nothing is read, and it isn't kept either
-	if kib := anonymous(t, cmd.Process.Pid); kib > 8<<10 {
-		t.Errorf("%d KiB", kib)
-	}
-	for k.next(a) {
-	}
-	if want := []byte("y\n"); bytes.Count(a.stdout.Bytes(), want)*2 < a.stdout.Len()-1 || int64(a.stdout.Len()) != a.info.NextSeq || !a.info.TimedOut {
-		t.Errorf("%d bytes, %+v", a.stdout.Len(), a.info)
-	}
 }
 
 // Others than the command may have its output open.

@@ -200,19 +200,13 @@ func TestClasses(t *testing.T) {
 		wire.ClassUnsupported: errdefs.IsNotImplemented, wire.ClassInternal: errdefs.IsInternal, "made up": errdefs.IsInternal,
 		wire.ClassNotKilled: errdefs.IsInternal, // but for a kill
 	} {
-		before, id := answers(t, nil)
-		_ = before.Close()
-		before.open(t)
-		before.serve(t, "x", func(p *program, _ *wire.Request) {
+		b := newBed(t)
+		id := b.create(t, "x")
+		b.serve(t, "x", func(p *program, _ *wire.Request) {
 			p.json(wire.KindFailure, wire.Failure{Class: class, Message: "why"})
 		})
-		err := stat(t.Context(), before, id)
-		if !is(err) || !strings.Contains(err.Error(), "why") {
-			t.Errorf("%s at once: %v", class, err)
-		}
-		after, id := answers(t, func(p *program) { p.json(wire.KindFailure, wire.Failure{Class: class, Message: "why"}) })
-		if err := stat(t.Context(), after, id); !is(err) || !strings.Contains(err.Error(), "why") {
-			t.Errorf("%s in the end: %v", class, err)
+		if err := stat(t.Context(), b, id); !is(err) || !strings.Contains(err.Error(), "why") {
+			t.Errorf("%s: %v", class, err)
 		}
 	}
 }
