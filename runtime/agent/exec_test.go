@@ -570,23 +570,29 @@ func testUsed(t *testing.T) {
 		b.serve(t, "x", s.answer)
 		b.dial(t, "x")
 	}
-	for range 3 {
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		if _, err := b.Exec(ctx, id, runtime.Exec{Command: []string{"x"}}); !errdefs.IsDeadlineExceeded(err) {
-			t.Error(err)
-		}
-		cancel()
+	running := func(commands int) {
+		await(t, "the command to run", func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return len(s.killed) == commands
+		})
 	}
 	underWay := make(chan error)
-	go func() {
-		_, err := b.Exec(context.Background(), id, runtime.Exec{Command: []string{"x"}})
+	run := func(ctx context.Context) {
+		_, err := b.Exec(ctx, id, runtime.Exec{Command: []string{"x"}})
 		underWay <- err
-	}()
-	await(t, "the command to run", func() bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return len(s.killed) == 4
-	})
+	}
+	for i := range 3 {
+		ctx, cancel := context.WithCancel(t.Context())
+		go run(ctx)
+		running(i + 1)
+		cancel()
+		if err := <-underWay; !errdefs.IsCanceled(err) {
+			t.Error(err)
+		}
+	}
+	go run(context.Background())
+	running(4)
 	must(t, b.Close())
 	if err := <-underWay; !errdefs.IsUnavailable(err) || !errors.Is(err, runtime.ErrNotKilled) {
 		t.Errorf("a command under way: %v", err)
