@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/runtime/runtimetest/pipe"
 )
 
 const (
@@ -29,34 +30,6 @@ const (
 	thirdToken = "token-of-a-third-tenant"
 	bodyLimit  = 23 << 20
 )
-
-// pipes is a server whose connections are pipes, so that it can run on a clock of its own.
-type pipes struct {
-	conns chan net.Conn
-	quit  chan struct{}
-	once  sync.Once
-}
-
-func (p *pipes) Accept() (net.Conn, error) {
-	select {
-	case c := <-p.conns:
-		return c, nil
-	case <-p.quit:
-		return nil, net.ErrClosed
-	}
-}
-
-func (p *pipes) Close() error   { p.once.Do(func() { close(p.quit) }); return nil }
-func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipes", Net: "unix"} }
-
-func (p *pipes) dial() net.Conn {
-	client, server := net.Pipe()
-	select {
-	case p.conns <- server:
-	case <-p.quit:
-	}
-	return client
-}
 
 type dataBody struct {
 	Data []byte   `json:"data"`
@@ -72,7 +45,7 @@ func bodyTokens(t *testing.T) *proxy.Tokens {
 }
 
 // servePipes serves a handler that is given each decoded body, until the test ends.
-func servePipes(t *testing.T, bodies *proxy.Bodies, h func(b *dataBody)) *pipes {
+func servePipes(t *testing.T, bodies *proxy.Bodies, h func(b *dataBody)) *pipe.Listener {
 	t.Helper()
 	_, door := newDoor(t, proxy.GateOptions{Tokens: bodyTokens(t), Bodies: bodies}, func(w http.ResponseWriter, r *http.Request) error {
 		var b dataBody
@@ -85,7 +58,7 @@ func servePipes(t *testing.T, bodies *proxy.Bodies, h func(b *dataBody)) *pipes 
 		h(&b)
 		return fine(w, r)
 	})
-	p := &pipes{conns: make(chan net.Conn), quit: make(chan struct{})}
+	p := pipe.Listen()
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan struct{})
 	go func() {
@@ -169,7 +142,7 @@ func TestBodiesHoldMemory(t *testing.T) {
 				var wg sync.WaitGroup
 				for range callers {
 					wg.Go(func() {
-						conn := p.dial()
+						conn := p.Dial()
 						defer func() { _ = conn.Close() }()
 						body, size := tt.body()
 						if tt.chunk {
@@ -216,7 +189,7 @@ func TestBodiesAreShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := servePipes(t, nil, func(*dataBody) {})
 		send := func(token string, n int64) (int, time.Duration) {
-			conn := p.dial()
+			conn := p.Dial()
 			defer func() { _ = conn.Close() }()
 			body, size := bigBody(n)
 			begun := time.Now()
@@ -224,7 +197,7 @@ func TestBodiesAreShared(t *testing.T) {
 		}
 		var held []net.Conn
 		for range 4 { // which lease all that one tenant may have, and send nothing
-			conn := p.dial()
+			conn := p.Dial()
 			held = append(held, conn)
 			if _, err := io.WriteString(conn, post("/x", bodyToken, 16<<20)); err != nil {
 				t.Fatal(err)
@@ -259,7 +232,7 @@ func TestSmallBodiesAreShared(t *testing.T) {
 		for _, token := range []string{bodyToken, otherToken} {
 			// Each takes twice its length and 16 KiB, of 16 MiB.
 			for _, length := range append(slices.Repeat([]int64{proxy.MaxBody}, 7), proxy.MaxBody-64<<10) {
-				conn := p.dial()
+				conn := p.Dial()
 				held = append(held, conn)
 				if _, err := io.WriteString(conn, post("/x", token, length)); err != nil {
 					t.Fatal(err)
@@ -268,7 +241,7 @@ func TestSmallBodiesAreShared(t *testing.T) {
 		}
 		synctest.Wait()
 		send := func(token string, length int64) (int, time.Duration) {
-			conn := p.dial()
+			conn := p.Dial()
 			defer func() { _ = conn.Close() }()
 			begun := time.Now()
 			body := io.MultiReader(strings.NewReader(post("/x", token, length)), strings.NewReader("{}"), io.LimitReader(spaces{}, length-2))
@@ -315,8 +288,8 @@ func (s *slowly) Read(b []byte) (int, error) {
 }
 
 // cutOff sends a request that never ends, and tells its status and how long its connection stays.
-func cutOff(p *pipes, header string, body io.Reader) (status int, open time.Duration) {
-	conn := p.dial()
+func cutOff(p *pipe.Listener, header string, body io.Reader) (status int, open time.Duration) {
+	conn := p.Dial()
 	begun := time.Now()
 	go func() {
 		_, _ = io.WriteString(conn, header)

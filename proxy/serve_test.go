@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/runtime/runtimetest/pipe"
 )
 
 // TestServeBoundsConnections counts a client's connections, also those that are taken over.
@@ -45,7 +46,7 @@ func (c stranger) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(10, 0
 
 func boundsConnections(t *testing.T, one bool) {
 	synctest.Test(t, func(t *testing.T) {
-		l := &pipes{conns: make(chan net.Conn), quit: make(chan struct{})}
+		l := pipe.Listen()
 		var from net.Listener = l
 		if one {
 			from = &strangers{Listener: l}
@@ -69,7 +70,7 @@ func boundsConnections(t *testing.T, one bool) {
 			}), proxy.ServeOptions{MaxConns: 2, OneClient: one, DrainTimeout: time.Second})
 		}()
 		open := func(path string) (net.Conn, error) {
-			conn := l.dial()
+			conn := l.Dial()
 			_, _ = io.WriteString(conn, "GET "+path+" HTTP/1.1\r\nHost: localhost\r\n\r\n") // to one that may be closed
 			_, err := http.ReadResponse(bufio.NewReader(conn), nil)
 			return conn, err

@@ -17,6 +17,7 @@ import (
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
 	"github.com/bermhq/berm/runtime/runtimetest"
+	"github.com/bermhq/berm/runtime/runtimetest/pipe"
 )
 
 func TestFiles(t *testing.T) {
@@ -152,40 +153,21 @@ func TestWatchFiles(t *testing.T) {
 	}
 }
 
-// connListener takes the connections that the engine in memory makes.
-type connListener struct {
-	conns chan net.Conn
-	done  chan struct{}
-}
-
-func (l *connListener) Accept() (net.Conn, error) {
-	select {
-	case c := <-l.conns:
-		return c, nil
-	case <-l.done:
-		return nil, net.ErrClosed
-	}
-}
-
-func (l *connListener) Close() error   { return nil }
-func (l *connListener) Addr() net.Addr { return &net.TCPAddr{} }
-
 func TestPort(t *testing.T) {
 	b := newBerm(t, runtimetest.FakeOptions{})
 	ctx := t.Context()
 	if _, err := b.Create(ctx, "k", apitype.SandboxRequest{}); err != nil {
 		t.Fatal(err)
 	}
-	l := &connListener{conns: make(chan net.Conn), done: make(chan struct{})}
+	l := pipe.Listen()
 	srv := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		_, _ = fmt.Fprintf(w, "%s %s %s %s %q", r.Method, r.Host, r.RequestURI, body, r.Header.Get("Authorization"))
 	})}
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = srv.Serve(l) })
-	b.fake.Listen(8000, func(c net.Conn) { l.conns <- c })
+	b.fake.Listen(8000, func(c net.Conn) { l.Hand(c) })
 	defer func() {
-		close(l.done)
 		_ = srv.Close()
 		wg.Wait()
 	}()

@@ -21,6 +21,7 @@ import (
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/apitype"
 	rt "github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest/pipe"
 )
 
 const processesPath = "/api/v1/sandboxes/k/processes"
@@ -385,15 +386,14 @@ func TestStreamsDrainUnread(t *testing.T) {
 // drainUnread has a server go down that is asked for all paths by who doesn't read.
 func drainUnread(t *testing.T, handler http.Handler, paths ...string) {
 	t.Helper()
-	l := &pipeListener{conns: make(chan net.Conn), quit: make(chan struct{})}
+	l := pipe.Listen()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	served := make(chan error, 1)
 	go func() { served <- proxy.Serve(ctx, l, handler, proxy.ServeOptions{DrainTimeout: time.Hour}) }()
 	for _, path := range paths {
-		client, server := net.Pipe() // which holds nothing
+		client := l.Dial()
 		defer func() { _ = client.Close() }()
-		l.conns <- server
 		if _, err := io.WriteString(client, "GET "+path+" HTTP/1.1\r\nHost: localhost\r\nX-API-Token: "+master+"\r\n\r\n"); err != nil {
 			t.Fatal(err)
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy/sandboxapi"
+	"github.com/bermhq/berm/runtime/runtimetest/pipe"
 )
 
 // piped is the API behind pipes, so that it can run on a clock of its own.
@@ -37,14 +38,12 @@ func newPiped(t *testing.T, change ...func(*sandboxapi.Options)) *piped {
 	}
 	h, err := sandboxapi.New(opts)
 	must(t, err)
-	l := &pipeListener{conns: make(chan net.Conn), quit: make(chan struct{})}
+	l := pipe.Listen()
 	srv := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute}
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(l) }()
 	tr := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
-		client, server := net.Pipe()
-		l.conns <- server
-		return &sending{Conn: client}, nil
+		return &sending{Conn: l.Dial()}, nil
 	}}
 	d.client = &http.Client{Transport: tr}
 	t.Cleanup(func() {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/bermhq/berm/proxy/sandboxapi"
+	"github.com/bermhq/berm/runtime/runtimetest/pipe"
 )
 
 const portPath = "/api/v1/sandboxes/k/ports/8000"
@@ -31,16 +32,14 @@ func (c *notedConn) Close() error {
 
 // serve has a handler listen at a port of all sandboxes.
 func (h *house) serve(port int, handler http.Handler) {
-	l := &pipeListener{conns: make(chan net.Conn), quit: make(chan struct{})}
+	l := pipe.Listen()
 	srv := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
 	h.fake.Listen(port, func(c net.Conn) {
 		ended := make(chan struct{})
-		select {
-		case l.conns <- &notedConn{c, sync.OnceFunc(func() { close(ended) })}:
+		if l.Hand(&notedConn{c, sync.OnceFunc(func() { close(ended) })}) {
 			<-ended
-		case <-l.quit:
-			_ = c.Close()
 		}
+		_ = c.Close()
 	})
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = srv.Serve(l) })

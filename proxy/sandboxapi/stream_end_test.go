@@ -5,12 +5,10 @@ import (
 	"bytes"
 	"context"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -20,6 +18,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	rt "github.com/bermhq/berm/runtime"
+	"github.com/bermhq/berm/runtime/runtimetest/pipe"
 )
 
 // A caller who doesn't read holds up the process, and nothing piles up.
@@ -29,13 +28,12 @@ func TestStreamSlowReader(t *testing.T) {
 	text := bytes.Repeat([]byte("x"), 1000)
 	tape.endless = func(int64) rt.Chunk { return rt.Chunk{Data: text} }
 
-	l := &pipeListener{conns: make(chan net.Conn), quit: make(chan struct{})}
+	l := pipe.Listen()
 	srv := &httptest.Server{Listener: l, Config: &http.Server{Handler: d.handler}}
 	srv.Start()
 	defer srv.Close()
-	client, server := net.Pipe() // which holds nothing
+	client := l.Dial()
 	defer func() { _ = client.Close() }()
-	l.conns <- server
 	if _, err := io.WriteString(client, "GET "+streamPath+" HTTP/1.1\r\nHost: localhost\r\nX-API-Token: "+master+"\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
@@ -77,29 +75,6 @@ func (t *tape) idle() bool {
 	defer t.mu.Unlock()
 	return t.playing == 0
 }
-
-// pipeListener accepts what it is given.
-type pipeListener struct {
-	conns chan net.Conn
-	quit  chan struct{}
-	once  sync.Once
-}
-
-func (l *pipeListener) Accept() (net.Conn, error) {
-	select {
-	case c := <-l.conns:
-		return c, nil
-	case <-l.quit:
-		return nil, net.ErrClosed
-	}
-}
-
-func (l *pipeListener) Close() error {
-	l.once.Do(func() { close(l.quit) })
-	return nil
-}
-
-func (l *pipeListener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} }
 
 func TestStreamCallerGone(t *testing.T) {
 	for name, tt := range map[string]struct {
