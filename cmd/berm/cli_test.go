@@ -30,9 +30,9 @@ func startAPI(t *testing.T) string {
 
 func startAPIOn(t *testing.T, rt runtime.AgentRuntime) string {
 	t.Helper()
-	served, stop := openapitest.Serve(rt, t.TempDir(), "", testToken)
-	t.Cleanup(stop)
-	target := check.Value(url.Parse(served))(t)
+	s := openapitest.Serve(rt, t.TempDir(), "", testToken)
+	t.Cleanup(s.End)
+	target := check.Value(url.Parse(s.URL))(t)
 	checked := httputil.NewSingleHostReverseProxy(target)
 	checked.Transport = openapitest.New(t).Transport(nil)
 	front := httptest.NewServer(checked)

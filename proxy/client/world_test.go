@@ -38,12 +38,12 @@ func startBerm(opts runtimetest.FakeOptions) (fake *runtimetest.Fake, url string
 	}
 	opts.Files = filepath.Join(dir, "files")
 	fake = runtimetest.NewFake(opts)
-	url, end := openapitest.Serve(fake, dir, "{version: 1, images: {allow: ['registry.local/*']}}", `tokens:
+	s := openapitest.Serve(fake, dir, "{version: 1, images: {allow: ['registry.local/*']}}", `tokens:
 - {name: red, tenant: red, token: `+red+`, max_sandboxes: 7}
 - {name: blue, tenant: blue, token: `+blue+`}
 `)
-	return fake, url, func() {
-		end()
+	return fake, s.URL, func() {
+		s.End()
 		_ = os.RemoveAll(dir)
 	}
 }

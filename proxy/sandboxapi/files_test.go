@@ -264,7 +264,7 @@ func TestWatchDrains(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	served := make(chan error, 1)
-	go func() { served <- proxy.Serve(ctx, l, h.handler, proxy.ServeOptions{}) }()
+	go func() { served <- proxy.Serve(ctx, l, h.Handler, proxy.ServeOptions{}) }()
 	resp, err := h.client.Do(h.request("GET", at("/watch", "/workspace"), nil))
 	must(t, err)
 	defer func() { _ = resp.Body.Close() }()
@@ -278,7 +278,7 @@ func TestWatchDrains(t *testing.T) {
 }
 
 func TestWatchDrainsUnread(t *testing.T) {
-	drainUnread(t, newHouse(t, nil).handler, at("/watch", "/workspace"))
+	drainUnread(t, newHouse(t, nil).Handler, at("/watch", "/workspace"))
 }
 
 func TestWatchFiles(t *testing.T) {

@@ -2,6 +2,7 @@ package openapitest
 
 import (
 	"context"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -21,10 +22,18 @@ import (
 // QuotaBytes is what each workspace of Serve may hold.
 const QuotaBytes = 1 << 20
 
-// Serve runs the whole server on an engine, and returns its URL. Dir holds what it writes;
-// its chats are in the directory chats. Pol and tokens are files of YAML. It panics if
+// Server is a whole server that runs in this process.
+type Server struct {
+	*lifecycle.Service
+	Handler http.Handler
+	URL     string
+	End     func()
+}
+
+// Serve runs a server on an engine. Dir holds what it writes; its chats are in the directory
+// chats. Pol and tokens are files of YAML, and changes are of its options. It panics if
 // anything fails.
-func Serve(rt runtime.AgentRuntime, dir, pol, tokens string) (url string, stop func()) {
+func Serve(rt runtime.AgentRuntime, dir, pol, tokens string, changes ...func(*sandboxapi.Options)) *Server {
 	ctx, cancel := context.WithCancel(context.Background())
 	p, err := policy.Parse([]byte(pol), policy.Options{DefaultImage: runtimetest.DefaultImage})
 	must(err)
@@ -44,9 +53,13 @@ func Serve(rt runtime.AgentRuntime, dir, pol, tokens string) (url string, stop f
 	must(err)
 	chats, err := chat.New(ctx, chat.Options{Root: root, Store: db, Quotas: quotas, Sandboxes: manager})
 	must(err)
-	handler, err := sandboxapi.New(sandboxapi.Options{
+	opts := sandboxapi.Options{
 		Manager: manager, Workspaces: quotas, Chats: chats, Policy: inForce, Gate: proxy.GateOptions{Tokens: known}, Version: "1.2.3",
-	})
+	}
+	for _, change := range changes {
+		change(&opts)
+	}
+	handler, err := sandboxapi.New(opts)
 	must(err)
 	done := make(chan struct{})
 	go func() {
@@ -54,13 +67,13 @@ func Serve(rt runtime.AgentRuntime, dir, pol, tokens string) (url string, stop f
 		must(manager.Run(ctx))
 	}()
 	server := httptest.NewServer(handler)
-	return server.URL, func() {
+	return &Server{manager, handler, server.URL, func() {
 		server.Close()
 		cancel()
 		<-done
 		must(chats.Close(context.Background()))
 		must(db.Close())
-	}
+	}}
 }
 
 func must(err error) {
