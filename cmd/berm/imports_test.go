@@ -77,7 +77,8 @@ var mayImport = map[string][]string{
 		"policy", "proxy", "proxy/apitype", "proxy/engineapi", "proxy/sandboxapi", "runtime", "runtime/agent",
 		"runtime/atomicfile", "runtime/containerd", "runtime/docker",
 	},
-	"compose": nil,
+	"cmd/berm/serve/storetest": {"lifecycle", "lifecycle/store", "runtime/runtimetest/check"},
+	"compose":                  nil,
 
 	"proxy":                    {"lifecycle", "lifecycle/chat", "lifecycle/quota", "policy", "runtime"},
 	"proxy/apitype":            nil,

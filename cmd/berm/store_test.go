@@ -18,39 +18,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
-
 	"github.com/bermhq/berm/cmd/berm/serve"
+	"github.com/bermhq/berm/cmd/berm/serve/storetest"
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/lifecycle/store"
 	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
-
-// fillState makes a state directory whose store has sandboxes of the given keys, as a
-// killed server leaves it, and returns its instance's ID.
-func fillState(t *testing.T, dir string, keys ...string) string {
-	t.Helper()
-	id := uuid.NewString()
-	must(t, os.MkdirAll(dir, 0o700))
-	write(t, filepath.Join(dir, "lock"), "")
-	write(t, filepath.Join(dir, serve.StateInstance), id+"\n")
-	write(t, filepath.Join(dir, serve.StateSealKey), strings.Repeat("0a", lifecycle.SealKeyBytes)+"\n")
-	live := filepath.Join(t.TempDir(), "live.db")
-	s := check.Value(store.Open(t.Context(), store.Options{Path: live}))(t)
-	defer func() { _ = s.Close() }()
-	for _, key := range keys {
-		must(t, s.Put(t.Context(), lifecycle.Sandbox{SessionID: uuid.NewString(), Tenant: "a", Key: key}))
-	}
-	for _, suffix := range []string{"", "-wal"} {
-		write(t, filepath.Join(dir, serve.StateStore+suffix), string(slurp(t, live+suffix)))
-	}
-	return id
-}
-
-func slurp(t *testing.T, path string) []byte {
-	t.Helper()
-	return check.Value(os.ReadFile(path))(t)
-}
 
 // lock locks a file or directory as another berm does.
 func lock(t *testing.T, path string) (unlock func()) {
@@ -60,27 +33,12 @@ func lock(t *testing.T, path string) (unlock func()) {
 	return func() { _ = f.Close() }
 }
 
-// stateHolds reads a state directory as the next server would: its instance, and its keys.
-func stateHolds(t *testing.T, dir string) string {
-	t.Helper()
-	id := strings.TrimSpace(string(slurp(t, filepath.Join(dir, serve.StateInstance))))
-	s := check.Value(store.Open(t.Context(), store.Options{Path: filepath.Join(dir, serve.StateStore)}))(t)
-	defer func() { _ = s.Close() }()
-	records := check.Value(s.Records(t.Context()))(t)
-	keys := []string{id}
-	for _, r := range records {
-		keys = append(keys, r.Key)
-	}
-	slices.Sort(keys[1:])
-	return strings.Join(keys, " ")
-}
-
 func TestStoreCommands(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
 	t.Setenv("TMPDIR", t.TempDir())
-	id := fillState(t, filepath.Join(dir, "a"), "one", "two")
-	fillState(t, filepath.Join(dir, "other"), "three")
+	id := storetest.Fill(t, filepath.Join(dir, "a"), "one", "two")
+	storetest.Fill(t, filepath.Join(dir, "other"), "three")
 	must(t, os.Mkdir("none", 0o700))
 	for _, s := range []step{
 		{args: "store check --state-dir a", stdout: []string{"sound", id, "sandboxes: 2"}},
@@ -92,7 +50,7 @@ func TestStoreCommands(t *testing.T) {
 		{args: "store backup nosuch/b.db --state-dir a", code: 1, stderr: []string{"no such file"}},
 		{args: "store backup c.db --state-dir none", code: 1, stderr: []string{"no instance id"}},
 		{args: "store check b.db", stdout: []string{"sound: a backup of 20", id, "sandboxes: 2"}},
-		{args: "store check -", stdin: string(slurp(t, "a/instance")), code: 1, stderr: []string{"read the backup"}},
+		{args: "store check -", stdin: storetest.Read(t, "a/instance"), code: 1, stderr: []string{"read the backup"}},
 		{args: "store check nosuch", code: 1, stderr: []string{"no such file"}},
 		{args: "store check --state-dir none", code: 1, stderr: []string{"no instance id", "no such file"}},
 		{args: "store restore b.db --state-dir new", stdout: []string{"restored into " + dir + "/new: a backup of 20", id, "sandboxes: 2"}},
@@ -104,10 +62,10 @@ func TestStoreCommands(t *testing.T) {
 		s.run(t)
 	}
 	for _, name := range []string{"a", "new", "other"} {
-		if got := stateHolds(t, name); got != id+" one two" {
+		if got := storetest.Holds(t, name); got != id+" one two" {
 			t.Errorf("%s holds %s", name, got)
 		}
-		if a, b := slurp(t, filepath.Join("a", serve.StateSealKey)), slurp(t, filepath.Join(name, serve.StateSealKey)); string(a) != string(b) {
+		if a, b := storetest.Read(t, filepath.Join("a", serve.StateSealKey)), storetest.Read(t, filepath.Join(name, serve.StateSealKey)); a != b {
 			t.Errorf("%s has the seal key %s, want %s", name, b, a)
 		}
 		wantEmptyDir(t, filepath.Join(name, "scratch"))
@@ -117,7 +75,7 @@ func TestStoreCommands(t *testing.T) {
 		t.Errorf("the backup: %v, %v", info, err)
 	}
 	kept, err := filepath.Glob("other/replaced-*")
-	if err != nil || len(kept) != 1 || !strings.HasSuffix(stateHolds(t, kept[0]), " three") {
+	if err != nil || len(kept) != 1 || !strings.HasSuffix(storetest.Holds(t, kept[0]), " three") {
 		t.Errorf("what was replaced: %q, %v", kept, err)
 	}
 
@@ -137,7 +95,7 @@ func TestStoreCommands(t *testing.T) {
 func TestBackupOfConfiguredInstance(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
-	fillState(t, filepath.Join(dir, "a"), "one")
+	storetest.Fill(t, filepath.Join(dir, "a"), "one")
 	must(t, os.Remove("a/instance"))
 	t.Setenv("BERM_ENGINE_INSTANCE", "mine")
 	step{args: "store backup b.db --state-dir a", stderr: []string{"instance mine"}}.run(t)
@@ -158,7 +116,7 @@ func TestStoreCommandsBesideOthers(t *testing.T) {
 	t.Parallel() // it waits for the disk
 	dir := t.TempDir()
 	a, file := filepath.Join(dir, "a"), filepath.Join(dir, "b.db")
-	id := fillState(t, a, "one")
+	id := storetest.Fill(t, a, "one")
 	unlock := lock(t, filepath.Join(a, "lock"))
 	step{args: "store backup " + file + " --state-dir " + a, stderr: []string{"backed up"}}.run(t)
 	step{args: "store check --state-dir " + a, stdout: []string{"sound"}}.run(t)
@@ -187,7 +145,7 @@ func TestStoreCommandsBesideOthers(t *testing.T) {
 	step{args: "store backup " + file + " --force --state-dir " + a, code: 1, stderr: []string{"was cut off"}}.run(t)
 	step{args: "store check --state-dir " + a, code: 1, stderr: []string{"was cut off"}}.run(t)
 	must(t, os.Remove(filepath.Join(a, "restore")))
-	if got := stateHolds(t, a); got != id+" one" {
+	if got := storetest.Holds(t, a); got != id+" one" {
 		t.Errorf("it holds %s", got)
 	}
 	if os.Geteuid() == 0 {
@@ -208,13 +166,13 @@ func TestStoreCheckLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", filepath.Join(dir, "none"))
 	a := filepath.Join(dir, "a")
-	fillState(t, a)
-	stateHolds(t, a) // and has closed it
+	storetest.Fill(t, a)
+	storetest.Holds(t, a) // and has closed it
 	contents := func() map[string]string {
 		all := map[string]string{}
 		entries := check.Value(os.ReadDir(a))(t)
 		for _, e := range entries {
-			all[e.Name()] = string(slurp(t, filepath.Join(a, e.Name())))
+			all[e.Name()] = storetest.Read(t, filepath.Join(a, e.Name()))
 		}
 		return all
 	}
@@ -258,9 +216,9 @@ func TestRestoreRefuses(t *testing.T) {
 	t.Parallel() // it waits for the disk
 	dir := t.TempDir()
 	a, file := filepath.Join(dir, "a"), filepath.Join(dir, "b.db")
-	id := fillState(t, a, "one")
+	id := storetest.Fill(t, a, "one")
 	step{args: "store backup " + file + " --state-dir " + a, stderr: []string{"backed up"}}.run(t)
-	data := string(slurp(t, file))
+	data := storetest.Read(t, file)
 	d := check.Value(store.Look(file))(t)
 	// change returns the backup after SQL statements.
 	change := func(statements string) string {
@@ -274,7 +232,7 @@ func TestRestoreRefuses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return string(slurp(t, path))
+		return storetest.Read(t, path)
 	}
 	plain := change("DROP TABLE backup")
 	pack := func(manifest string, db string) string { // as earlier versions wrote backups
@@ -318,7 +276,7 @@ func TestRestoreRefuses(t *testing.T) {
 		"tar, longer":      {pack(manifest(2, sealed), plain+"x"), "isn't the member"},
 		"tar, no manifest": {pack("{}", plain), "its manifest isn't one"},
 	} {
-		before := stateHolds(t, a)
+		before := storetest.Holds(t, a)
 		_, stderr, code := berm(t, tt.backup, "store", "restore", "-", "--force", "--state-dir", a)
 		if code != 1 || !strings.Contains(stderr, tt.want) {
 			t.Errorf("%s: exit code %d, %s", name, code, stderr)
@@ -326,7 +284,7 @@ func TestRestoreRefuses(t *testing.T) {
 		if _, stderr, code := berm(t, tt.backup, "store", "check", "-"); code != 1 || !strings.Contains(stderr, tt.want) {
 			t.Errorf("%s is checked: exit code %d, %s", name, code, stderr)
 		}
-		if after := stateHolds(t, a); after != before {
+		if after := storetest.Holds(t, a); after != before {
 			t.Errorf("%s: before there was %s, now %s", name, before, after)
 		}
 	}
@@ -343,7 +301,7 @@ func TestRestoreRefuses(t *testing.T) {
 		if _, stderr, code := berm(t, tt.backup, "store", "restore", "-", "--state-dir", to); code != 0 {
 			t.Fatalf("%s: %s", name, stderr)
 		}
-		if got := stateHolds(t, to); got != id+" one" {
+		if got := storetest.Holds(t, to); got != id+" one" {
 			t.Errorf("%s: it holds %s", name, got)
 		}
 		if key, _ := os.ReadFile(filepath.Join(to, serve.StateSealKey)); string(key) != tt.key {

@@ -6,60 +6,19 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/uuid"
-
 	"github.com/bermhq/berm/cmd/berm/config"
-	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/lifecycle/store"
+	"github.com/bermhq/berm/cmd/berm/serve/storetest"
 	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
-// fillState makes a state directory whose store has sandboxes of the given keys, as a
-// killed server leaves it, and answers its instance's id.
-func fillState(t *testing.T, dir string, keys ...string) string {
-	t.Helper()
-	st := check.Value(openState(dir))(t)
-	defer func() { _ = st.Close() }()
-	id := check.Value(st.owner(""))(t)
-	if _, err := st.sealKey(); err != nil {
-		t.Fatal(err)
-	}
-	live := filepath.Join(t.TempDir(), StateStore)
-	s := check.Value(store.Open(t.Context(), store.Options{Path: live}))(t)
-	defer func() { _ = s.Close() }()
-	for _, key := range keys {
-		must(t, s.Put(t.Context(), lifecycle.Sandbox{SessionID: uuid.NewString(), Tenant: "a", Key: key}))
-	}
-	for _, suffix := range []string{"", "-wal"} {
-		write(t, filepath.Join(dir, StateStore+suffix), string(slurp(t, live+suffix)))
-	}
-	return id
-}
-
-func slurp(t *testing.T, path string) []byte {
-	t.Helper()
-	return check.Value(os.ReadFile(path))(t)
-}
-
-// stateHolds reads a state directory as the next server would: its instance, and its keys.
+// stateHolds reads a state directory as the next server would.
 func stateHolds(t *testing.T, dir string) string {
 	t.Helper()
-	st := check.Value(openState(dir))(t)
-	defer func() { _ = st.Close() }()
-	id := check.Value(Instance(dir, ""))(t)
-	s := check.Value(store.Open(t.Context(), store.Options{Path: filepath.Join(dir, StateStore)}))(t)
-	defer func() { _ = s.Close() }()
-	records := check.Value(s.Records(t.Context()))(t)
-	keys := []string{id}
-	for _, r := range records {
-		keys = append(keys, r.Key)
-	}
-	slices.Sort(keys[1:])
-	return strings.Join(keys, " ")
+	must(t, check.Value(openState(dir))(t).Close())
+	return storetest.Holds(t, dir)
 }
 
 // stateHoldsCopy is stateHolds without a trace.
@@ -77,7 +36,7 @@ func backedUp(t *testing.T, dir string) []byte {
 	cfg.StateDir = dir
 	var data []byte
 	_, err := MakeBackup(t.Context(), cfg, func(path string) error {
-		data = slurp(t, path)
+		data = []byte(storetest.Read(t, path))
 		return nil
 	})
 	if err != nil {
@@ -92,13 +51,13 @@ func TestRestoreCutOff(t *testing.T) {
 	t.Parallel() // it waits for the disk
 	dir := t.TempDir()
 	from := filepath.Join(dir, "from")
-	fillState(t, from, "backed", "up")
+	storetest.Fill(t, from, "backed", "up")
 	backup := backedUp(t, from)
 	fresh := stateHolds(t, from)
 	stop := errors.New("cut off")
 	for n := 0; ; n++ {
 		to := filepath.Join(dir, fmt.Sprint(n))
-		fillState(t, to, "old")
+		storetest.Fill(t, to, "old")
 		old := stateHoldsCopy(t, to)
 		done := 0
 		_, err := restore(t.Context(), to, "", bytes.NewReader(backup), true, func(from, to string) error {
@@ -154,7 +113,7 @@ func TestRestoreAfterCutOff(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	from, to := filepath.Join(dir, "from"), filepath.Join(dir, "to")
-	fillState(t, from, "backed", "up")
+	storetest.Fill(t, from, "backed", "up")
 	backup := backedUp(t, from)
 	cutOff := func() {
 		t.Helper()
