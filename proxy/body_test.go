@@ -97,14 +97,15 @@ func answered(conn net.Conn, text io.Reader) int {
 func bigBody(n int64) (io.Reader, int64) {
 	const head, tail = `{"data":"`, `"}`
 	size := int64(base64.StdEncoding.EncodedLen(int(n)))
-	return io.MultiReader(strings.NewReader(head), io.LimitReader(zeros{}, size), strings.NewReader(tail)), size + int64(len(head)+len(tail))
+	return io.MultiReader(strings.NewReader(head), io.LimitReader(endless('A'), size), strings.NewReader(tail)), size + int64(len(head)+len(tail))
 }
 
-type zeros struct{}
+// endless is a reader of one byte again and again.
+type endless byte
 
-func (zeros) Read(b []byte) (int, error) {
+func (e endless) Read(b []byte) (int, error) {
 	for i := range b {
-		b[i] = 'A'
+		b[i] = byte(e)
 	}
 	return len(b), nil
 }
@@ -244,7 +245,7 @@ func TestSmallBodiesAreShared(t *testing.T) {
 			conn := p.Dial()
 			defer func() { _ = conn.Close() }()
 			begun := time.Now()
-			body := io.MultiReader(strings.NewReader(post("/x", token, length)), strings.NewReader("{}"), io.LimitReader(spaces{}, length-2))
+			body := io.MultiReader(strings.NewReader(post("/x", token, length)), strings.NewReader("{}"), io.LimitReader(endless(' '), length-2))
 			return answered(conn, body), time.Since(begun)
 		}
 		if got, took := send(thirdToken, proxy.MaxBody); got != 200 || took > 0 {
@@ -257,15 +258,6 @@ func TestSmallBodiesAreShared(t *testing.T) {
 			_ = conn.Close()
 		}
 	})
-}
-
-type spaces struct{}
-
-func (spaces) Read(b []byte) (int, error) {
-	for i := range b {
-		b[i] = ' '
-	}
-	return len(b), nil
 }
 
 // slowly gives a text in pieces, each after a while.

@@ -281,32 +281,9 @@ func TestServeWaitsForTakenOver(t *testing.T) {
 	}
 }
 
-func TestServeBreaksOff(t *testing.T) {
-	began, ended := make(chan struct{}), make(chan struct{})
-	url, stop, done := serve(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		close(began)
-		<-r.Context().Done()
-		close(ended)
-	}), 20*time.Millisecond)
-	go func() {
-		if resp, err := http.Get(url); err == nil {
-			_ = resp.Body.Close()
-		}
-	}()
-	<-began
-	stop()
-	<-ended
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
-}
-
 // What is broken off says so, whether or not it has taken over its connection.
 func TestServeLastWords(t *testing.T) {
-	gate, err := proxy.NewGate(proxy.GateOptions{Fail: func(w http.ResponseWriter, _ *http.Request, f proxy.Fault) {
-		w.WriteHeader(f.Status)
-		_, _ = io.WriteString(w, f.Code)
-	}})
+	gate, err := proxy.NewGate(proxy.GateOptions{Fail: writeFault})
 	must(t, err)
 	for name, h := range map[string]proxy.Handler{
 		"503 going_down": func(_ http.ResponseWriter, r *http.Request) error {

@@ -52,37 +52,6 @@ func TestChatFileContent(t *testing.T) {
 	}
 }
 
-func TestChatFileRanges(t *testing.T) {
-	t.Parallel()
-	d, s := newLibrary(t)
-	for _, tt := range []struct {
-		header, content string
-		status          int
-		body, place     string
-	}{
-		{"bytes=0-0", "0123456789", 206, "0", "bytes 0-0/10"},
-		{"bytes=7-100", "0123456789", 206, "789", "bytes 7-9/10"},
-		{"bytes=-3", "0123456789", 206, "789", "bytes 7-9/10"},
-		{"bytes=10-", "0123456789", 416, "", "bytes */10"},
-		{"bytes=0-", "", 416, "", "bytes */0"},
-		{"bytes=1-2,4-5", "0123456789", 200, "0123456789", ""},
-		{"", "", 200, "", ""},
-	} {
-		s.content = tt.content
-		a := d.want(tt.status, map[bool]string{true: "range"}[tt.status == 416], "GET", filePath, "", withHeader("Range", tt.header))
-		if got := a.Header.Get("Content-Range"); got != tt.place || tt.status != 416 && (a.body != tt.body || a.ContentLength != int64(len(tt.body))) {
-			t.Errorf("%s: got %q, %q of %d bytes", tt.header, got, a.body, a.ContentLength)
-		}
-		if tt.status == 416 && (a.Header.Get("ETag") != "" || a.Header.Get("Content-Disposition") != "") {
-			t.Errorf("%s: an error has the file's header: %v", tt.header, a.Header)
-		}
-	}
-	s.content = "0123456789"
-	if a := d.want(200, "", "GET", filePath, "", withHeader("Range", "bytes=1-2"), withHeader("If-Range", `W/"1"`)); a.body != s.content {
-		t.Errorf("got %q", a.body)
-	}
-}
-
 // TestChatFileChanges checks that what a sandbox does to a file while it is sent never has
 // a part pass for the whole.
 func TestChatFileChanges(t *testing.T) {

@@ -95,10 +95,12 @@ func TestReadAndWriteFiles(t *testing.T) {
 	h.want(401, "unauthorized", "GET", at("", "/workspace/a/b.txt"), "", withToken(""))
 }
 
+// TestRanges asks for parts of a sandbox's file and of a chat's.
 func TestRanges(t *testing.T) {
 	h := newHouse(t, nil)
 	h.put("/f", "0123456789")
 	h.put("/empty", "")
+	d, s := newLibrary(t)
 	for _, tt := range []struct {
 		header, name string
 		status       int
@@ -123,14 +125,22 @@ func TestRanges(t *testing.T) {
 		{"bytes=+1-2", "/f", 200, "0123456789", ""},
 		{"bytes=--1", "/f", 200, "0123456789", ""},
 	} {
-		a := h.want(tt.status, map[bool]string{true: "range"}[tt.status == 416], "GET", at("", tt.name), "", withHeader("Range", tt.header))
-		if got := a.Header.Get("Content-Range"); got != tt.place || tt.status != 416 && (a.body != tt.body || a.ContentLength != int64(len(tt.body))) {
-			t.Errorf("%s: got %q, %q of %d bytes", tt.header, got, a.body, a.ContentLength)
+		s.content = map[string]string{"/f": "0123456789"}[tt.name]
+		for path, c := range map[string]caller{at("", tt.name): h.caller, filePath: d.caller} {
+			a := c.want(tt.status, map[bool]string{true: "range"}[tt.status == 416], "GET", path, "", withHeader("Range", tt.header))
+			if got := a.Header.Get("Content-Range"); got != tt.place || tt.status != 416 && (a.body != tt.body || a.ContentLength != int64(len(tt.body))) {
+				t.Errorf("%s of %s: got %q, %q of %d bytes", tt.header, path, got, a.body, a.ContentLength)
+			}
+			if tt.status == 416 && (a.Header.Get("ETag") != "" || a.Header.Get("Content-Disposition") != "") {
+				t.Errorf("%s of %s: an error has the file's header: %v", tt.header, path, a.Header)
+			}
 		}
 	}
-	a := h.want(200, "", "GET", at("", "/f"), "", withHeader("Range", "bytes=1-2"), withHeader("If-Range", `W/"x"`))
-	if a.body != "0123456789" {
-		t.Errorf("got %q", a.body)
+	s.content = "0123456789"
+	for path, c := range map[string]caller{at("", "/f"): h.caller, filePath: d.caller} {
+		if a := c.want(200, "", "GET", path, "", withHeader("Range", "bytes=1-2"), withHeader("If-Range", `W/"1"`)); a.body != s.content {
+			t.Errorf("%s: got %q", path, a.body)
+		}
 	}
 	h.want(404, "file_not_found", "GET", at("", "/none"), "", withHeader("Range", "bytes=0-1"))
 	h.want(422, "validation", "GET", at("", "/"), "", withHeader("Range", "bytes=0-1"))
