@@ -19,36 +19,36 @@ func TestFilesCommands(t *testing.T) {
 	t.Chdir(dir)
 	write(t, filepath.Join(dir, "local.txt"), "one\ntwo\nthree\n")
 	must(t, os.Chmod(filepath.Join(dir, "local.txt"), 0o640))
-	for _, s := range []step{
-		{args: "sandbox files mkdir mine -p /tmp/d/e", stdout: []string{""}},
-		{args: "sandbox files put mine local.txt /tmp/d/", stdout: []string{"/tmp/d/local.txt", "0640", "14"}},
-		{args: "sandbox files put mine - /tmp/d/e/in.go -o json --mode 0600", stdin: "package x\n", stdout: []string{`"path": "/tmp/d/e/in.go"`, `"mode": "0600"`}},
-		{args: "sandbox files put mine - /tmp/d/e/in.go -n", stdin: "x", code: 1, stderr: []string{"berm: "}},
-		{args: "sandbox files put mine - /tmp/d/e/in.go --append", stdin: "// more\n", stdout: []string{"in.go"}},
-		{args: "sandbox files put mine - /tmp/d/", code: 2, stderr: []string{"no name of its own"}},
-		{args: "sandbox files put mine - /tmp/f --mode 9", code: 2, stderr: []string{"octal permissions"}},
-		{args: "sandbox files put mine nosuch /tmp/d/", code: 1, stderr: []string{"no such file"}},
-		{args: "sandbox files put mine - /tmp/x/y/z -p", stdin: "deep", stdout: []string{"/tmp/x/y/z"}},
-		{args: "sandbox files cat mine /tmp/d/local.txt /tmp/d/e/in.go", stdout: []string{"one\ntwo\nthree\npackage x\n// more\n"}},
-		{args: "sandbox files ls mine /tmp/d", stdout: []string{"directory", "/tmp/d/e\n", "file", "/tmp/d/local.txt\n"}},
-		{args: "sandbox files ls mine /tmp/d --depth 2 -o json", stdout: []string{`"path": "/tmp/d/e/in.go"`, `"truncated": false`}},
-		{args: "sandbox files ls mine /tmp/d --limit 1", stdout: []string{"/tmp/d/e"}, stderr: []string{"may be more"}},
-		{args: "sandbox files stat mine /tmp/d", stdout: []string{"directory", "/tmp/d"}},
-		{args: "sandbox files get mine /tmp/d/local.txt", stdout: []string{""}},
-		{args: "sandbox files get mine /tmp/d/e/in.go there.go", stdout: []string{""}},
-		{args: "sandbox files get mine /tmp/d/e/in.go -", stdout: []string{"package x\n"}},
-		{args: "sandbox files get mine /tmp/nosuch gone", code: 1, stderr: []string{"/tmp/nosuch"}},
-		{args: "sandbox files get mine /", code: 2, stderr: []string{"say where to"}},
-		{args: "sandbox files get mine /tmp/d/local.txt .", code: 1, stderr: []string{"is a directory"}},
-		{args: "sandbox files cp mine /tmp/d/local.txt /tmp/d/copy.txt", stdout: []string{""}},
-		{args: "sandbox files mv mine /tmp/d/copy.txt /tmp/d/local.txt --replace", stdout: []string{""}},
-		{args: "sandbox files find mine /tmp/d **/*.go", stdout: []string{"/tmp/d/e/in.go\n"}},
-		{args: "sandbox files find mine /tmp/d **/*.go -o json", stdout: []string{`"path": "/tmp/d/e/in.go"`}},
-		{args: "sandbox files grep mine ^t /tmp/d --include *.txt", stdout: []string{"/tmp/d/local.txt:2:two\n", "/tmp/d/local.txt:3:three\n"}},
-		{args: "sandbox files grep mine -F -i PACKAGE /tmp/d -o json", stdout: []string{`"line": 1`}},
-		{args: "sandbox files grep mine nosuchtext /tmp/d", code: 1},
+	for _, s := range []check.Step{
+		{Args: "sandbox files mkdir mine -p /tmp/d/e", Stdout: []string{""}},
+		{Args: "sandbox files put mine local.txt /tmp/d/", Stdout: []string{"/tmp/d/local.txt", "0640", "14"}},
+		{Args: "sandbox files put mine - /tmp/d/e/in.go -o json --mode 0600", Stdin: "package x\n", Stdout: []string{`"path": "/tmp/d/e/in.go"`, `"mode": "0600"`}},
+		{Args: "sandbox files put mine - /tmp/d/e/in.go -n", Stdin: "x", Code: 1, Stderr: []string{"berm: "}},
+		{Args: "sandbox files put mine - /tmp/d/e/in.go --append", Stdin: "// more\n", Stdout: []string{"in.go"}},
+		{Args: "sandbox files put mine - /tmp/d/", Code: 2, Stderr: []string{"no name of its own"}},
+		{Args: "sandbox files put mine - /tmp/f --mode 9", Code: 2, Stderr: []string{"octal permissions"}},
+		{Args: "sandbox files put mine nosuch /tmp/d/", Code: 1, Stderr: []string{"no such file"}},
+		{Args: "sandbox files put mine - /tmp/x/y/z -p", Stdin: "deep", Stdout: []string{"/tmp/x/y/z"}},
+		{Args: "sandbox files cat mine /tmp/d/local.txt /tmp/d/e/in.go", Stdout: []string{"one\ntwo\nthree\npackage x\n// more\n"}},
+		{Args: "sandbox files ls mine /tmp/d", Stdout: []string{"directory", "/tmp/d/e\n", "file", "/tmp/d/local.txt\n"}},
+		{Args: "sandbox files ls mine /tmp/d --depth 2 -o json", Stdout: []string{`"path": "/tmp/d/e/in.go"`, `"truncated": false`}},
+		{Args: "sandbox files ls mine /tmp/d --limit 1", Stdout: []string{"/tmp/d/e"}, Stderr: []string{"may be more"}},
+		{Args: "sandbox files stat mine /tmp/d", Stdout: []string{"directory", "/tmp/d"}},
+		{Args: "sandbox files get mine /tmp/d/local.txt", Stdout: []string{""}},
+		{Args: "sandbox files get mine /tmp/d/e/in.go there.go", Stdout: []string{""}},
+		{Args: "sandbox files get mine /tmp/d/e/in.go -", Stdout: []string{"package x\n"}},
+		{Args: "sandbox files get mine /tmp/nosuch gone", Code: 1, Stderr: []string{"/tmp/nosuch"}},
+		{Args: "sandbox files get mine /", Code: 2, Stderr: []string{"say where to"}},
+		{Args: "sandbox files get mine /tmp/d/local.txt .", Code: 1, Stderr: []string{"is a directory"}},
+		{Args: "sandbox files cp mine /tmp/d/local.txt /tmp/d/copy.txt", Stdout: []string{""}},
+		{Args: "sandbox files mv mine /tmp/d/copy.txt /tmp/d/local.txt --replace", Stdout: []string{""}},
+		{Args: "sandbox files find mine /tmp/d **/*.go", Stdout: []string{"/tmp/d/e/in.go\n"}},
+		{Args: "sandbox files find mine /tmp/d **/*.go -o json", Stdout: []string{`"path": "/tmp/d/e/in.go"`}},
+		{Args: "sandbox files grep mine ^t /tmp/d --include *.txt", Stdout: []string{"/tmp/d/local.txt:2:two\n", "/tmp/d/local.txt:3:three\n"}},
+		{Args: "sandbox files grep mine -F -i PACKAGE /tmp/d -o json", Stdout: []string{`"line": 1`}},
+		{Args: "sandbox files grep mine nosuchtext /tmp/d", Code: 1},
 	} {
-		s.run(t)
+		s.Run(t, berm)
 	}
 	for name, want := range map[string]string{"local.txt": "one\ntwo\nthree\n", "there.go": "package x\n// more\n"} {
 		if got, err := os.ReadFile(name); err != nil || string(got) != want {
@@ -63,18 +63,18 @@ func TestFilesCommands(t *testing.T) {
 	if code != 0 || errs != "" {
 		t.Fatalf("tar: exit code %d, %s", code, errs)
 	}
-	for _, s := range []step{
-		{args: "sandbox files rm mine -r /tmp/d", stdout: []string{""}},
-		{args: "sandbox files tar mine -x /tmp", stdin: archive, stdout: []string{""}},
-		{args: "sandbox files cat mine /tmp/d/e/in.go", stdout: []string{"package x\n"}},
+	for _, s := range []check.Step{
+		{Args: "sandbox files rm mine -r /tmp/d", Stdout: []string{""}},
+		{Args: "sandbox files tar mine -x /tmp", Stdin: archive, Stdout: []string{""}},
+		{Args: "sandbox files cat mine /tmp/d/e/in.go", Stdout: []string{"package x\n"}},
 	} {
-		s.run(t)
+		s.Run(t, berm)
 	}
 }
 
 func TestWatchCommand(t *testing.T) {
 	insideCLI(t)
-	step{args: "sandbox files mkdir mine /tmp/w", stdout: []string{""}}.run(t)
+	check.Step{Args: "sandbox files mkdir mine /tmp/w", Stdout: []string{""}}.Run(t, berm)
 	for _, form := range []string{"table", "json"} {
 		ctx, cancel := context.WithCancel(t.Context())
 		out := newWatched()
@@ -83,7 +83,7 @@ func TestWatchCommand(t *testing.T) {
 			done <- run(ctx, []string{"sandbox", "files", "watch", "mine", "/tmp/w", "-o", form}, nil, out, io.Discard)
 		}()
 		out.until(t, "ready")
-		step{args: "sandbox files put mine - /tmp/w/" + form, stdin: "x", stdout: []string{form}}.run(t)
+		check.Step{Args: "sandbox files put mine - /tmp/w/" + form, Stdin: "x", Stdout: []string{form}}.Run(t, berm)
 		out.until(t, "/tmp/w/"+form)
 		cancel()
 		if code := <-done; code != 0 {
@@ -94,13 +94,13 @@ func TestWatchCommand(t *testing.T) {
 
 func TestPortCommand(t *testing.T) {
 	insideCLI(t)
-	for _, s := range []step{
-		{args: "sandbox port mine 8000", stdout: []string{os.Getenv("BERM_URL") + "/p/"}},
-		{args: "sandbox port mine 8000 --ttl 10m -o json", stdout: []string{`"expires_at"`}},
-		{args: "sandbox port mine 8000 --ttl 1000h", code: 1, stderr: []string{"seven days"}},
-		{args: "sandbox port nosuch 8000", code: 1, stderr: []string{"nosuch"}},
+	for _, s := range []check.Step{
+		{Args: "sandbox port mine 8000", Stdout: []string{os.Getenv("BERM_URL") + "/p/"}},
+		{Args: "sandbox port mine 8000 --ttl 10m -o json", Stdout: []string{`"expires_at"`}},
+		{Args: "sandbox port mine 8000 --ttl 1000h", Code: 1, Stderr: []string{"seven days"}},
+		{Args: "sandbox port nosuch 8000", Code: 1, Stderr: []string{"nosuch"}},
 	} {
-		s.run(t)
+		s.Run(t, berm)
 	}
 }
 
@@ -135,12 +135,12 @@ func TestForwardPort(t *testing.T) {
 }
 
 func TestPortUsage(t *testing.T) {
-	for _, s := range []step{
-		{args: "sandbox port mine 0", code: 2, stderr: []string{"from 1 to 65535"}},
-		{args: "sandbox port mine http", code: 2, stderr: []string{"from 1 to 65535"}},
-		{args: "sandbox port mine 80 --listen 0.0.0.0:0", code: 2, stderr: []string{"want a loopback address"}},
-		{args: "sandbox port mine 80 --listen example.org:80", code: 2, stderr: []string{"want a loopback address"}},
+	for _, s := range []check.Step{
+		{Args: "sandbox port mine 0", Code: 2, Stderr: []string{"from 1 to 65535"}},
+		{Args: "sandbox port mine http", Code: 2, Stderr: []string{"from 1 to 65535"}},
+		{Args: "sandbox port mine 80 --listen 0.0.0.0:0", Code: 2, Stderr: []string{"want a loopback address"}},
+		{Args: "sandbox port mine 80 --listen example.org:80", Code: 2, Stderr: []string{"want a loopback address"}},
 	} {
-		s.run(t)
+		s.Run(t, berm)
 	}
 }

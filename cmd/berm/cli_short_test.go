@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/bermhq/berm/cmd/berm/config"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 func TestShortCommands(t *testing.T) {
@@ -16,34 +17,34 @@ func TestShortCommands(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "in"), "content")
 	t.Chdir(dir)
-	for _, s := range []step{
-		{args: "ps", stdout: []string{"KEY", "mine", "running"}},
-		{args: "ps -q", stdout: []string{"mine\n"}},
-		{args: "sandbox ls -q", stdout: []string{"mine\n"}},
-		{args: "exec mine -d --id job -- sleep 60", stdout: []string{"job\n"}},
-		{args: "exec mine -- exit 7", code: 7},
-		{args: "ps mine", stdout: []string{"exec   job", "sleep 60"}},
-		{args: "ps mine -q", stdout: []string{"job\n"}},
-		{args: "sandbox process start mine --id web -- echo printed", stdout: []string{"web"}},
-		{args: "sandbox process wait mine web", stdout: []string{"web"}},
-		{args: "logs mine web", stdout: []string{"printed\n"}},
-		{args: "sandbox process list mine -q", stdout: []string{"web\n"}},
-		{args: "stats mine", stdout: []string{"CPU SECONDS", "mine"}},
-		{args: "stats mine -o json", stdout: []string{`"key": "mine"`, `"memory_bytes"`}},
-		{args: "stats nosuch mine", code: 1, stdout: []string{"mine"}, stderr: []string{"nosuch"}},
-		{args: "pause mine", stdout: []string{"mine: paused"}},
-		{args: "resume mine", stdout: []string{"mine: running"}},
-		{args: "cp in mine:/tmp/"},
-		{args: "cp mine:/tmp/in -", stdout: []string{"content"}},
-		{args: "cp mine:/tmp/in out"},
-		{args: "cp - mine:/tmp/typed", stdin: "typed"},
-		{args: "cp mine:/tmp/typed ."},
-		{args: "cp in out", code: 2, stderr: []string{"KEY:PATH"}},
-		{args: "cp mine:/a mine:/b", code: 2, stderr: []string{"KEY:PATH"}},
-		{args: "cp mine:/ .", code: 2, stderr: []string{"no file's name"}},
-		{args: "cp - mine:/tmp/", code: 2, stderr: []string{"no name of its own"}},
+	for _, s := range []check.Step{
+		{Args: "ps", Stdout: []string{"KEY", "mine", "running"}},
+		{Args: "ps -q", Stdout: []string{"mine\n"}},
+		{Args: "sandbox ls -q", Stdout: []string{"mine\n"}},
+		{Args: "exec mine -d --id job -- sleep 60", Stdout: []string{"job\n"}},
+		{Args: "exec mine -- exit 7", Code: 7},
+		{Args: "ps mine", Stdout: []string{"exec   job", "sleep 60"}},
+		{Args: "ps mine -q", Stdout: []string{"job\n"}},
+		{Args: "sandbox process start mine --id web -- echo printed", Stdout: []string{"web"}},
+		{Args: "sandbox process wait mine web", Stdout: []string{"web"}},
+		{Args: "logs mine web", Stdout: []string{"printed\n"}},
+		{Args: "sandbox process list mine -q", Stdout: []string{"web\n"}},
+		{Args: "stats mine", Stdout: []string{"CPU SECONDS", "mine"}},
+		{Args: "stats mine -o json", Stdout: []string{`"key": "mine"`, `"memory_bytes"`}},
+		{Args: "stats nosuch mine", Code: 1, Stdout: []string{"mine"}, Stderr: []string{"nosuch"}},
+		{Args: "pause mine", Stdout: []string{"mine: paused"}},
+		{Args: "resume mine", Stdout: []string{"mine: running"}},
+		{Args: "cp in mine:/tmp/"},
+		{Args: "cp mine:/tmp/in -", Stdout: []string{"content"}},
+		{Args: "cp mine:/tmp/in out"},
+		{Args: "cp - mine:/tmp/typed", Stdin: "typed"},
+		{Args: "cp mine:/tmp/typed ."},
+		{Args: "cp in out", Code: 2, Stderr: []string{"KEY:PATH"}},
+		{Args: "cp mine:/a mine:/b", Code: 2, Stderr: []string{"KEY:PATH"}},
+		{Args: "cp mine:/ .", Code: 2, Stderr: []string{"no file's name"}},
+		{Args: "cp - mine:/tmp/", Code: 2, Stderr: []string{"no name of its own"}},
 	} {
-		s.run(t)
+		s.Run(t, berm)
 	}
 	for name, want := range map[string]string{"out": "content", "typed": "typed"} {
 		if got, err := os.ReadFile(name); string(got) != want {
@@ -54,19 +55,19 @@ func TestShortCommands(t *testing.T) {
 
 func TestFormat(t *testing.T) {
 	insideCLI(t)
-	for _, s := range []step{
-		{args: "sandbox ls --format '{{.Key}} is {{.Status}}'", stdout: []string{"mine is running\n"}},
-		{args: "ps -o '{{json .Spec.Network}}'", stdout: []string{"\"off\"\n"}},
-		{args: "sandbox show mine -o '{{.Key}}'", stdout: []string{"mine\n"}},
-		{args: "ps --format json", stdout: []string{`"key": "mine"`}},
-		{args: "ps -o '{{.Nothing}}'", code: 2, stderr: []string{"--output: "}},
-		{args: "ps -o '{{'", code: 2, stderr: []string{"--output: "}},
-		{args: "ps --format yaml", code: 2, stderr: []string{"want table or json, or a Go template"}},
+	for _, s := range []check.Step{
+		{Args: "sandbox ls --format '{{.Key}} is {{.Status}}'", Stdout: []string{"mine is running\n"}},
+		{Args: "ps -o '{{json .Spec.Network}}'", Stdout: []string{"\"off\"\n"}},
+		{Args: "sandbox show mine -o '{{.Key}}'", Stdout: []string{"mine\n"}},
+		{Args: "ps --format json", Stdout: []string{`"key": "mine"`}},
+		{Args: "ps -o '{{.Nothing}}'", Code: 2, Stderr: []string{"--output: "}},
+		{Args: "ps -o '{{'", Code: 2, Stderr: []string{"--output: "}},
+		{Args: "ps --format yaml", Code: 2, Stderr: []string{"want table or json, or a Go template"}},
 	} {
-		s.run(t)
+		s.Run(t, berm)
 	}
 	// A file's name is a stranger's text.
-	step{args: "sandbox files mkdir mine '/tmp/a\x1b[2J'"}.run(t)
+	check.Step{Args: "sandbox files mkdir mine '/tmp/a\x1b[2J'"}.Run(t, berm)
 	for _, args := range [][]string{{"sandbox", "files", "ls", "mine", "/tmp", "--format", "{{.Path}}"}, {"sandbox", "files", "find", "mine", "/tmp", "*", "--format", "{{.Path}}"}} {
 		stdout, stderr, code := berm(t, "", args...)
 		if code != 0 || !strings.Contains(stdout, "/tmp/a\uFFFD[2J\n") {
@@ -81,7 +82,7 @@ func TestFormat(t *testing.T) {
 
 func TestCompletion(t *testing.T) {
 	insideCLI(t)
-	step{args: "sandbox process start mine --id web -- sleep 60", stdout: []string{"web"}}.run(t)
+	check.Step{Args: "sandbox process start mine --id web -- sleep 60", Stdout: []string{"web"}}.Run(t, berm)
 	for args, want := range map[string]string{
 		"exec ":                      "mine",
 		"stats mine ":                "mine",

@@ -119,8 +119,8 @@ func TestInitHost(t *testing.T) {
 		if settings, mode := read(t, dir, "berm.yaml"); mode != 0o644 || strings.Contains(settings, "--config /etc/berm") {
 			t.Errorf("%s: mode %s:\n%s", kind, mode, settings)
 		}
-		step{args: "config check --config " + dir + "/berm.yaml", stdout: []string{"valid"}}.run(t)
-		step{args: "config print --config " + dir + "/berm.yaml", stdout: []string{"policy_file: " + dir + "/policy.yaml # file", "token_file: " + dir + "/token # file"}}.run(t)
+		check.Step{Args: "config check --config " + dir + "/berm.yaml", Stdout: []string{"valid"}}.Run(t, berm)
+		check.Step{Args: "config print --config " + dir + "/berm.yaml", Stdout: []string{"policy_file: " + dir + "/policy.yaml # file", "token_file: " + dir + "/token # file"}}.Run(t, berm)
 
 		// What is commented out can be used, too.
 		settings, _ := read(t, dir, "berm.yaml")
@@ -128,7 +128,7 @@ func TestInitHost(t *testing.T) {
 		if all, _ := read(t, dir, "all.yaml"); strings.Count(all, "\n      # ")+strings.Count(all, "\n  # ") > 0 {
 			t.Errorf("not all of it is tried:\n%s", all)
 		}
-		step{args: "config check --config " + dir + "/all.yaml", stdout: []string{"valid"}}.run(t)
+		check.Step{Args: "config check --config " + dir + "/all.yaml", Stdout: []string{"valid"}}.Run(t, berm)
 
 		write(t, filepath.Join(dir, "policy.yaml"), "version: 1\n")
 		if _, stderr, code := berm(t, "", "init", kind, dir); code != config.ExitFailure || !strings.Contains(stderr, "policy.yaml is there already") {
@@ -151,5 +151,5 @@ func TestInitHost(t *testing.T) {
 			}
 		}
 	}
-	step{args: "compose init", code: config.ExitUsage, stderr: []string{"unknown command", "init"}}.run(t)
+	check.Step{Args: "compose init", Code: config.ExitUsage, Stderr: []string{"unknown command", "init"}}.Run(t, berm)
 }

@@ -40,26 +40,26 @@ func TestStoreCommands(t *testing.T) {
 	id := storetest.Fill(t, filepath.Join(dir, "a"), "one", "two")
 	storetest.Fill(t, filepath.Join(dir, "other"), "three")
 	must(t, os.Mkdir("none", 0o700))
-	for _, s := range []step{
-		{args: "store check --state-dir a", stdout: []string{"sound", id, "sandboxes: 2"}},
-		{args: "store backup --state-dir a", code: 2, stderr: []string{"arg"}},
-		{args: "store backup b.db --state-dir a", stderr: []string{"backed up instance " + id, "sandboxes: 2"}},
-		{args: "store backup b.db --state-dir a", code: 1, stderr: []string{"b.db is there; --force"}},
-		{args: "store backup b.db --state-dir a --force", stderr: []string{"backed up"}},
-		{args: "store backup a --state-dir a --force", code: 1, stderr: []string{"is no file"}},
-		{args: "store backup nosuch/b.db --state-dir a", code: 1, stderr: []string{"no such file"}},
-		{args: "store backup c.db --state-dir none", code: 1, stderr: []string{"no instance id"}},
-		{args: "store check b.db", stdout: []string{"sound: a backup of 20", id, "sandboxes: 2"}},
-		{args: "store check -", stdin: storetest.Read(t, "a/instance"), code: 1, stderr: []string{"read the backup"}},
-		{args: "store check nosuch", code: 1, stderr: []string{"no such file"}},
-		{args: "store check --state-dir none", code: 1, stderr: []string{"no instance id", "no such file"}},
-		{args: "store restore b.db --state-dir new", stdout: []string{"restored into " + dir + "/new: a backup of 20", id, "sandboxes: 2"}},
-		{args: "store restore b.db --state-dir new", code: 1, stderr: []string{"isn't empty; --force"}},
-		{args: "store restore b.db --state-dir new --force", stdout: []string{"what was there is kept in " + dir + "/new/replaced-20"}},
-		{args: "store restore b.db --state-dir other", code: 1, stderr: []string{"of another, whose sandboxes nobody would find"}},
-		{args: "store restore b.db --state-dir other --force", stdout: []string{"kept in " + dir + "/other/replaced-20"}},
+	for _, s := range []check.Step{
+		{Args: "store check --state-dir a", Stdout: []string{"sound", id, "sandboxes: 2"}},
+		{Args: "store backup --state-dir a", Code: 2, Stderr: []string{"arg"}},
+		{Args: "store backup b.db --state-dir a", Stderr: []string{"backed up instance " + id, "sandboxes: 2"}},
+		{Args: "store backup b.db --state-dir a", Code: 1, Stderr: []string{"b.db is there; --force"}},
+		{Args: "store backup b.db --state-dir a --force", Stderr: []string{"backed up"}},
+		{Args: "store backup a --state-dir a --force", Code: 1, Stderr: []string{"is no file"}},
+		{Args: "store backup nosuch/b.db --state-dir a", Code: 1, Stderr: []string{"no such file"}},
+		{Args: "store backup c.db --state-dir none", Code: 1, Stderr: []string{"no instance id"}},
+		{Args: "store check b.db", Stdout: []string{"sound: a backup of 20", id, "sandboxes: 2"}},
+		{Args: "store check -", Stdin: storetest.Read(t, "a/instance"), Code: 1, Stderr: []string{"read the backup"}},
+		{Args: "store check nosuch", Code: 1, Stderr: []string{"no such file"}},
+		{Args: "store check --state-dir none", Code: 1, Stderr: []string{"no instance id", "no such file"}},
+		{Args: "store restore b.db --state-dir new", Stdout: []string{"restored into " + dir + "/new: a backup of 20", id, "sandboxes: 2"}},
+		{Args: "store restore b.db --state-dir new", Code: 1, Stderr: []string{"isn't empty; --force"}},
+		{Args: "store restore b.db --state-dir new --force", Stdout: []string{"what was there is kept in " + dir + "/new/replaced-20"}},
+		{Args: "store restore b.db --state-dir other", Code: 1, Stderr: []string{"of another, whose sandboxes nobody would find"}},
+		{Args: "store restore b.db --state-dir other --force", Stdout: []string{"kept in " + dir + "/other/replaced-20"}},
 	} {
-		s.run(t)
+		s.Run(t, berm)
 	}
 	for _, name := range []string{"a", "new", "other"} {
 		if got := storetest.Holds(t, name); got != id+" one two" {
@@ -84,8 +84,8 @@ func TestStoreCommands(t *testing.T) {
 	if code != 0 {
 		t.Fatal(stderr)
 	}
-	step{args: "store check -", stdin: stdout, stdout: []string{"sandboxes: 2"}}.run(t)
-	step{args: "store restore - --state-dir piped", stdin: stdout, stdout: []string{"sandboxes: 2"}}.run(t)
+	check.Step{Args: "store check -", Stdin: stdout, Stdout: []string{"sandboxes: 2"}}.Run(t, berm)
+	check.Step{Args: "store restore - --state-dir piped", Stdin: stdout, Stdout: []string{"sandboxes: 2"}}.Run(t, berm)
 	if left, err := filepath.Glob(".b.db*"); err != nil || left != nil {
 		t.Errorf("left: %q, %v", left, err)
 	}
@@ -98,15 +98,15 @@ func TestBackupOfConfiguredInstance(t *testing.T) {
 	storetest.Fill(t, filepath.Join(dir, "a"), "one")
 	must(t, os.Remove("a/instance"))
 	t.Setenv("BERM_ENGINE_INSTANCE", "mine")
-	step{args: "store backup b.db --state-dir a", stderr: []string{"instance mine"}}.run(t)
-	step{args: "store restore b.db --state-dir b", stdout: []string{"instance mine"}}.run(t)
+	check.Step{Args: "store backup b.db --state-dir a", Stderr: []string{"instance mine"}}.Run(t, berm)
+	check.Step{Args: "store restore b.db --state-dir b", Stdout: []string{"instance mine"}}.Run(t, berm)
 	if _, err := os.Stat("b/instance"); !os.IsNotExist(err) {
 		t.Errorf("the instance's file: %v", err)
 	}
 	t.Setenv("BERM_ENGINE_INSTANCE", "yours")
-	step{args: "store restore b.db --state-dir c --force", code: 1, stderr: []string{"instance mine", "engine.instance is yours"}}.run(t)
+	check.Step{Args: "store restore b.db --state-dir c --force", Code: 1, Stderr: []string{"instance mine", "engine.instance is yours"}}.Run(t, berm)
 	t.Setenv("BERM_ENGINE_INSTANCE", "")
-	step{args: "store restore b.db --state-dir c --force", code: 1, stderr: []string{"set engine.instance"}}.run(t)
+	check.Step{Args: "store restore b.db --state-dir c --force", Code: 1, Stderr: []string{"set engine.instance"}}.Run(t, berm)
 	if _, err := os.Stat("c/berm.db"); !os.IsNotExist(err) {
 		t.Errorf("there is a store: %v", err)
 	}
@@ -118,16 +118,16 @@ func TestStoreCommandsBesideOthers(t *testing.T) {
 	a, file := filepath.Join(dir, "a"), filepath.Join(dir, "b.db")
 	id := storetest.Fill(t, a, "one")
 	unlock := lock(t, filepath.Join(a, "lock"))
-	step{args: "store backup " + file + " --state-dir " + a, stderr: []string{"backed up"}}.run(t)
-	step{args: "store check --state-dir " + a, stdout: []string{"sound"}}.run(t)
-	step{args: "store restore " + file + " --state-dir " + a + " --force", code: 1, stderr: []string{"another berm uses"}}.run(t)
+	check.Step{Args: "store backup " + file + " --state-dir " + a, Stderr: []string{"backed up"}}.Run(t, berm)
+	check.Step{Args: "store check --state-dir " + a, Stdout: []string{"sound"}}.Run(t, berm)
+	check.Step{Args: "store restore " + file + " --state-dir " + a + " --force", Code: 1, Stderr: []string{"another berm uses"}}.Run(t, berm)
 	unlock()
 	unlock = lock(t, filepath.Join(a, "scratch"))
-	step{args: "store backup " + file + " --force --state-dir " + a, code: 1, stderr: []string{"another backup or restore"}}.run(t)
-	step{args: "store restore " + file + " --state-dir " + a + " --force", code: 1, stderr: []string{"another backup or restore"}}.run(t)
+	check.Step{Args: "store backup " + file + " --force --state-dir " + a, Code: 1, Stderr: []string{"another backup or restore"}}.Run(t, berm)
+	check.Step{Args: "store restore " + file + " --state-dir " + a + " --force", Code: 1, Stderr: []string{"another backup or restore"}}.Run(t, berm)
 	unlock()
 	write(t, filepath.Join(a, "scratch", "left"), "by one that was killed")
-	step{args: "store backup " + file + " --force --state-dir " + a, stderr: []string{"backed up"}}.run(t)
+	check.Step{Args: "store backup " + file + " --force --state-dir " + a, Stderr: []string{"backed up"}}.Run(t, berm)
 	wantEmptyDir(t, filepath.Join(a, "scratch"))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -142,19 +142,19 @@ func TestStoreCommandsBesideOthers(t *testing.T) {
 		t.Errorf("left: %q, %v", left, err)
 	}
 	must(t, os.Mkdir(filepath.Join(a, "restore"), 0o700))
-	step{args: "store backup " + file + " --force --state-dir " + a, code: 1, stderr: []string{"was cut off"}}.run(t)
-	step{args: "store check --state-dir " + a, code: 1, stderr: []string{"was cut off"}}.run(t)
+	check.Step{Args: "store backup " + file + " --force --state-dir " + a, Code: 1, Stderr: []string{"was cut off"}}.Run(t, berm)
+	check.Step{Args: "store check --state-dir " + a, Code: 1, Stderr: []string{"was cut off"}}.Run(t, berm)
 	must(t, os.Remove(filepath.Join(a, "restore")))
 	if got := storetest.Holds(t, a); got != id+" one" {
 		t.Errorf("it holds %s", got)
 	}
 	if os.Geteuid() == 0 {
 		must(t, os.Chown(a, 65532, 65532))
-		step{args: "store backup " + file + " --force --state-dir " + a, stderr: []string{"backed up"}}.run(t) // as in a volume that has its owner of the image
+		check.Step{Args: "store backup " + file + " --force --state-dir " + a, Stderr: []string{"backed up"}}.Run(t, berm) // as in a volume that has its owner of the image
 		for _, name := range []string{serve.StateStore, "lock"} {
 			must(t, os.Chown(filepath.Join(a, name), 65532, 65532))
 			for _, args := range []string{"backup " + file + " --force", "restore " + file + " --force", "check"} {
-				step{args: "store " + args + " --state-dir " + a, code: 1, stderr: []string{a + "/" + name, "65532", "run this as that user"}}.run(t)
+				check.Step{Args: "store " + args + " --state-dir " + a, Code: 1, Stderr: []string{a + "/" + name, "65532", "run this as that user"}}.Run(t, berm)
 			}
 			must(t, os.Chown(filepath.Join(a, name), 0, 0))
 		}
@@ -177,11 +177,11 @@ func TestStoreCheckLeavesNothing(t *testing.T) {
 		return all
 	}
 	before := contents()
-	step{args: "store check --state-dir " + a, stdout: []string{"sound"}}.run(t)
+	check.Step{Args: "store check --state-dir " + a, Stdout: []string{"sound"}}.Run(t, berm)
 	if after := contents(); !maps.Equal(before, after) {
 		t.Errorf("before there was %q, now %q", slices.Sorted(maps.Keys(before)), slices.Sorted(maps.Keys(after)))
 	}
-	step{args: "store check -", code: 1, stderr: []string{"no such file"}}.run(t)
+	check.Step{Args: "store check -", Code: 1, Stderr: []string{"no such file"}}.Run(t, berm)
 }
 
 // A command that waits for its input ends with a signal.
@@ -217,7 +217,7 @@ func TestRestoreRefuses(t *testing.T) {
 	dir := t.TempDir()
 	a, file := filepath.Join(dir, "a"), filepath.Join(dir, "b.db")
 	id := storetest.Fill(t, a, "one")
-	step{args: "store backup " + file + " --state-dir " + a, stderr: []string{"backed up"}}.run(t)
+	check.Step{Args: "store backup " + file + " --state-dir " + a, Stderr: []string{"backed up"}}.Run(t, berm)
 	data := storetest.Read(t, file)
 	d := check.Value(store.Look(file))(t)
 	// change returns the backup after SQL statements.

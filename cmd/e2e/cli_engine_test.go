@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/bermhq/berm/cmd/e2e/program"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 	"github.com/bermhq/berm/runtime/runtimetest/pty"
 )
 
@@ -22,13 +23,13 @@ func TestCommandLineInside(t *testing.T) {
 	t.Setenv("BERM_TOKEN", server.token)
 	t.Setenv("TERM", "vt100")
 	large := strings.Repeat("0123456789abcde\n", 256<<10)
-	for _, s := range []step{
-		{args: "sandbox create mine", stdout: []string{"created"}},
-		{args: "sandbox exec mine -i -- cat", stdin: large, stdout: []string{large}},
-		{args: "sandbox exec mine -i -- head -n1", stdin: large, stdout: []string{"0123456789abcde\n"}},
-		{args: "sandbox exec mine -- sh -c 'kill -9 $$'", code: 137},
+	for _, s := range []check.Step{
+		{Args: "sandbox create mine", Stdout: []string{"created"}},
+		{Args: "sandbox exec mine -i -- cat", Stdin: large, Stdout: []string{large}},
+		{Args: "sandbox exec mine -i -- head -n1", Stdin: large, Stdout: []string{"0123456789abcde\n"}},
+		{Args: "sandbox exec mine -- sh -c 'kill -9 $$'", Code: 137},
 	} {
-		s.run(t)
+		s.Run(t, berm)
 	}
 
 	code := typeAt(t, func(keyboard *os.File, screen *program.Output) {
@@ -46,12 +47,12 @@ func TestCommandLineInside(t *testing.T) {
 		if code := typeAt(t, func(keyboard *os.File, screen *program.Output) {
 			_, _ = keyboard.WriteString("echo se''cond\r")
 			screen.Wait(t, "second")
-			step{args: "sandbox ps mine", stdout: []string{"shell-1   running", "shell-2   running"}}.run(t)
+			check.Step{Args: "sandbox ps mine", Stdout: []string{"shell-1   running", "shell-2   running"}}.Run(t, berm)
 			_, _ = keyboard.WriteString("\x10\x11")
 		}, "sandbox", "shell", "mine"); code != 0 {
 			t.Errorf("detaching ended with %d", code)
 		}
-		step{args: "sandbox ps mine", stdout: []string{"shell-2   running"}}.run(t)
+		check.Step{Args: "sandbox ps mine", Stdout: []string{"shell-2   running"}}.Run(t, berm)
 		typed("exit 5\r", "exit 5")
 	}, "sandbox", "shell", "mine")
 	if code != 5 {
@@ -76,42 +77,7 @@ func TestCommandLineInside(t *testing.T) {
 	if _ = cmd.Wait(); cmd.ProcessState.ExitCode() != 9 {
 		t.Errorf("after INT the command ended with %s, want 9", cmd.ProcessState)
 	}
-	step{args: "sandbox rm mine", stdout: []string{"deleted"}}.run(t)
-}
-
-// step is a command and what it should come to.
-type step struct {
-	args   string // split at blanks, but for a last part in single quotes
-	stdin  string
-	code   int
-	stdout []string // each in the output
-	stderr []string // each in the errors; none means that nothing is said
-}
-
-func (s step) run(t *testing.T) {
-	t.Helper()
-	line, quoted, ok := strings.Cut(s.args, " '")
-	args := strings.Fields(line)
-	if ok {
-		args = append(args, strings.TrimSuffix(quoted, "'"))
-	}
-	stdout, stderr, code := berm(t, s.stdin, args...)
-	if code != s.code {
-		t.Errorf("berm %s: exit code %d, want %d", s.args, code, s.code)
-	}
-	for _, want := range s.stdout {
-		if !strings.Contains(stdout, want) {
-			t.Errorf("berm %s: the output lacks %q:\n%s", s.args, want, stdout)
-		}
-	}
-	for _, want := range s.stderr {
-		if !strings.Contains(stderr, want) {
-			t.Errorf("berm %s: the errors lack %q:\n%s", s.args, want, stderr)
-		}
-	}
-	if len(s.stderr) == 0 && stderr != "" {
-		t.Errorf("berm %s: unexpected errors:\n%s", s.args, stderr)
-	}
+	check.Step{Args: "sandbox rm mine", Stdout: []string{"deleted"}}.Run(t, berm)
 }
 
 // typeAt runs the program on a terminal of its own, and what play types there.

@@ -66,7 +66,7 @@ func TestMain(m *testing.M) {
 }
 
 // berm runs the program to its end.
-func berm(t testing.TB, stdin string, args ...string) (stdout, stderr string, code int) {
+func berm(t *testing.T, stdin string, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, errs bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), bin, args...)
@@ -435,15 +435,11 @@ func partsIn(s *server) []string {
 	return left
 }
 
-func wantEmptyDir(t testing.TB, dir string) {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil || len(entries) > 0 {
-		t.Errorf("left in %s: %v, %v", dir, entries, err)
-	}
-}
-
-var must = check.Must // ends a test if a step of its own fails
+var (
+	must         = check.Must // ends a test if a step of its own fails
+	write        = check.Write
+	wantEmptyDir = check.EmptyDir
+)
 
 // refusal is the answer of the server's that an error is; an empty one if it is none.
 func refusal(err error) *client.Error {
@@ -459,11 +455,6 @@ func makeDir(t testing.TB, path ...string) string {
 	dir := filepath.Join(path...)
 	must(t, os.MkdirAll(dir, 0o755))
 	return dir
-}
-
-func write(t testing.TB, path, content string) {
-	t.Helper()
-	must(t, os.WriteFile(path, []byte(content), 0o600))
 }
 
 // replace swaps a file for another as editors do.

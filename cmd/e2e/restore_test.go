@@ -54,7 +54,7 @@ func TestRestore(t *testing.T) {
 		ended <- n
 	}()
 	<-begun
-	step{args: "store backup " + file + " --state-dir " + state, stderr: []string{"instance " + b.server.instance, "sandboxes: 2", "chats: 2"}}.run(t)
+	check.Step{Args: "store backup " + file + " --state-dir " + state, Stderr: []string{"instance " + b.server.instance, "sandboxes: 2", "chats: 2"}}.Run(t, berm)
 	stop.Store(true)
 	during := <-ended
 
@@ -72,7 +72,7 @@ func TestRestore(t *testing.T) {
 		if lost {
 			must(t, os.RemoveAll(state))
 		}
-		step{args: "store restore " + file + " --force --state-dir " + state, stdout: []string{"restored", "sandboxes: 2"}}.run(t)
+		check.Step{Args: "store restore " + file + " --force --state-dir " + state, Stdout: []string{"restored", "sandboxes: 2"}}.Run(t, berm)
 		b.server.start(t)
 		if n := containersOf(t, e, b.server); n != len(sessions) {
 			t.Errorf("lost %v: there are %d containers, want %d", lost, n, len(sessions))
@@ -118,5 +118,5 @@ func TestRestore(t *testing.T) {
 	}
 	b.server.stop()
 	wantNothing(t, e, b.server)
-	step{args: "store check --state-dir " + state, stdout: []string{"sound", "sandboxes: 0"}}.run(t)
+	check.Step{Args: "store check --state-dir " + state, Stdout: []string{"sound", "sandboxes: 0"}}.Run(t, berm)
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"io"
-	"os"
 	"strings"
 	"testing"
 
@@ -31,17 +30,8 @@ func berm(t *testing.T, stdin string, args ...string) (stdout, stderr string, co
 	return out.String(), errs.String(), code
 }
 
-var must = check.Must // ends a test if a step of its own fails
-
-func write(t *testing.T, path, content string) {
-	t.Helper()
-	must(t, os.WriteFile(path, []byte(content), 0o600))
-}
-
-func wantEmptyDir(t *testing.T, dir string) {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil || len(entries) > 0 {
-		t.Errorf("left in %s: %v, %v", dir, entries, err)
-	}
-}
+var (
+	must         = check.Must // ends a test if a step of its own fails
+	write        = check.Write
+	wantEmptyDir = check.EmptyDir
+)

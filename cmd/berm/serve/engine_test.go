@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -143,9 +142,7 @@ func TestHoldRequired(t *testing.T) {
 	}
 }
 
-func write(t *testing.T, path, content string) {
-	t.Helper()
-	must(t, os.WriteFile(path, []byte(content), 0o600))
-}
-
-var must = check.Must // ends a test if a step of its own fails
+var (
+	must  = check.Must // ends a test if a step of its own fails
+	write = check.Write
+)
