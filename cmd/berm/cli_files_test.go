@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -8,6 +9,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/bermhq/berm/runtime/runtimetest/check"
@@ -33,6 +35,7 @@ func TestFilesCommands(t *testing.T) {
 		{Args: "sandbox files ls mine /tmp/d", Stdout: []string{"directory", "/tmp/d/e\n", "file", "/tmp/d/local.txt\n"}},
 		{Args: "sandbox files ls mine /tmp/d --depth 2 -o json", Stdout: []string{`"path": "/tmp/d/e/in.go"`, `"truncated": false`}},
 		{Args: "sandbox files ls mine /tmp/d --limit 1", Stdout: []string{"/tmp/d/e"}, Stderr: []string{"may be more"}},
+		{Args: "sandbox files ls mine /tmp/nosuch", Code: 1, Stderr: []string{"file_not_found"}},
 		{Args: "sandbox files stat mine /tmp/d", Stdout: []string{"directory", "/tmp/d"}},
 		{Args: "sandbox files get mine /tmp/d/local.txt", Stdout: []string{""}},
 		{Args: "sandbox files get mine /tmp/d/e/in.go there.go", Stdout: []string{""}},
@@ -77,15 +80,27 @@ func TestWatchCommand(t *testing.T) {
 	check.Step{Args: "sandbox files mkdir mine /tmp/w", Stdout: []string{""}}.Run(t, berm)
 	for _, form := range []string{"table", "json"} {
 		ctx, cancel := context.WithCancel(t.Context())
-		out := newWatched()
-		done := make(chan int)
+		stdout, printed := io.Pipe()
+		lines := bufio.NewScanner(stdout)
+		until := func(text string) {
+			t.Helper()
+			for lines.Scan() {
+				if strings.Contains(lines.Text(), text) {
+					return
+				}
+			}
+			t.Fatalf("it ended without %q", text)
+		}
+		done := make(chan int, 1)
 		go func() {
-			done <- run(ctx, []string{"sandbox", "files", "watch", "mine", "/tmp/w", "-o", form}, nil, out, io.Discard)
+			done <- run(ctx, []string{"sandbox", "files", "watch", "mine", "/tmp/w", "-o", form}, nil, printed, io.Discard)
+			_ = printed.Close()
 		}()
-		out.until(t, "ready")
+		until("ready")
 		check.Step{Args: "sandbox files put mine - /tmp/w/" + form, Stdin: "x", Stdout: []string{form}}.Run(t, berm)
-		out.until(t, "/tmp/w/"+form)
+		until("/tmp/w/" + form)
 		cancel()
+		_ = stdout.Close()
 		if code := <-done; code != 0 {
 			t.Errorf("exit code %d", code)
 		}
@@ -99,6 +114,10 @@ func TestPortCommand(t *testing.T) {
 		{Args: "sandbox port mine 8000 --ttl 10m -o json", Stdout: []string{`"expires_at"`}},
 		{Args: "sandbox port mine 8000 --ttl 1000h", Code: 1, Stderr: []string{"seven days"}},
 		{Args: "sandbox port nosuch 8000", Code: 1, Stderr: []string{"nosuch"}},
+		{Args: "sandbox port mine 0", Code: 2, Stderr: []string{"from 1 to 65535"}},
+		{Args: "sandbox port mine http", Code: 2, Stderr: []string{"from 1 to 65535"}},
+		{Args: "sandbox port mine 80 --listen 0.0.0.0:0", Code: 2, Stderr: []string{"want a loopback address"}},
+		{Args: "sandbox port mine 80 --listen example.org:80", Code: 2, Stderr: []string{"want a loopback address"}},
 	} {
 		s.Run(t, berm)
 	}
@@ -131,16 +150,5 @@ func TestForwardPort(t *testing.T) {
 	cancel()
 	if code := <-done; code != 0 {
 		t.Errorf("exit code %d", code)
-	}
-}
-
-func TestPortUsage(t *testing.T) {
-	for _, s := range []check.Step{
-		{Args: "sandbox port mine 0", Code: 2, Stderr: []string{"from 1 to 65535"}},
-		{Args: "sandbox port mine http", Code: 2, Stderr: []string{"from 1 to 65535"}},
-		{Args: "sandbox port mine 80 --listen 0.0.0.0:0", Code: 2, Stderr: []string{"want a loopback address"}},
-		{Args: "sandbox port mine 80 --listen example.org:80", Code: 2, Stderr: []string{"want a loopback address"}},
-	} {
-		s.Run(t, berm)
 	}
 }

@@ -1,15 +1,9 @@
 package main
 
 import (
-	"bytes"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
-	"github.com/containerd/errdefs"
-
-	"github.com/bermhq/berm/runtime/runtimetest"
 	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
@@ -49,67 +43,6 @@ func TestExecCommand(t *testing.T) {
 		{Args: "sandbox shell mine", Code: 2, Stderr: []string{"needs a terminal as standard input"}},
 	} {
 		s.Run(t, berm)
-	}
-}
-
-// Without Berm's program in the sandbox, nothing runs in it.
-func TestWithoutAgent(t *testing.T) {
-	engine := runtimetest.NewFake(runtimetest.FakeOptions{Fail: func(op, _ string) error {
-		if op == "exec" || strings.HasPrefix(op, "process") || strings.HasPrefix(op, "file") {
-			return errdefs.ErrNotImplemented
-		}
-		return nil
-	}})
-	t.Setenv("BERM_URL", startAPIOn(t, engine))
-	t.Setenv("BERM_TOKEN", testToken)
-	for _, s := range []check.Step{
-		{Args: "sandbox create mine", Stdout: []string{"created"}},
-		{Args: "sandbox exec mine -- true", Code: 125, Stderr: []string{"not_supported"}},
-		{Args: "sandbox exec mine -o json -- true", Code: 125, Stderr: []string{"not_supported"}},
-		{Args: "sandbox exec mine -d -- sleep 60", Code: 125, Stderr: []string{"not_supported"}},
-		{Args: "sandbox process start mine -- sleep 60", Code: 1, Stderr: []string{"not_supported"}},
-		{Args: "sandbox files ls mine /tmp", Code: 1, Stderr: []string{"not_supported"}},
-	} {
-		s.Run(t, berm)
-	}
-}
-
-// watched is output that can be waited for.
-type watched struct {
-	mu   sync.Mutex
-	buf  bytes.Buffer
-	more chan struct{}
-}
-
-func newWatched() *watched { return &watched{more: make(chan struct{}, 1)} }
-
-func (w *watched) Write(p []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.buf.Write(p)
-	select {
-	case w.more <- struct{}{}:
-	default:
-	}
-	return len(p), nil
-}
-
-// until waits for a text.
-func (w *watched) until(t *testing.T, text string) {
-	t.Helper()
-	timeout := time.After(30 * time.Second)
-	for {
-		w.mu.Lock()
-		got := w.buf.String()
-		w.mu.Unlock()
-		if strings.Contains(got, text) {
-			return
-		}
-		select {
-		case <-w.more:
-		case <-timeout:
-			t.Fatalf("the output is %q, want %q in it", got, text)
-		}
 	}
 }
 

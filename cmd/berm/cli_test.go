@@ -14,7 +14,6 @@ import (
 
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/sandboxapi/openapitest"
-	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
 	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
@@ -25,12 +24,7 @@ const testToken = "a-token-for-tests-only"
 // the wire is held against the OpenAPI document.
 func startAPI(t *testing.T) string {
 	t.Helper()
-	return startAPIOn(t, runtimetest.NewFake(runtimetest.FakeOptions{Files: t.TempDir()}))
-}
-
-func startAPIOn(t *testing.T, rt runtime.AgentRuntime) string {
-	t.Helper()
-	s := openapitest.Serve(rt, t.TempDir(), "", testToken)
+	s := openapitest.Serve(runtimetest.NewFake(runtimetest.FakeOptions{Files: t.TempDir()}), t.TempDir(), "", testToken)
 	t.Cleanup(s.End)
 	target := check.Value(url.Parse(s.URL))(t)
 	checked := httputil.NewSingleHostReverseProxy(target)
@@ -76,6 +70,7 @@ func TestSandboxCommands(t *testing.T) {
 		{Args: "sandbox exec mine -o json --output-limit 3 -- echo hello", Stdout: []string{`"stdout_truncated": true`}, Stderr: []string{"was cut"}},
 		{Args: "sandbox exec mine -o json -- exit 7", Code: 7, Stdout: []string{`"exit_code": 7`}},
 		{Args: "sandbox exec nosuch -- true", Code: 125, Stderr: []string{"nosuch"}},
+		{Args: "sandbox exec nosuch -o json -- true", Code: 125, Stderr: []string{"nosuch"}},
 		{Args: "sandbox exec mine -o xml -- true", Code: 2, Stderr: []string{"table or json"}},
 		{Args: "sandbox exec mine", Code: 2, Stderr: []string{"requires at least 2"}},
 
