@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/proxy/client"
@@ -93,16 +92,7 @@ func (b *berm) as(t *testing.T, token string, retries int) *client.Client {
 	return c
 }
 
-// eventually waits for what another goroutine is about to do.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for range 5_000 {
-		if ok() {
-			return
-		}
-		time.Sleep(time.Millisecond)
-	}
-	t.Fatalf("it never came to: %s", what)
-}
-
-var must = check.Must // ends a test if a step of its own fails
+var (
+	must       = check.Must // ends a test if a step of its own fails
+	eventually = check.Eventually
+)

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"sync"
-	"testing"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -367,16 +366,7 @@ func (s *scripted) Wait(ctx context.Context, ref lifecycle.ProcessRef) (lifecycl
 	}
 }
 
-// eventually waits for what another goroutine is about to do.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for range 10_000 {
-		if ok() {
-			return
-		}
-		time.Sleep(time.Millisecond)
-	}
-	t.Fatalf("it never came to: %s", what)
-}
-
-var must = check.Must // ends a test if a step of its own fails
+var (
+	must       = check.Must // ends a test if a step of its own fails
+	eventually = check.Eventually
+)

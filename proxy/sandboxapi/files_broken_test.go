@@ -17,7 +17,7 @@ import (
 	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
-// odd is an engine whose files are as a test says, and whose functions are changed with
+// odd is an engine whose files are as a test says, also what is written unless that is nil, and whose functions are changed with
 // set only: a broken answer's handler may still be at it.
 type odd struct {
 	*runtimetest.Fake
@@ -50,11 +50,13 @@ func (o *odd) File(ctx context.Context, id string, op runtime.FileOp, fio runtim
 	case runtime.FileList:
 		return as(o, &o.list)(fio.Info)
 	case runtime.FileWrite:
-		n, err := as(o, &o.write)(fio.In)
-		if err != nil {
-			return err
+		if write := as(o, &o.write); write != nil {
+			n, err := write(fio.In)
+			if err != nil {
+				return err
+			}
+			return fio.Info(runtime.FileInfo{Path: op.Path, Size: n})
 		}
-		return fio.Info(runtime.FileInfo{Path: op.Path, Size: n})
 	}
 	return o.Fake.File(ctx, id, op, fio)
 }
@@ -110,7 +112,7 @@ func TestBrokenAnswers(t *testing.T) {
 	h.want(500, "internal", "GET", at("", "/f"), "")
 
 	// As long as nothing was sent, an error is answered like any other.
-	h.put2(o, "/r", "0123456789")
+	h.put("/workspace/r", "0123456789")
 	for _, tt := range []struct {
 		name, code string
 		status     int
@@ -189,17 +191,6 @@ func TestBrokenAnswers(t *testing.T) {
 	if got == nil {
 		t.Error("half a file was taken for the whole")
 	}
-}
-
-// put2 writes into the engine beneath an odd one.
-func (h *house) put2(o *odd, name, content string) {
-	h.t.Helper()
-	sb, err := h.Get(context.Background(), "red", "k")
-	if err == nil {
-		op := runtime.FileOp{Verb: runtime.FileWrite, Path: "/workspace" + name}
-		err = o.Fake.File(context.Background(), sb.ContainerID, op, runtime.FileIO{In: strings.NewReader(content)})
-	}
-	must(h.t, err)
 }
 
 // TestLongUpload writes more than a body could otherwise have.

@@ -16,23 +16,21 @@ import (
 )
 
 func (s *scripted) Files(ctx context.Context, tenant, key string) (*lifecycle.Access, error) {
-	if _, err := s.outcome(); err != nil {
-		return nil, err
-	}
-	if s.house == nil {
-		return nil, errdefs.ErrNotImplemented
-	}
-	return s.house.Files(ctx, tenant, key)
+	return s.access(ctx, tenant, key, (*lifecycle.Service).Files)
 }
 
 func (s *scripted) Ports(ctx context.Context, tenant, key string) (*lifecycle.Access, error) {
+	return s.access(ctx, tenant, key, (*lifecycle.Service).Ports)
+}
+
+func (s *scripted) access(ctx context.Context, tenant, key string, to func(*lifecycle.Service, context.Context, string, string) (*lifecycle.Access, error)) (*lifecycle.Access, error) {
 	if _, err := s.outcome(); err != nil {
 		return nil, err
 	}
 	if s.house == nil {
 		return nil, errdefs.ErrNotImplemented
 	}
-	return s.house.Ports(ctx, tenant, key)
+	return to(s.house.Service, ctx, tenant, key)
 }
 
 // fileAnswers goes through every status of the files calls.

@@ -222,6 +222,12 @@ func TestDoctorStuckFiles(t *testing.T) {
 	pipe(filepath.Join(state, serve.StateStore))
 	pipe(filepath.Join(state, "address"))
 	const limit = 50 * time.Millisecond
+	doors := func(set func(*config.Config)) func(context.Context, *config.Config) []finding {
+		return func(ctx context.Context, cfg *config.Config) []finding {
+			set(cfg)
+			return checkDoors(ctx, limit, cfg, &storageFacts{})
+		}
+	}
 	for id, look := range map[string]func(ctx context.Context, cfg *config.Config) []finding{
 		"config.file": func(context.Context, *config.Config) []finding {
 			return runDoctor(t, 1, "--config", stuck, "--timeout", limit.String()).Findings
@@ -241,22 +247,12 @@ func TestDoctorStuckFiles(t *testing.T) {
 			cfg.HTTP.Listen = listening(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(w, `{"status":"ok","version":"v7"}`) })
 			return checkSandboxAPI(ctx, limit, cfg, true)
 		},
-		"doors.tokens": func(ctx context.Context, cfg *config.Config) []finding {
-			cfg.Security.TokenFile = stuck
-			return checkDoors(ctx, limit, cfg, &storageFacts{})
-		},
-		"doors.signing_key": func(ctx context.Context, cfg *config.Config) []finding {
-			cfg.Security.SigningKeyFile = stuck
-			return checkDoors(ctx, limit, cfg, &storageFacts{})
-		},
-		"doors.engine_api": func(ctx context.Context, cfg *config.Config) []finding {
+		"doors.tokens":      doors(func(cfg *config.Config) { cfg.Security.TokenFile = stuck }),
+		"doors.signing_key": doors(func(cfg *config.Config) { cfg.Security.SigningKeyFile = stuck }),
+		"doors.engine_api": doors(func(cfg *config.Config) {
 			cfg.EngineAPI.Listeners = []config.Listener{{Address: "tcp://127.0.0.1:0", TLSCertFile: stuck, TLSKeyFile: stuck}}
-			return checkDoors(ctx, limit, cfg, &storageFacts{})
-		},
-		"doors.telemetry": func(ctx context.Context, cfg *config.Config) []finding {
-			cfg.Otel = config.Otel{Endpoint: "http://127.0.0.1:1", HeadersFile: stuck}
-			return checkDoors(ctx, limit, cfg, &storageFacts{})
-		},
+		}),
+		"doors.telemetry": doors(func(cfg *config.Config) { cfg.Otel = config.Otel{Endpoint: "http://127.0.0.1:1", HeadersFile: stuck} }),
 	} {
 		t.Run(id, func(t *testing.T) {
 			t.Parallel()

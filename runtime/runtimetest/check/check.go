@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 )
 
 // Must ends the test if one of the errors isn't nil.
@@ -38,6 +39,19 @@ func EmptyDir(t testing.TB, dir string) {
 	if err != nil || len(entries) > 0 {
 		t.Errorf("left in %s: %v, %v", dir, entries, err)
 	}
+}
+
+// Eventually waits for what another goroutine is about to do. It ends the test after 10,000
+// looks, a millisecond apart.
+func Eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for range 10_000 {
+		if ok() {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+	t.Fatalf("it never came to: %s", what)
 }
 
 // Step is a run of a program with what it should come to.
