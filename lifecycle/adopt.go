@@ -209,12 +209,12 @@ func (c *reconciler) takeStored(stored []Sandbox) (gone []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, x := range stored {
-		rec := &record{sb: x}
+		rec := &record{sb: x, quotas: r.quotas}
 		rec.sb.Status, rec.sb.Endpoint, rec.sb.WorkspaceInode = StatusStopped, Endpoint{Port: r.opts.Settings.AgentPort}, ""
 		if x.Metadata == nil {
 			rec.sb.Metadata = map[string]string{}
 		}
-		if s := r.slots[rec.sb.keyID()]; s == nil && !x.LastUsedAt.IsZero() && rec.endsLocked().After(now) {
+		if s := r.slots[rec.sb.keyID()]; s == nil && !x.LastUsedAt.IsZero() && !rec.snapshotLocked(now).Expired(now) {
 			r.publishLocked(rec)
 		} else if s == nil || s.record.sb.SessionID != x.SessionID {
 			gone = append(gone, x.SessionID)

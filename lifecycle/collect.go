@@ -28,7 +28,7 @@ type collector struct {
 func (c *collector) Collect(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { c.every(ctx, c.SweepQuotas) })
+	wg.Go(func() { c.every(ctx, c.sweepQuotas) })
 	c.every(ctx, func(ctx context.Context) error {
 		_, err := c.Sweep(ctx)
 		return err
@@ -76,21 +76,21 @@ func (c *collector) Sweep(ctx context.Context) (swept Swept, err error) {
 	}()
 	began := time.Now()
 	b := &batch{tell: c.tellSandbox}
-	ended := c.Ended(began)
+	ended := c.ended(began)
 	swept.Expired = len(ended)
 	for _, sb := range ended {
 		b.do(ctx, append(sandboxAttrs(sb), "expires_at", sb.Ends()), func(ctx context.Context) (bool, error) {
-			return c.CollectSandbox(ctx, sb)
+			return c.collect(ctx, sb)
 		})
 	}
-	orphans, lerr := c.Orphans(ctx, began)
+	orphans, lerr := c.orphans(ctx, began)
 	swept.Orphans = len(orphans)
 	for _, x := range orphans {
 		attrs := []any{
 			"key", x.Labels[LabelKey], "tenant", x.Labels[LabelTenant],
 			"session_id", x.Labels[LabelSessionID], "container_id", x.ID, "orphan", true,
 		}
-		b.do(ctx, attrs, func(ctx context.Context) (bool, error) { return true, c.CollectOrphan(ctx, x) })
+		b.do(ctx, attrs, func(ctx context.Context) (bool, error) { return true, c.engine.remove(ctx, x.ID) })
 	}
 	b.wg.Wait()
 	swept.Cleaned = b.done
@@ -98,7 +98,7 @@ func (c *collector) Sweep(ctx context.Context) (swept Swept, err error) {
 		c.engine.sweep(ctx)
 	}
 	if lerr == nil {
-		swept.Networks, lerr = c.CollectNetworks(ctx)
+		swept.Networks, lerr = c.engine.removeNetworks(ctx, c.engine.inPolicy)
 	}
 	errs := append(b.errs, lerr)
 	swept.Errors = len(b.errs)
@@ -109,18 +109,6 @@ func (c *collector) Sweep(ctx context.Context) (swept Swept, err error) {
 		errs = append(append(errs, of.errs...), err)
 	}
 	return swept, errors.Join(errs...)
-}
-
-// sweepObjects removes what has ended of one kind. The error is that it can't be told.
-func (c *collector) sweepObjects(ctx context.Context, kind ObjectKind, now time.Time) (*batch, error) {
-	b := &batch{tell: func(ctx context.Context, err error, attrs []any) { c.tellObject(ctx, kind, err, attrs) }}
-	ended, err := c.EndedObjects(ctx, kind, now)
-	for _, o := range ended {
-		attrs := []any{"kind", string(kind), "id", o.ID, "tenant", o.Tenant, "expires_at", o.Ends}
-		b.do(ctx, attrs, func(ctx context.Context) (bool, error) { return c.CollectObject(ctx, o) })
-	}
-	b.wg.Wait()
-	return b, err
 }
 
 // batch does removals side by side, as many as the engine lets through.
@@ -168,19 +156,8 @@ func (c *collector) tellSandbox(ctx context.Context, err error, attrs []any) {
 	c.engine.log.InfoContext(ctx, "sandbox_cleaned", attrs...)
 }
 
-// tellObject logs and counts the removal of an object.
-func (c *collector) tellObject(ctx context.Context, kind ObjectKind, err error, attrs []any) {
-	if err != nil {
-		c.engine.metrics.objects.WithLabelValues(string(kind), string(ResultError)).Inc()
-		c.engine.log.WarnContext(ctx, "object_clean_failed", append(attrs, "error", err)...)
-		return
-	}
-	c.engine.metrics.objects.WithLabelValues(string(kind), string(ResultDeleted)).Inc()
-	c.engine.log.InfoContext(ctx, "object_cleaned", attrs...)
-}
-
-// Ended returns the sandboxes whose end has come at now.
-func (c *collector) Ended(now time.Time) []Sandbox {
+// ended returns the sandboxes whose end has come at now.
+func (c *collector) ended(now time.Time) []Sandbox {
 	r := c.registry
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -190,32 +167,31 @@ func (c *collector) Ended(now time.Time) []Sandbox {
 			s.failure = nil
 			r.freeLocked(id, s)
 		}
-		if s.record == nil || s.record.endsLocked().After(now) {
+		if s.record == nil {
 			continue
 		}
-		ended = append(ended, s.record.snapshotLocked(now))
+		if sb := s.record.snapshotLocked(now); sb.Status == StatusExpired {
+			ended = append(ended, sb)
+		}
 	}
 	return ended
 }
 
-// CollectSandbox removes a sandbox that has ended. It checks again under the key's lock, and
-// returns false if the sandbox was replaced, renewed or removed. It doesn't wait for a create,
-// which removes the ended sandbox itself.
-func (c *collector) CollectSandbox(ctx context.Context, sb Sandbox) (removed bool, err error) {
-	ctx, span := c.engine.tracer.Start(ctx, "sweep.sandbox", trace.WithAttributes(
+// collect removes a sandbox that has ended. It checks again under the key's lock, and returns
+// false if the sandbox was replaced, renewed or removed. It doesn't wait for a create, which
+// removes the ended sandbox itself.
+func (c *collector) collect(ctx context.Context, sb Sandbox) (removed bool, err error) {
+	r := c.registry
+	ctx, span := r.tracer.Start(ctx, "sweep.sandbox", trace.WithAttributes(
 		attribute.String("berm.key", sb.Key), attribute.String("berm.session_id", sb.SessionID),
 		attribute.String("container.id", sb.ContainerID)))
-	defer span.End()
-	removed, err = c.collect(ctx, sb)
-	if err != nil {
-		failSpan(span, err)
-		err = fmt.Errorf("collect sandbox %s: %w", sb.Key, err)
-	}
-	return removed, err
-}
-
-func (c *collector) collect(ctx context.Context, sb Sandbox) (bool, error) {
-	r := c.registry
+	defer func() {
+		if err != nil {
+			failSpan(span, err)
+			err = fmt.Errorf("collect sandbox %s: %w", sb.Key, err)
+		}
+		span.End()
+	}()
 	if err := r.available(); err != nil {
 		return false, err
 	}
@@ -231,10 +207,10 @@ func (c *collector) collect(ctx context.Context, sb Sandbox) (bool, error) {
 	return true, r.clear(ctx, sb.keyID(), rec)
 }
 
-// Orphans returns this instance's containers that no record has and no create is making, such as
+// orphans returns this instance's containers that no record has and no create is making, such as
 // what a failed create couldn't remove. It spares those made at before or later, and those with
 // malformed labels, which can't be this instance's.
-func (c *collector) Orphans(ctx context.Context, before time.Time) ([]runtime.Container, error) {
+func (c *collector) orphans(ctx context.Context, before time.Time) ([]runtime.Container, error) {
 	r := c.registry
 	if err := r.available(); err != nil {
 		return nil, err
@@ -264,33 +240,8 @@ func (c *collector) Orphans(ctx context.Context, before time.Time) ([]runtime.Co
 	return orphans, nil
 }
 
-// CollectOrphan removes a container that Orphans returned, unless it is on record by now.
-func (c *collector) CollectOrphan(ctx context.Context, x runtime.Container) error {
-	r := c.registry
-	r.mu.Lock()
-	orphan := r.orphanLocked(x)
-	r.mu.Unlock()
-	if !orphan {
-		return nil
-	}
-	return c.engine.remove(ctx, x.ID)
-}
-
-// CollectNetworks removes this instance's unused networks that the policy doesn't name. It
-// returns how many.
-func (c *collector) CollectNetworks(ctx context.Context) (int, error) {
-	return c.engine.removeNetworks(ctx, func(name string) bool {
-		for _, n := range c.registry.opts.Policy().Networks() {
-			if n.EngineNetwork == name {
-				return true
-			}
-		}
-		return false
-	})
-}
-
-// SweepQuotas undoes what is left of the limits of sandboxes that are gone.
-func (c *collector) SweepQuotas(ctx context.Context) error {
+// sweepQuotas undoes what is left of the limits of sandboxes that are gone.
+func (c *collector) sweepQuotas(ctx context.Context) error {
 	if c.registry.available() != nil {
 		return nil
 	}

@@ -160,47 +160,55 @@ func TestOldThatCantBeRemovedStays(t *testing.T) {
 	})
 }
 
+// crippledEngine makes containers that lack something.
+type crippledEngine struct {
+	*runtimetest.Fake
+	cripple func(*runtime.Container)
+}
+
+func (e crippledEngine) Create(ctx context.Context, spec runtime.Spec) (runtime.Container, error) {
+	c, err := e.Fake.Create(ctx, spec)
+	e.cripple(&c)
+	return c, err
+}
+
 func TestLaterStepFails(t *testing.T) {
-	for _, tt := range []struct {
-		name string
-		req  lifecycle.CreateRequest
-		fake runtimetest.FakeOptions
-		prep func(*world)
+	for name, tt := range map[string]struct {
+		cripple func(*runtime.Container)
+		after   func(op, _ string) error
+		store   error
+		left    int // only the sweep can remove it
 	}{
-		{name: "store", req: request("k"), prep: func(w *world) { w.store.setFail(errBroken) }},
-		{name: "create after the container is there", req: request("k"), fake: runtimetest.FakeOptions{
-			FailAfter: func(op, _ string) error {
-				if op == "create" {
-					return errBroken
-				}
-				return nil
-			},
+		"no id":      {cripple: func(c *runtime.Container) { c.ID = "" }, left: 1},
+		"no address": {cripple: func(c *runtime.Container) { c.IP = "" }},
+		"store":      {store: errBroken},
+		"create after the container is there": {left: 1, after: func(op, _ string) error {
+			if op == "create" {
+				return errBroken
+			}
+			return nil
 		}},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			w := newWorld(t, setup{fake: tt.fake})
-			if tt.prep != nil {
-				tt.prep(w)
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, setup{fake: runtimetest.FakeOptions{FailAfter: tt.after}, wrap: func(f *runtimetest.Fake) runtime.AgentRuntime {
+				if tt.cripple == nil {
+					return f
+				}
+				return crippledEngine{f, tt.cripple}
+			}})
+			w.store.setFail(tt.store)
+			req := request("k")
+			req.Request.Network = ptr("on")
+			if _, err := w.Create(t.Context(), req); !errorIs[*lifecycle.StartError](err) || errors.Is(err, errBroken) != (tt.cripple == nil) {
+				t.Errorf("create: %v", err)
 			}
-			if _, err := w.Create(context.Background(), tt.req); !errors.Is(err, errBroken) {
-				t.Fatalf("create: %v", err)
-			}
-			if _, err := w.Get(context.Background(), "a", "k"); !errdefs.IsNotFound(err) {
+			if _, err := w.Get(t.Context(), "a", "k"); !errdefs.IsNotFound(err) {
 				t.Errorf("a failed create is on record: %v", err)
 			}
-			// What the engine kept is an orphan, which the sweep can tell.
-			orphans, err := w.Orphans(context.Background(), time.Now().Add(time.Second))
-			if err != nil || len(orphans) != len(w.fake.Containers()) {
-				t.Fatalf("orphans %v of %v, %v", orphans, w.fake.Containers(), err)
+			if n := len(w.fake.Containers()); n != tt.left {
+				t.Errorf("%d containers are left", n)
 			}
-			for _, c := range orphans {
-				if err := w.CollectOrphan(context.Background(), c); err != nil {
-					t.Error(err)
-				}
-			}
-			if cs := w.fake.Containers(); len(cs) != 0 {
-				t.Errorf("left over: %v", cs)
-			}
+			w.eventually("nothing is left", func() bool { w.sweep(); return len(w.fake.Containers()) == 0 })
 			if got := w.metric("berm_sandboxes_active"); got != 0 {
 				t.Errorf("active: %v", got)
 			}

@@ -3,6 +3,7 @@ package lifecycle_test
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/runtime"
@@ -96,24 +98,24 @@ func TestSweepCollectsTheEnded(t *testing.T) {
 	})
 }
 
-func TestCollectLooksAgain(t *testing.T) {
+// A sweep that waits for a key finds out that its sandbox was removed meanwhile.
+func TestSweepLooksAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{})
-		req := request("k")
-		req.Request.TTL = ptr(time.Minute)
-		w.create(req)
+		w := newWorld(t, setup{fake: runtimetest.FakeOptions{Delay: func(op string) time.Duration {
+			if op == "remove" {
+				return time.Second
+			}
+			return 0
+		}}})
+		w.createFor("k", time.Minute)
 		time.Sleep(time.Minute)
-		ended := w.Ended(time.Now())
-		if len(ended) != 1 {
-			t.Fatalf("ended: %v", ended)
+		deleted := make(chan error)
+		go func() { deleted <- second(w.Delete(t.Context(), "a", "k")) }()
+		synctest.Wait()
+		if swept, err := w.Sweep(t.Context()); err != nil || swept != (lifecycle.Swept{Expired: 1}) {
+			t.Errorf("swept %+v, %v", swept, err)
 		}
-		replaced := w.create(req)
-		if ok, err := w.CollectSandbox(context.Background(), ended[0]); ok || err != nil {
-			t.Errorf("collect of a replaced one: %v, %v", ok, err)
-		}
-		if sb, err := w.Get(context.Background(), "a", "k"); err != nil || sb.SessionID != replaced.Sandbox.SessionID {
-			t.Errorf("%+v, %v", sb, err)
-		}
+		must(t, <-deleted)
 	})
 }
 
@@ -134,15 +136,13 @@ func sweepSparesOthers(t *testing.T) {
 	}
 	c, err := w.fake.Inspect(ctx, mine.ContainerID)
 	must(t, err)
-	orphan := map[string]string{}
-	for k, v := range c.Labels {
-		orphan[k] = v
+	for _, name := range []string{"orphan", "late"} {
+		labels := maps.Clone(c.Labels)
+		labels[lifecycle.LabelSessionID] = uuid.NewString()
+		newSealer("owner", nil, nil).Seal(lifecycle.ObjectContainer, labels)
+		time.Sleep(2 * time.Second)
+		must(t, second(w.fake.Create(ctx, runtime.Spec{Name: name, Image: runtimetest.DefaultImage, Labels: labels})))
 	}
-	orphan[lifecycle.LabelSessionID] = "6f9619ff-8b86-d011-b42d-00c04fc964ff"
-	newSealer("owner", nil, nil).Seal(lifecycle.ObjectContainer, orphan)
-	must(t, second(w.fake.Create(ctx, runtime.Spec{Name: "orphan", Image: runtimetest.DefaultImage, Labels: orphan})))
-	time.Sleep(2 * time.Second)
-	must(t, second(w.fake.Create(ctx, runtime.Spec{Name: "late", Image: runtimetest.DefaultImage, Labels: orphan})))
 	if swept := w.sweep(); swept.Orphans != 1 || swept.Cleaned != 1 {
 		t.Errorf("swept %+v", swept)
 	}
@@ -362,13 +362,8 @@ func TestReconcileTidies(t *testing.T) {
 	must(t, err)
 	w.stop()
 	with := func(name string, change map[string]string) {
-		labels := map[string]string{}
-		for k, v := range c.Labels {
-			labels[k] = v
-		}
-		for k, v := range change {
-			labels[k] = v
-		}
+		labels := maps.Clone(c.Labels)
+		maps.Copy(labels, change)
 		newSealer("owner", nil, nil).Seal(lifecycle.ObjectContainer, labels)
 		must(t, second(w.fake.Create(ctx, runtime.Spec{Name: name, Image: runtimetest.DefaultImage, Labels: labels})))
 	}

@@ -18,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
 )
 
@@ -336,6 +337,11 @@ func (e *engine) removeNetworks(ctx context.Context, keep func(name string) bool
 		}
 	}
 	return removed, nil
+}
+
+// inPolicy reports whether the policy names an engine network.
+func (e *engine) inPolicy(name string) bool {
+	return slices.ContainsFunc(e.opts.Policy().Networks(), func(n policy.NetworkRule) bool { return n.EngineNetwork == name })
 }
 
 // forgetNetwork makes the next ensureNetwork ask the engine again.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -64,21 +65,22 @@ func TestEngineGoesAwayUnderACommand(t *testing.T) {
 
 // A sandbox that is deleted while the engine lists is no orphan.
 func TestOrphansDuringADelete(t *testing.T) {
-	var w *world
-	var armed atomic.Bool
-	w = newWorld(t, setup{fake: runtimetest.FakeOptions{FailAfter: func(op, _ string) error {
-		if op != "list" || !armed.Swap(false) {
-			return nil
+	synctest.Test(t, func(t *testing.T) {
+		var w *world
+		var armed atomic.Bool
+		w = newWorld(t, setup{fake: runtimetest.FakeOptions{FailAfter: func(op, _ string) error {
+			if op != "list" || !armed.Swap(false) {
+				return nil
+			}
+			return second(w.Delete(context.Background(), "a", "k"))
+		}}})
+		w.create(request("k"))
+		time.Sleep(2 * time.Second)
+		armed.Store(true)
+		if swept, err := w.Sweep(t.Context()); err != nil || swept != (lifecycle.Swept{}) || armed.Load() {
+			t.Errorf("swept %+v, %v", swept, err)
 		}
-		_, err := w.Delete(context.Background(), "a", "k")
-		return err
-	}}})
-	w.create(request("k"))
-	armed.Store(true)
-	orphans, err := w.Orphans(context.Background(), time.Now().Add(time.Hour))
-	if err != nil || len(orphans) != 0 || armed.Load() {
-		t.Errorf("orphans %v, %v", orphans, err)
-	}
+	})
 }
 
 // An engine that was restarted knows nothing of a command that it was just given.

@@ -1,7 +1,6 @@
 package lifecycle_test
 
 import (
-	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -9,8 +8,6 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/policy"
-	"github.com/bermhq/berm/runtime"
-	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
 // What a container carries tells all that a start must know of it.
@@ -44,44 +41,5 @@ func TestMadeContainer(t *testing.T) {
 	}
 	if want := (policy.Mount{HostPath: volume, Source: volume, Local: volume, MountPath: "/volume", Mode: "rw"}); !slices.Contains(sb.Spec.Mounts, want) {
 		t.Errorf("mounts: %+v", sb.Spec.Mounts)
-	}
-}
-
-// crippledEngine makes containers that lack something.
-type crippledEngine struct {
-	*runtimetest.Fake
-	cripple func(*runtime.Container)
-}
-
-func (e crippledEngine) Create(ctx context.Context, spec runtime.Spec) (runtime.Container, error) {
-	c, err := e.Fake.Create(ctx, spec)
-	e.cripple(&c)
-	return c, err
-}
-
-func TestMadeContainerLacksSomething(t *testing.T) {
-	for _, tt := range []struct {
-		name    string
-		cripple func(*runtime.Container)
-		left    int // without its id, only the sweep can remove it
-	}{
-		{"id", func(c *runtime.Container) { c.ID = "" }, 1},
-		{"address", func(c *runtime.Container) { c.IP = "" }, 0},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.AgentRuntime { return crippledEngine{f, tt.cripple} }})
-			req := request("k")
-			req.Request.Network = ptr("on")
-			if _, err := w.Create(t.Context(), req); !errorIs[*lifecycle.StartError](err) {
-				t.Errorf("create: %v", err)
-			}
-			if _, err := w.Get(t.Context(), "a", "k"); err == nil {
-				t.Error("it is on record")
-			}
-			if n := len(w.fake.Containers()); n != tt.left {
-				t.Errorf("%d containers are left", n)
-			}
-			w.eventually("nothing is left", func() bool { w.sweep(); return len(w.fake.Containers()) == 0 })
-		})
 	}
 }

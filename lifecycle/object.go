@@ -11,34 +11,39 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// Object is something that a caller made through the engine proxy. Everything known of it is in
-// its labels.
-type Object struct {
-	Kind   ObjectKind
-	ID     string // the engine's; of a volume its name
-	Tenant string
-	Ends   time.Time
-
-	session string // distinguishes a volume from a later one of its name; may be empty
-}
-
-// EndedObjects returns this instance's objects of a kind that have ended at now, in use or not. It
-// leaves out those whose labels don't say when they end.
-func (c *collector) EndedObjects(ctx context.Context, kind ObjectKind, now time.Time) ([]Object, error) {
+// sweepObjects removes what callers made of one kind through the engine proxy, and what has ended
+// at now. It leaves objects whose labels don't say when they end. The error says why the objects
+// couldn't be listed.
+func (c *collector) sweepObjects(ctx context.Context, kind ObjectKind, now time.Time) (*batch, error) {
+	b := &batch{tell: func(ctx context.Context, err error, attrs []any) { c.tellObject(ctx, kind, err, attrs) }}
 	if err := c.registry.available(); err != nil {
-		return nil, err
+		return b, err
 	}
-	var ended []Object
 	objects, err := c.engine.objects(ctx, kind)
 	if err != nil {
-		return nil, fmt.Errorf("list what the engine's own API made: %w", err)
+		return b, fmt.Errorf("list what the engine's own API made: %w", err)
 	}
 	for _, o := range objects {
-		if ends, ok := objectEnd(o.Labels); ok && !ends.After(now) {
-			ended = append(ended, Object{Kind: kind, ID: o.ID, Tenant: o.Labels[LabelTenant], Ends: ends, session: o.Labels[LabelSessionID]})
+		ends, ok := objectEnd(o.Labels)
+		if !ok || ends.After(now) {
+			continue
 		}
+		attrs := []any{"kind", string(kind), "id", o.ID, "tenant", o.Labels[LabelTenant], "expires_at", ends}
+		b.do(ctx, attrs, func(ctx context.Context) (bool, error) { return c.collectObject(ctx, kind, o) })
 	}
-	return ended, nil
+	b.wg.Wait()
+	return b, nil
+}
+
+// tellObject logs and counts the removal of an object.
+func (c *collector) tellObject(ctx context.Context, kind ObjectKind, err error, attrs []any) {
+	if err != nil {
+		c.engine.metrics.objects.WithLabelValues(string(kind), string(ResultError)).Inc()
+		c.engine.log.WarnContext(ctx, "object_clean_failed", append(attrs, "error", err)...)
+		return
+	}
+	c.engine.metrics.objects.WithLabelValues(string(kind), string(ResultDeleted)).Inc()
+	c.engine.log.InfoContext(ctx, "object_cleaned", attrs...)
 }
 
 // objectEnd returns the earlier of the two ends that labels name.
@@ -51,15 +56,12 @@ func objectEnd(labels map[string]string) (time.Time, bool) {
 	return earlier(expires, deadline), err == nil
 }
 
-// CollectObject removes an object that EndedObjects returned: a container by force and with its
-// anonymous volumes, a network or a volume only if nothing uses it. It returns false if
-// something does, or if the volume of this name is another by now.
-func (c *collector) CollectObject(ctx context.Context, o Object) (bool, error) {
-	if err := c.registry.available(); err != nil {
-		return false, err
-	}
+// collectObject removes an object: a container by force and with its anonymous volumes, a network
+// or a volume only if nothing uses it. It returns false if something does, or if the volume of
+// this name is another by now.
+func (c *collector) collectObject(ctx context.Context, kind ObjectKind, o runtime.Container) (bool, error) {
 	var err error
-	switch o.Kind {
+	switch kind {
 	case ObjectContainer:
 		err = c.engine.remove(ctx, o.ID)
 	case ObjectNetwork:
@@ -73,19 +75,19 @@ func (c *collector) CollectObject(ctx context.Context, o Object) (bool, error) {
 			err = c.engine.call(ctx, "remove_volume", func(ctx context.Context) error { return c.registry.opts.Collector.RemoveVolume(ctx, o.ID) })
 		}
 	}
-	if errdefs.IsFailedPrecondition(err) && o.Kind != ObjectContainer {
+	if errdefs.IsFailedPrecondition(err) && kind != ObjectContainer {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("collect %s %s: %w", o.Kind, o.ID, err)
+		return false, fmt.Errorf("collect %s %s: %w", kind, o.ID, err)
 	}
 	return true, nil
 }
 
-// sameVolume reports whether the volume of this name is still the one that has ended.
-func (c *collector) sameVolume(ctx context.Context, o Object) (bool, error) {
+// sameVolume reports whether the volume of this name is still the one that was listed.
+func (c *collector) sameVolume(ctx context.Context, o runtime.Container) (bool, error) {
 	volumes, err := c.engine.objects(ctx, ObjectVolume)
 	return slices.ContainsFunc(volumes, func(v runtime.Container) bool {
-		return v.ID == o.ID && v.Labels[LabelSessionID] == o.session
+		return v.ID == o.ID && v.Labels[LabelSessionID] == o.Labels[LabelSessionID]
 	}), err
 }

@@ -2,10 +2,9 @@ package lifecycle_test
 
 import (
 	"context"
-	"log/slog"
 	"slices"
-	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
@@ -31,30 +30,31 @@ func objectLabels(kind lifecycle.ObjectKind, ttl time.Duration, more ...string) 
 
 // Objects are none of the first door's business before their end, whoever looks.
 func TestObjectsAreLeftAlone(t *testing.T) {
-	fake := runtimetest.NewFake(runtimetest.FakeOptions{})
-	ctx := context.Background()
-	c, err := fake.Create(ctx, runtime.Spec{Name: "c", Image: runtimetest.DefaultImage, Labels: objectLabels(lifecycle.ObjectContainer, time.Hour)})
-	must(t, err)
-	must(t, fake.EnsureNetwork(ctx, runtime.Network{Name: "n", Labels: objectLabels(lifecycle.ObjectNetwork, time.Hour)}))
-	var log strings.Builder
-	w := newWorld(t, setup{engine: fake, logger: slog.New(slog.NewTextHandler(&log, nil))})
-	if orphans, err := w.Orphans(ctx, time.Now().Add(time.Hour)); err != nil || len(orphans) != 0 {
-		t.Errorf("orphans: %+v, %v", orphans, err)
-	}
-	if _, err := w.CollectNetworks(ctx); err != nil {
-		t.Error(err)
-	}
-	must(t, w.EnsureNetwork(ctx, "shared"))
-	w.stop()                                                                        // which takes away networks that nobody uses, unless there may be stopped containers on them
-	if networks, err := fake.Networks(ctx, nil); err != nil || len(networks) != 3 { // with the policy's own
-		t.Errorf("networks: %+v, %v", networks, err)
-	}
-	if cs := fake.Containers(); len(cs) != 1 || cs[0].ID != c.ID {
-		t.Errorf("containers: %+v", cs)
-	}
-	if strings.Contains(log.String(), "malformed") {
-		t.Errorf("the log tells of them:\n%s", &log)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		var j journal
+		w := newWorld(t, setup{logger: j.logger()})
+		ctx := t.Context()
+		c, err := w.fake.Create(ctx, runtime.Spec{Name: "c", Image: runtimetest.DefaultImage, Labels: objectLabels(lifecycle.ObjectContainer, time.Hour)})
+		must(t, err)
+		must(t, w.fake.EnsureNetwork(ctx, runtime.Network{Name: "n", Labels: objectLabels(lifecycle.ObjectNetwork, time.Hour)}))
+		w.stop()
+		w = newWorld(t, setup{engine: w.fake, logger: j.logger()})
+		time.Sleep(2 * time.Second) // no container can be an orphan before
+		if swept, err := w.Sweep(ctx); err != nil || swept != (lifecycle.Swept{}) {
+			t.Errorf("swept %+v, %v", swept, err)
+		}
+		must(t, w.EnsureNetwork(ctx, "shared"))
+		w.stop()                                                                          // which takes away networks that nobody uses, unless there may be stopped containers on them
+		if networks, err := w.fake.Networks(ctx, nil); err != nil || len(networks) != 3 { // with the policy's own
+			t.Errorf("networks: %+v, %v", networks, err)
+		}
+		if cs := w.fake.Containers(); len(cs) != 1 || cs[0].ID != c.ID {
+			t.Errorf("containers: %+v", cs)
+		}
+		if told := j.entries(t, "sandbox_labels_malformed"); len(told) > 0 {
+			t.Errorf("the log tells of them: %v", told)
+		}
+	})
 }
 
 // TestRemovedNetwork removes a network of the policy past Berm, as docker network prune does.
@@ -70,9 +70,16 @@ func TestRemovedNetwork(t *testing.T) {
 	}
 }
 
+// Objects that have ended go, unless they are in use or another's.
 func TestEndedObjects(t *testing.T) {
 	w := newWorld(t, setup{})
-	ctx := context.Background()
+	ctx := t.Context()
+	user, err := w.fake.Create(ctx, runtime.Spec{Name: "user", Image: runtimetest.DefaultImage, Labels: objectLabels(lifecycle.ObjectContainer, time.Hour)})
+	must(t, err)
+	must(t, w.fake.EnsureNetwork(ctx, runtime.Network{Name: "n", Labels: objectLabels(lifecycle.ObjectNetwork, -time.Second)}))
+	somebodys := objectLabels(lifecycle.ObjectContainer, -time.Second, lifecycle.LabelDoor, lifecycle.DoorEngineImage) // made of a caller's image
+	must(t, second(w.fake.Create(ctx, runtime.Spec{Name: "somebodys", Image: runtimetest.DefaultImage, Network: "n", Labels: somebodys})))
+	w.fake.AddVolume(runtime.Volume{Name: "in use", Labels: objectLabels(lifecycle.ObjectVolume, -time.Second)}, user.ID)
 	for name, labels := range map[string]map[string]string{
 		"ended":    objectLabels(lifecycle.ObjectVolume, -time.Second),
 		"live":     objectLabels(lifecycle.ObjectVolume, time.Hour),
@@ -85,70 +92,35 @@ func TestEndedObjects(t *testing.T) {
 	} {
 		w.fake.AddVolume(runtime.Volume{Name: name, Labels: labels}, "")
 	}
-	ended, err := w.EndedObjects(ctx, lifecycle.ObjectVolume, time.Now())
-	if err != nil || len(ended) != 2 {
-		t.Fatalf("%+v, %v", ended, err)
+	if swept, err := w.Sweep(ctx); err != nil || swept != (lifecycle.Swept{Objects: 2}) {
+		t.Errorf("swept %+v, %v", swept, err)
 	}
-	for _, o := range ended {
-		if o.ID != "ended" && o.ID != "deadline" || o.Tenant != "a" || o.Kind != lifecycle.ObjectVolume {
-			t.Errorf("%+v", o)
-		}
-	}
-	w.fake.SetDown(true)
-	if _, err := w.EndedObjects(ctx, lifecycle.ObjectVolume, time.Now()); err == nil {
-		t.Error("an engine that is away told of objects")
-	}
-	w.fake.SetDown(false)
-}
-
-// What is in use goes only with what uses it.
-func TestCollectObject(t *testing.T) {
-	w := newWorld(t, setup{})
-	ctx := context.Background()
-	must(t, w.fake.EnsureNetwork(ctx, runtime.Network{Name: "n", Labels: objectLabels(lifecycle.ObjectNetwork, -time.Second)}))
-	c, err := w.fake.Create(ctx, runtime.Spec{Name: "c", Image: runtimetest.DefaultImage, Network: "n", Labels: objectLabels(lifecycle.ObjectContainer, -time.Second)})
-	must(t, err)
-	w.fake.AddVolume(runtime.Volume{Name: "v", Labels: objectLabels(lifecycle.ObjectVolume, -time.Second)}, c.ID)
-	somebodys := objectLabels(lifecycle.ObjectContainer, -time.Second, lifecycle.LabelDoor, lifecycle.DoorEngineImage) // made of a caller's image
-	must(t, second(w.fake.Create(ctx, runtime.Spec{Name: "somebodys", Image: runtimetest.DefaultImage, Labels: somebodys})))
-	collect := func(kind lifecycle.ObjectKind) bool {
-		t.Helper()
-		ended, err := w.EndedObjects(ctx, kind, time.Now())
-		if err != nil || len(ended) != 1 {
-			t.Fatalf("%s: %+v, %v", kind, ended, err)
-		}
-		removed, err := w.CollectObject(ctx, ended[0])
-		if err != nil {
-			t.Error(err)
-		}
-		return removed
-	}
-	if collect(lifecycle.ObjectNetwork) || collect(lifecycle.ObjectVolume) {
-		t.Error("what is in use was removed")
-	}
-	for _, kind := range lifecycle.ObjectKinds() {
-		if !collect(kind) {
-			t.Errorf("the %s is left", kind)
-		}
+	volumes, err := w.fake.Volumes(ctx, nil)
+	if err != nil || len(volumes) != 7 || slices.ContainsFunc(volumes, func(v runtime.Volume) bool { return v.Name == "ended" || v.Name == "deadline" }) {
+		t.Errorf("left: %+v, %v", volumes, err)
 	}
 }
 
 // A volume's name may be another's by the time that it is collected.
 func TestCollectObjectExchanged(t *testing.T) {
-	w := newWorld(t, setup{})
-	ctx := context.Background()
-	w.fake.AddVolume(runtime.Volume{Name: "v", Labels: objectLabels(lifecycle.ObjectVolume, -time.Second, lifecycle.LabelSessionID, "one")}, "")
-	ended, err := w.EndedObjects(ctx, lifecycle.ObjectVolume, time.Now())
-	if err != nil || len(ended) != 1 {
-		t.Fatalf("%+v, %v", ended, err)
-	}
-	next := objectLabels(lifecycle.ObjectVolume, time.Hour, lifecycle.LabelSessionID, "two")
-	for _, labels := range []map[string]string{next, nil} {
-		w.fake.AddVolume(runtime.Volume{Name: "v", Labels: labels}, "")
-		if removed, err := w.CollectObject(ctx, ended[0]); removed || err != nil {
-			t.Errorf("collected: %t, %v", removed, err)
+	var w *world
+	var next map[string]string
+	lists := 0
+	w = newWorld(t, setup{fake: runtimetest.FakeOptions{FailAfter: func(op, _ string) error {
+		if op == "volumes" {
+			if lists++; lists == 1 {
+				w.fake.AddVolume(runtime.Volume{Name: "v", Labels: next}, "")
+			}
 		}
-		if list, err := w.fake.Volumes(ctx, nil); err != nil || len(list) != 1 {
+		return nil
+	}}})
+	for _, next = range []map[string]string{objectLabels(lifecycle.ObjectVolume, time.Hour, lifecycle.LabelSessionID, "two"), nil} {
+		w.fake.AddVolume(runtime.Volume{Name: "v", Labels: objectLabels(lifecycle.ObjectVolume, -time.Second, lifecycle.LabelSessionID, "one")}, "")
+		lists = 0
+		if swept, err := w.Sweep(t.Context()); err != nil || swept != (lifecycle.Swept{}) || lists != 2 {
+			t.Errorf("swept %+v, %v", swept, err)
+		}
+		if list, err := w.fake.Volumes(t.Context(), nil); err != nil || len(list) != 1 {
 			t.Errorf("volumes: %+v, %v", list, err)
 		}
 	}

@@ -114,7 +114,7 @@ func TestHardQuota(t *testing.T) {
 	}
 	sweep := func() {
 		t.Helper()
-		must(t, w.SweepQuotas(t.Context()))
+		must(t, s.quotas.Sweep(t.Context()))
 	}
 
 	mk("one", "one", 1)

@@ -253,10 +253,9 @@ func (c *reconciler) removeOutdated(ctx context.Context, keep []found) {
 func (c *reconciler) removeSurplus(ctx context.Context, surplus []found) {
 	for _, f := range surplus {
 		c.registry.mu.Lock()
-		_, busy := c.registry.making[f.sandbox.SessionID]
-		_, known := c.registry.containers[f.container.ID]
+		orphan := c.registry.orphanLocked(f.container)
 		c.registry.mu.Unlock()
-		if busy || known {
+		if !orphan {
 			continue
 		}
 		c.engine.log.WarnContext(ctx, "sandbox_duplicate", sandboxAttrs(f.sandbox)...)

@@ -383,14 +383,6 @@ func (r *record) snapshotLocked(now time.Time) Sandbox {
 	return sb
 }
 
-// endsLocked is when the record ends; one that is in use doesn't idle out.
-func (r *record) endsLocked() time.Time {
-	if r.sb.Spec.IdleTTL > 0 && !r.busyLocked() {
-		return earlier(r.sb.ExpiresAt, r.sb.LastUsedAt.Add(r.sb.Spec.IdleTTL))
-	}
-	return r.sb.ExpiresAt
-}
-
 // snapshotLocked returns what a slot shows: the sandbox that is being made, else the one that
 // exists, else the one that failed.
 func (s *slot) snapshotLocked(now time.Time) (Sandbox, bool) {

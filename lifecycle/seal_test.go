@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
@@ -34,55 +35,50 @@ func copied(t *testing.T, fake *runtimetest.Fake, image string, labels map[strin
 func TestForgedSandbox(t *testing.T) {
 	ctx := context.Background()
 	const other = "6f9619ff-8b86-d011-b42d-00c04fc964ff"
-	past := time.Now().Add(-time.Hour).UTC().Format(time.RFC3339Nano)
 	for name, change := range map[string][]string{
 		"copy":           nil,
-		"newer":          {lifecycle.LabelCreatedAt, time.Now().Add(time.Hour).UTC().Format(time.RFC3339Nano)},
+		"newer":          {lifecycle.LabelCreatedAt, time.Now().Format(time.RFC3339Nano)}, // which is later than in a test's bubble
 		"session":        {lifecycle.LabelSessionID, other},
 		"key":            {lifecycle.LabelSessionID, other, lifecycle.LabelKey, "forged"},
 		"tenant":         {lifecycle.LabelSessionID, other, lifecycle.LabelTenant, "b"},
 		"further label":  {lifecycle.LabelSessionID, other, "BERM.further", "x"},
 		"without a seal": {lifecycle.LabelSessionID, other, lifecycle.LabelKey, "forged", lifecycle.LabelSeal, ""},
 		"empty seal":     {lifecycle.LabelSessionID, other, lifecycle.LabelSeal, " "},
-		"object":         {lifecycle.LabelSessionID, other, lifecycle.LabelKey, "", lifecycle.LabelDoor, lifecycle.DoorEngine, lifecycle.LabelExpiresAt, past},
+		"object":         {lifecycle.LabelSessionID, other, lifecycle.LabelKey, "", lifecycle.LabelDoor, lifecycle.DoorEngine, lifecycle.LabelExpiresAt, "1999-01-01T00:00:00Z"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var j journal
-			s := setup{logger: j.logger(), store: newStore()}
-			w := newWorld(t, s)
-			mine := w.create(request("k")).Sandbox
-			c, err := w.fake.Inspect(ctx, mine.ContainerID)
-			must(t, err)
-			forged := copied(t, w.fake, runtimetest.DefaultImage, c.Labels, change...)
-			look := func(w *world) {
-				t.Helper()
-				for _, tenant := range []string{"a", "b"} {
-					list, _, err := w.List(ctx, tenant, lifecycle.ListOptions{})
-					if err != nil || slices.ContainsFunc(list, func(sb lifecycle.Sandbox) bool { return sb.ContainerID == forged.ID }) {
-						t.Errorf("listed: %+v, %v", list, err)
+			synctest.Test(t, func(t *testing.T) {
+				var j journal
+				s := setup{logger: j.logger(), store: newStore()}
+				w := newWorld(t, s)
+				mine := w.create(request("k")).Sandbox
+				c, err := w.fake.Inspect(ctx, mine.ContainerID)
+				must(t, err)
+				forged := copied(t, w.fake, runtimetest.DefaultImage, c.Labels, change...)
+				time.Sleep(2 * time.Second) // no container can be an orphan before
+				look := func(w *world) {
+					t.Helper()
+					for _, tenant := range []string{"a", "b"} {
+						list, _, err := w.List(ctx, tenant, lifecycle.ListOptions{})
+						if err != nil || slices.ContainsFunc(list, func(sb lifecycle.Sandbox) bool { return sb.ContainerID == forged.ID }) {
+							t.Errorf("listed: %+v, %v", list, err)
+						}
+					}
+					if sb, err := w.Get(ctx, "a", "k"); err != nil || sb.ContainerID != mine.ContainerID || sb.Status != lifecycle.StatusRunning {
+						t.Errorf("the original: %+v, %v", sb, err)
+					}
+					if swept, err := w.Sweep(ctx); err != nil || swept != (lifecycle.Swept{}) || len(w.fake.Containers()) != 2 {
+						t.Errorf("swept %+v, %v", swept, err)
 					}
 				}
-				if sb, err := w.Get(ctx, "a", "k"); err != nil || sb.ContainerID != mine.ContainerID || sb.Status != lifecycle.StatusRunning {
-					t.Errorf("the original: %+v, %v", sb, err)
+				look(w)
+				if told := j.entries(t, "object_not_ours"); len(told) != 1 || told[0]["id"] != forged.ID {
+					t.Errorf("told: %v", told)
 				}
-				if orphans, err := w.Orphans(ctx, time.Now().Add(time.Hour)); err != nil || len(orphans) != 0 {
-					t.Errorf("orphans: %+v, %v", orphans, err)
-				}
-				if ended, err := w.EndedObjects(ctx, lifecycle.ObjectContainer, time.Now()); err != nil || len(ended) != 0 {
-					t.Errorf("ended: %+v, %v", ended, err)
-				}
-				w.sweep()
-				if n := len(w.fake.Containers()); n != 2 {
-					t.Errorf("%d containers are left", n)
-				}
-			}
-			look(w)
-			if told := j.entries(t, "object_not_ours"); len(told) != 1 || told[0]["id"] != forged.ID {
-				t.Errorf("told: %v", told)
-			}
-			w.stop()
-			s.engine = w.fake
-			look(newWorld(t, s))
+				w.stop()
+				s.engine = w.fake
+				look(newWorld(t, s))
+			})
 		})
 	}
 }
@@ -173,14 +169,14 @@ func TestEarlierObjectsAreSealedOnce(t *testing.T) {
 	fake.AddVolume(runtime.Volume{Name: "v", Labels: ended}, "")
 	seals := &memSeals{}
 	s := setup{engine: fake, seals: seals, logger: j.logger()}
-	for range 2 {
+	for i := range 2 {
 		w := newWorld(t, s)
 		list, _, err := w.List(ctx, "a", lifecycle.ListOptions{})
 		if err != nil || len(list) != 1 || list[0].ContainerID != earlier.ID {
 			t.Fatalf("listed: %+v, %v", list, err)
 		}
-		if ended, err := w.EndedObjects(ctx, lifecycle.ObjectVolume, time.Now()); err != nil || len(ended) != 1 {
-			t.Errorf("ended: %+v, %v", ended, err)
+		if swept := w.sweep(); swept.Objects != 1-i {
+			t.Errorf("swept: %+v", swept)
 		}
 		w.stop()
 		copied(t, fake, runtimetest.DefaultImage, earlier.Labels, lifecycle.LabelKey, "late", lifecycle.LabelSessionID, uuid.NewString())
@@ -226,9 +222,7 @@ func TestSquattedNetwork(t *testing.T) {
 			if ok := err == nil; ok != tt.ok || !ok && !strings.Contains(err.Error(), "remove or rename it") {
 				t.Errorf("create: %v", err)
 			}
-			if _, err := w.CollectNetworks(ctx); err != nil {
-				t.Error(err)
-			}
+			w.sweep()
 			if list, err := fake.Networks(ctx, nil); err != nil || len(list) != 1 {
 				t.Errorf("networks: %+v, %v", list, err)
 			}
