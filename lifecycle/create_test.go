@@ -417,19 +417,6 @@ func TestPullNever(t *testing.T) {
 	}
 }
 
-// panicky is an engine whose calls to make a container panic for a while.
-type panicky struct {
-	*runtimetest.Fake
-	left *atomic.Int64
-}
-
-func (p panicky) Create(ctx context.Context, spec runtime.Spec) (runtime.Container, error) {
-	if p.left.Add(-1) >= 0 {
-		panic("boo")
-	}
-	return p.Fake.Create(ctx, spec)
-}
-
 // countingHolder counts the holds that go on.
 type countingHolder struct {
 	mountpintest.Holder
@@ -448,7 +435,12 @@ func TestCreatePanics(t *testing.T) {
 	dir := t.TempDir()
 	req := request("k")
 	req.Request.HostPath = &dir
-	w := newWorld(t, setup{policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n", holder: countingHolder{held: &held}, settings: lifecycle.Settings{EngineParallel: 1}, wrap: func(f *runtimetest.Fake) runtime.AgentRuntime { return panicky{f, &left} }})
+	w := newWorld(t, setup{policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n", holder: countingHolder{held: &held}, settings: lifecycle.Settings{EngineParallel: 1}, fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
+		if op == "create" && left.Add(-1) >= 0 {
+			panic("boo")
+		}
+		return nil
+	}}})
 	left.Store(3)
 	for range 3 {
 		if res, err := w.Create(context.Background(), req); err == nil {

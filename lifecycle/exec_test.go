@@ -24,11 +24,14 @@ import (
 )
 
 func TestExecResults(t *testing.T) {
-	w := newWorld(t, setup{})
+	w := newWorld(t, setup{fake: runtimetest.FakeOptions{Measures: true}})
 	req := request("k")
 	res, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Create: &req, Command: []string{"echo", "hi"}})
 	if err != nil || !res.OK() || res.Stdout != "hi\n" || !res.Created || res.Backend != "fake" || res.SessionID == "" || res.Timeout != 30*time.Second {
 		t.Fatalf("echo: %+v, %v", res, err)
+	}
+	if res.CPUTime != time.Millisecond || res.PeakMemoryBytes != 1<<20 {
+		t.Errorf("used: %+v", res)
 	}
 	res = w.exec("k", "exit", "3")
 	if res.OK() || res.Status != lifecycle.ExecCompleted || res.ExitCode == nil || *res.ExitCode != 3 {
@@ -76,21 +79,49 @@ func TestExecTimesOut(t *testing.T) {
 	})
 }
 
-func TestExecThatCantBeKilled(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{fake: runtimetest.FakeOptions{Exec: func(ctx context.Context, _ runtime.Container, _ runtime.Exec) (runtime.ExecResult, error) {
-			<-ctx.Done()
-			return runtime.ExecResult{}, errors.Join(context.DeadlineExceeded, runtime.ErrNotKilled)
-		}}})
-		w.create(request("k"))
-		res, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"x"}, Timeout: ptr(int64(1))})
-		if err != nil || res.Status != lifecycle.ExecTimedOut || !res.SessionTerminated {
-			t.Errorf("%+v, %v", res, err)
-		}
-		if len(w.fake.Containers()) != 0 || w.store.len() != 0 {
-			t.Error("the sandbox lives on")
-		}
-	})
+// What the engine says of a command is told as what it is, and costs the sandbox its life only if
+// the command can't be killed.
+func TestExecOutcomes(t *testing.T) {
+	for name, tt := range map[string]struct {
+		out  runtime.ExecResult
+		err  error
+		want func(lifecycle.ExecResult, error) bool
+		gone bool
+	}{
+		"out of memory": {out: runtime.ExecResult{ExitCode: 137, OOMKilled: true}, want: func(res lifecycle.ExecResult, err error) bool {
+			return err == nil && res.Status == lifecycle.ExecOOMKilled && !res.OK()
+		}},
+		"no room": {err: fmt.Errorf("run: %w", runtime.ErrNoRoom), want: func(res lifecycle.ExecResult, err error) bool {
+			full, ok := errors.AsType[*lifecycle.CapacityError](err)
+			return ok && full.RetryAfter > 0 && res.Status == ""
+		}},
+		// An engine that was restarted knows nothing of a command that it was just given.
+		"forgotten": {err: errdefs.ErrNotFound, want: func(_ lifecycle.ExecResult, err error) bool {
+			return errorIs[*lifecycle.UnavailableError](err) && !errdefs.IsNotFound(err)
+		}},
+		"not killed": {err: errors.Join(context.DeadlineExceeded, runtime.ErrNotKilled), gone: true, want: func(res lifecycle.ExecResult, err error) bool {
+			return err == nil && res.Status == lifecycle.ExecTimedOut && res.SessionTerminated
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, setup{fake: runtimetest.FakeOptions{Exec: func(ctx context.Context, _ runtime.Container, _ runtime.Exec) (runtime.ExecResult, error) {
+					if tt.gone {
+						<-ctx.Done()
+					}
+					return tt.out, tt.err
+				}}})
+				w.create(request("k"))
+				res, err := w.Exec(t.Context(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"x"}, Timeout: ptr(int64(1))})
+				if !tt.want(res, err) || res.ExitCode != nil {
+					t.Errorf("%+v, %v", res, err)
+				}
+				if gone := len(w.fake.Containers()) == 0; gone != tt.gone || gone != (w.store.len() == 0) || !gone && w.status("k") != lifecycle.StatusRunning {
+					t.Errorf("%d containers, %d records", len(w.fake.Containers()), w.store.len())
+				}
+			})
+		})
+	}
 }
 
 func TestExecUnderASandboxThatEnds(t *testing.T) {
@@ -120,27 +151,6 @@ func TestExecUnderASandboxThatEnds(t *testing.T) {
 	}
 }
 
-func TestExecInAContainerThatDiedUnseen(t *testing.T) {
-	w := newWorld(t, setup{})
-	sb := w.create(request("k")).Sandbox
-	c, err := w.fake.Inspect(context.Background(), sb.ContainerID)
-	must(t, err)
-	w.fake.Die(c.ID) // the command races with the news of it
-	if res := w.exec("k", "true"); !res.Recreated || !res.OK() {
-		t.Errorf("%+v", res)
-	}
-}
-
-func TestExecOOM(t *testing.T) {
-	w := newWorld(t, setup{fake: runtimetest.FakeOptions{Exec: func(context.Context, runtime.Container, runtime.Exec) (runtime.ExecResult, error) {
-		return runtime.ExecResult{ExitCode: 137, OOMKilled: true}, nil
-	}}})
-	w.create(request("k"))
-	if res := w.exec("k", "x"); res.Status != lifecycle.ExecOOMKilled || res.ExitCode != nil || res.OK() {
-		t.Errorf("%+v", res)
-	}
-}
-
 func TestExecJudgesItsEnv(t *testing.T) {
 	w := newWorld(t, setup{policy: "version: 1\nenv: {deny: [LD_*], pin: {TZ: UTC}}\n"})
 	w.fake.AddImage(runtimetest.DefaultImage, runtime.Image{Env: []string{"LD_PRELOAD=/x.so", "BERM_X=1", "PLAIN=1", "TZ=CET"}})
@@ -155,24 +165,6 @@ func TestExecJudgesItsEnv(t *testing.T) {
 	res, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"env"}, Env: map[string]string{"TZ": "CET", "X": "1"}})
 	if err != nil || !strings.Contains(res.Stdout, "TZ=UTC\n") || !strings.Contains(res.Stdout, "X=1\n") {
 		t.Errorf("%+v, %v", res, err)
-	}
-}
-
-func TestExecValidation(t *testing.T) {
-	w := newWorld(t, setup{})
-	w.create(request("k"))
-	for name, req := range map[string]lifecycle.ExecRequest{
-		"no command":    {},
-		"empty program": {Command: []string{""}},
-		"NUL":           {Command: []string{"a", "b\x00"}},
-		"long argument": {Command: []string{"echo", strings.Repeat("x", 128<<10)}},
-		"many":          {Command: make([]string, 5000)},
-		"output limit":  {Command: []string{"true"}, OutputLimit: ptr(5 << 20)},
-	} {
-		req.Tenant, req.Key = "a", "k"
-		if _, err := w.Exec(context.Background(), req); !errdefs.IsInvalidArgument(err) {
-			t.Errorf("%s: %v", name, err)
-		}
 	}
 }
 
@@ -454,20 +446,4 @@ func FuzzParseKey(f *testing.F) {
 			t.Fatalf("%q: %q", s, key)
 		}
 	})
-}
-
-// A command that couldn't be started has no result, and that is no fault of the engine's.
-func TestExecNoRoom(t *testing.T) {
-	w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
-		if op == "exec" {
-			return fmt.Errorf("run: %w", runtime.ErrNoRoom)
-		}
-		return nil
-	}}})
-	w.create(request("k"))
-	res, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}})
-	var capacity *lifecycle.CapacityError
-	if !errors.As(err, &capacity) || capacity.RetryAfter <= 0 || res.Status != "" || res.ExitCode != nil {
-		t.Errorf("%+v, %v", res, err)
-	}
 }

@@ -269,22 +269,30 @@ func (deaf) Watch(ctx context.Context, _ map[string]string, ready func(), _ func
 	return nil
 }
 
-// TestFilesOfADeadContainer checks that it isn't taken for a file that isn't there.
-func TestFilesOfADeadContainer(t *testing.T) {
+// TestDeadContainerUnseen checks that a use finds out that the container is dead, and doesn't take
+// it for a file or port that isn't there.
+func TestDeadContainerUnseen(t *testing.T) {
 	w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.AgentRuntime { return deaf{f} }})
 	w.create(request("k"))
 	f := w.files("k")
-	must(t, w.fake.Remove(t.Context(), w.fake.Containers()[0].ID))
+	die := func() { must(t, w.fake.Remove(t.Context(), w.fake.Containers()[0].ID)) }
+	die()
 	var state *lifecycle.StateError
-	if err := stat(f, "/tmp"); !errors.As(err, &state) || state.Status != lifecycle.StatusStopped {
-		t.Errorf("got %v", err)
-	}
-	if got := w.status("k"); got != lifecycle.StatusStopped {
-		t.Errorf("it is %s", got)
+	if err := stat(f, "/tmp"); !errors.As(err, &state) || state.Status != lifecycle.StatusStopped || w.status("k") != lifecycle.StatusStopped {
+		t.Errorf("a file: %v", err)
 	}
 	again := w.files("k")
 	if err := stat(again, "/tmp"); err != nil || again.SessionID() == f.SessionID() {
 		t.Errorf("the next: %v", err)
+	}
+	die()
+	if res := w.exec("k", "true"); !res.Recreated || !res.OK() {
+		t.Errorf("a command: %+v", res)
+	}
+	p := w.ports("k")
+	die()
+	if _, err := p.Dial(t.Context(), 80); !errorIs[*lifecycle.StateError](err) {
+		t.Errorf("a port: %v", err)
 	}
 }
 

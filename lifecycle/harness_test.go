@@ -133,18 +133,19 @@ type world struct {
 
 // setup says how a world differs from the usual.
 type setup struct {
-	fake     runtimetest.FakeOptions
-	engine   *runtimetest.Fake // instead of a new one
-	store    *memStore         // instead of an empty one
-	policy   string
-	settings lifecycle.Settings
-	owner    string // "owner" if empty
-	seals    lifecycle.SealStore
-	logger   *slog.Logger
-	tracer   trace.TracerProvider
-	wrap     func(*runtimetest.Fake) runtime.AgentRuntime // what the manager gets instead of the fake
-	wait     bool                                         // don't wait until it is ready
-	name     string                                       // of the engine
+	fake      runtimetest.FakeOptions
+	engine    *runtimetest.Fake // instead of a new one
+	store     *memStore         // instead of an empty one
+	policy    string
+	settings  lifecycle.Settings
+	owner     string // "owner" if empty
+	seals     lifecycle.SealStore
+	logger    *slog.Logger
+	tracer    trace.TracerProvider
+	wrap      func(*runtimetest.Fake) runtime.AgentRuntime // what the manager gets instead of the fake
+	wrapStore func(*memStore) lifecycle.Store              // what the manager gets instead of the store
+	wait      bool                                         // don't wait until it is ready
+	name      string                                       // of the engine
 
 	quotas lifecycle.Quotas // instead of soft ones, without workspaces
 	claim  func(context.Context, string, []policy.Mount) (func(), error)
@@ -201,8 +202,12 @@ func newWorld(t *testing.T, s setup) *world {
 	if s.wrap != nil {
 		engine = s.wrap(w.fake)
 	}
+	var store lifecycle.Store = w.store
+	if s.wrapStore != nil {
+		store = s.wrapStore(w.store)
+	}
 	w.Service, err = lifecycle.New(lifecycle.Options{
-		Sealer: newSealer(s.owner, s.seals, s.logger), Runtime: engine, Collector: w.fake, Policy: func() *policy.Policy { return w.policy }, Store: w.store,
+		Sealer: newSealer(s.owner, s.seals, s.logger), Runtime: engine, Collector: w.fake, Policy: func() *policy.Policy { return w.policy }, Store: store,
 		Engine: s.name, Holder: s.holder, Claim: s.claim, Owner: s.owner, Settings: s.settings, Registry: w.reg,
 		Logger: s.logger, Tracer: s.tracer, Quotas: s.quotas,
 	})

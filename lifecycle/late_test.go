@@ -104,8 +104,8 @@ func TestFailuresAreBounded(t *testing.T) {
 	})
 }
 
-// TestPullWithoutWaiters checks that a pull ends with the last create that waits for it, and a panic
-// of it with its create.
+// TestPullWithoutWaiters checks that neither a delete nor a shutdown waits for an image, that a pull
+// ends with the last create that waits for it, and a panic of it with its create.
 func TestPullWithoutWaiters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var active atomic.Int64
@@ -127,30 +127,32 @@ func TestPullWithoutWaiters(t *testing.T) {
 			if !errorIs[*lifecycle.PullingError](err) && !strings.Contains(image, "panics") {
 				t.Fatalf("%s: %v", key, err)
 			}
+			synctest.Wait()
 		}
+		start := time.Now()
 		create("k", "reg.example/x:1")
 		create("l", "reg.example/x:1")
 		create("m", "reg.example/x:2")
 		create("p", "reg.example/panics:1")
-		for key, want := range map[string]int64{"m": 1, "k": 1} {
-			must(t, second(w.Delete(t.Context(), "a", key)))
-			synctest.Wait()
-			if key == "k" {
-				continue
+		for i, key := range []string{"m", "k", "l"} {
+			if res, err := w.Delete(t.Context(), "a", key); err != nil || res.Result != lifecycle.ResultNotFound {
+				t.Errorf("delete %s: %+v, %v", key, res, err)
 			}
-			if n := active.Load(); n != want {
+			if sb, err := w.Get(t.Context(), "a", key); err == nil {
+				t.Errorf("afterwards: %+v", sb)
+			}
+			synctest.Wait()
+			if n := active.Load(); n != []int64{1, 1, 0}[i] {
 				t.Errorf("without %s, %d pulls go on", key, n)
 			}
 		}
-		must(t, second(w.Delete(t.Context(), "a", "l")))
-		synctest.Wait()
-		if n := active.Load(); n != 0 {
-			t.Errorf("%d pulls go on that nobody waits for", n)
-		}
 		create("k", "reg.example/x:1") // another begins
-		synctest.Wait()
 		if n := active.Load(); n != 1 {
 			t.Errorf("%d pulls go on", n)
+		}
+		w.stop()
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("it took %s", took)
 		}
 	})
 }
@@ -186,19 +188,6 @@ func TestAdoptedBesideASlowEngine(t *testing.T) {
 	})
 }
 
-// openSeals takes seals once.
-type openSeals struct {
-	closed bool
-	seals  []string
-}
-
-func (s *openSeals) Seals(context.Context) ([]string, bool, error) { return s.seals, !s.closed, nil }
-
-func (s *openSeals) CloseSeals(_ context.Context, seals []string) error {
-	s.closed, s.seals = true, seals
-	return nil
-}
-
 // TestSealBesideASlowEngine checks that a container of a version without seals gets one although a
 // question about its image fails.
 func TestSealBesideASlowEngine(t *testing.T) {
@@ -212,7 +201,7 @@ func TestSealBesideASlowEngine(t *testing.T) {
 		fake := runtimetest.NewFake(runtimetest.FakeOptions{Fail: f.fail})
 		must(t, second(fake.Create(t.Context(), runtime.Spec{Name: c.Name, Image: runtimetest.DefaultImage, Labels: c.Labels})))
 		f.next("image")
-		seals := &openSeals{}
+		seals := &memSeals{}
 		w = newWorld(t, setup{engine: fake, seals: seals})
 		if _, err := w.Get(t.Context(), "a", "k"); err != nil || len(seals.seals) != 1 || f.op.Load() != nil {
 			t.Errorf("%d seals are kept, %v", len(seals.seals), err)
@@ -377,17 +366,11 @@ func TestEventFlood(t *testing.T) {
 	})
 }
 
-// silent is an engine whose sandboxes tell of nothing by themselves.
-type silent struct{ *runtimetest.Fake }
-
-func (silent) Events(context.Context, string) (runtime.Events, error) {
-	return nil, errdefs.ErrUnavailable
-}
-
 // TestWithoutEvents checks that a caller that waits, or stops a process, doesn't depend on events.
 func TestWithoutEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.AgentRuntime { return silent{f} }})
+		fake, _ := breaking("process_events")
+		w := newWorld(t, setup{fake: fake})
 		w.begin(process("p", "sleep", "10"))
 		w.begin(process("q", "cat"))
 		start := time.Now()
@@ -428,16 +411,14 @@ func TestStopOverQuotaAgain(t *testing.T) {
 	})
 }
 
-// panicking is an engine that panics at a start.
-type panicking struct{ *runtimetest.Fake }
-
-func (panicking) Start(context.Context, string, runtime.Process) (runtime.ProcessInfo, runtime.Follower, error) {
-	panic("boo")
-}
-
 // TestPanicKeepsNoInput checks that the memory of the input is given back after a panic.
 func TestPanicKeepsNoInput(t *testing.T) {
-	w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.AgentRuntime { return panicking{f} }})
+	w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
+		if op == "process_start" {
+			panic("boo")
+		}
+		return nil
+	}}})
 	taken := 0
 	defer func() {
 		if recover() == nil || taken != 1 {

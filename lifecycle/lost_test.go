@@ -9,8 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/containerd/errdefs"
-
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
@@ -81,20 +79,4 @@ func TestOrphansDuringADelete(t *testing.T) {
 			t.Errorf("swept %+v, %v", swept, err)
 		}
 	})
-}
-
-// An engine that was restarted knows nothing of a command that it was just given.
-// That doesn't make the sandbox one that isn't there.
-func TestEngineLosesACommand(t *testing.T) {
-	w := newWorld(t, setup{fake: runtimetest.FakeOptions{Exec: func(context.Context, runtime.Container, runtime.Exec) (runtime.ExecResult, error) {
-		return runtime.ExecResult{}, errdefs.ErrNotFound
-	}}})
-	w.create(request("k"))
-	_, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}})
-	if !errorIs[*lifecycle.UnavailableError](err) || errdefs.IsNotFound(err) {
-		t.Errorf("exec: %v", err)
-	}
-	if got := w.status("k"); got != lifecycle.StatusRunning {
-		t.Errorf("afterwards: %s", got)
-	}
 }

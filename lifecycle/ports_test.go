@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
@@ -67,16 +66,6 @@ func TestDialPorts(t *testing.T) {
 	}
 	if _, err := p.Dial(ctx, 80); !errorIs[*lifecycle.StateError](err) {
 		t.Errorf("stopped: %v", err)
-	}
-}
-
-func TestPortsOfADeadContainer(t *testing.T) {
-	w := newWorld(t, setup{wrap: func(f *runtimetest.Fake) runtime.AgentRuntime { return deaf{f} }})
-	w.create(request("k"))
-	p := w.ports("k")
-	must(t, w.fake.Remove(t.Context(), w.fake.Containers()[0].ID))
-	if _, err := p.Dial(t.Context(), 80); !errorIs[*lifecycle.StateError](err) {
-		t.Errorf("got %v", err)
 	}
 }
 

@@ -100,28 +100,6 @@ func TestProcess(t *testing.T) {
 	}
 }
 
-func TestProcessRefusals(t *testing.T) {
-	w := newWorld(t, setup{})
-	for name, change := range map[string]func(*lifecycle.StartRequest){
-		"no command":     func(r *lifecycle.StartRequest) { r.Command = nil },
-		"id":             func(r *lifecycle.StartRequest) { r.ID = "a/b" },
-		"no readiness":   func(r *lifecycle.StartRequest) { r.Ready = &lifecycle.Readiness{} },
-		"port":           func(r *lifecycle.StartRequest) { r.Ready = &lifecycle.Readiness{Port: 65536} },
-		"line":           func(r *lifecycle.StartRequest) { r.Ready = &lifecycle.Readiness{Line: "a\nb"} },
-		"time":           func(r *lifecycle.StartRequest) { r.Ready = &lifecycle.Readiness{Line: "a", Timeout: time.Hour} },
-		"screen":         func(r *lifecycle.StartRequest) { r.TTY, r.Rows = true, 5000 },
-		"key":            func(r *lifecycle.StartRequest) { r.Key = "" },
-		"working dir":    func(r *lifecycle.StartRequest) { r.WorkingDir = "x" },
-		"NUL in its arg": func(r *lifecycle.StartRequest) { r.Command = []string{"\x00"} },
-	} {
-		req := process("", "cat")
-		change(&req)
-		if _, err := w.start(context.Background(), req); !errdefs.IsInvalidArgument(err) && lifecycle.ErrorType(err) != "policy_denied" {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
-
 func TestProcessReplace(t *testing.T) {
 	w := newWorld(t, setup{settings: lifecycle.Settings{MaxProcesses: 1}})
 	w.begin(process("p", "cat"))

@@ -13,11 +13,8 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/lifecycle/mountpin/mountpintest"
-	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
 )
@@ -43,10 +40,10 @@ const pulledImage = "registry.local/tool:1"
 
 // history is one random run.
 type history struct {
-	t      *testing.T
-	fake   *runtimetest.Fake
-	store  *memStore
-	policy *policy.Policy
+	t     *testing.T
+	fake  *runtimetest.Fake
+	store *memStore
+	*world
 
 	mu     sync.Mutex
 	rng    *rand.Rand
@@ -57,10 +54,6 @@ type history struct {
 	promised map[string]time.Time
 	deletes  map[string]int
 	strict   bool // nothing ever fails, so that more must hold
-
-	manager *lifecycle.Service
-	reg     *prometheus.Registry
-	stop    func()
 }
 
 func playHistory(t *testing.T, seed uint64) {
@@ -86,17 +79,13 @@ func playHistory(t *testing.T, seed uint64) {
 			return runtime.ExecResult{}, errors.Join(ctx.Err(), runtime.ErrNotKilled)
 		},
 	})
-	var err error
-	h.policy, err = policy.Parse([]byte("version: 1\nimages: {allow: [registry.local/tool]}\n"),
-		policy.Options{DefaultImage: runtimetest.DefaultImage})
-	must(t, err)
-	h.start()
+	h.begin()
 	for range 3 {
 		h.storm()
 		h.quiet()
 		if h.chance(0.5) {
 			h.stop()
-			h.start()
+			h.begin()
 			h.settled("after a restart")
 		}
 	}
@@ -177,37 +166,13 @@ func (s shakyStore) Delete(ctx context.Context, ids ...string) error {
 	return s.shake(func() error { return s.memStore.Delete(ctx, ids...) })
 }
 
-// start makes a manager on what is there.
-func (h *history) start() {
+// begin makes a manager on what is there.
+func (h *history) begin() {
 	h.t.Helper()
-	h.reg = prometheus.NewPedanticRegistry()
-	var err error
-	h.manager, err = lifecycle.New(lifecycle.Options{
-		Sealer: newSealer("owner", nil, nil), Runtime: h.fake, Policy: func() *policy.Policy { return h.policy }, Store: shakyStore{h.store, h},
-		Quotas: softQuotas(), Holder: mountpintest.Holder{}, Owner: "owner", Registry: h.reg,
+	h.world = newWorld(h.t, setup{
+		engine: h.fake, store: h.store, policy: "version: 1\nimages: {allow: [registry.local/tool]}\n",
+		wrapStore: func(s *memStore) lifecycle.Store { return shakyStore{s, h} },
 	})
-	must(h.t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- h.manager.Run(ctx) }()
-	h.stop = func() {
-		cancel()
-		if err := <-done; err != nil {
-			h.t.Errorf("Run: %v", err)
-		}
-	}
-	h.ready()
-}
-
-func (h *history) ready() {
-	h.t.Helper()
-	for range 10_000 {
-		if h.manager.Ready(context.Background()) == nil {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	h.t.Fatal("the manager didn't become ready")
 }
 
 // storm does many random things at once. It ends with the faults, and sometimes
@@ -233,7 +198,7 @@ func (h *history) storm() {
 		wg.Wait()
 		h.fake.SetDown(false)
 		h.set(0, false)
-		h.start()
+		h.begin()
 		return
 	}
 	wg.Wait()
@@ -263,7 +228,7 @@ func (h *history) step() {
 	switch n := h.intn(100); {
 	case n < 30:
 		asked := h.askedFor(name)
-		res, err := h.manager.Create(ctx, req)
+		res, err := h.Create(ctx, req)
 		h.class("create", err)
 		if err == nil {
 			h.promise(name, asked, res.Sandbox)
@@ -281,27 +246,27 @@ func (h *history) step() {
 			h.forsake(name)
 			defer h.forsake(name)
 		}
-		res, err := h.manager.Exec(ctx, exec)
+		res, err := h.Exec(ctx, exec)
 		h.class("exec", err)
 		if err == nil && (res.ExitCode != nil) != (res.Status == lifecycle.ExecCompleted) {
 			h.t.Errorf("exec: %+v", res)
 		}
 	case n < 67:
 		h.forsake(name)
-		_, err := h.manager.Delete(ctx, tenant, key)
+		_, err := h.Delete(ctx, tenant, key)
 		h.class("delete", err)
 		h.forsake(name)
 	case n < 72:
-		_, err := h.manager.Renew(ctx, tenant, key, 0)
+		_, err := h.Renew(ctx, tenant, key, 0)
 		h.class("renew", err)
 	case n < 76:
-		_, err := h.manager.Pause(ctx, tenant, key)
+		_, err := h.Pause(ctx, tenant, key)
 		h.class("pause", err)
 	case n < 82:
-		_, err := h.manager.Resume(ctx, tenant, key)
+		_, err := h.Resume(ctx, tenant, key)
 		h.class("resume", err)
 	case n < 87:
-		_, _ = h.manager.Sweep(ctx)
+		_, _ = h.Sweep(ctx)
 	case n < 92:
 		if cs := h.fake.Containers(); len(cs) > 0 {
 			h.fake.Die(cs[h.intn(len(cs))].ID)
@@ -313,8 +278,8 @@ func (h *history) step() {
 	case n < 97:
 		time.Sleep(time.Duration(h.intn(500)) * time.Millisecond)
 	default:
-		_, _, _ = h.manager.List(ctx, tenant, lifecycle.ListOptions{})
-		_, _ = h.manager.Get(ctx, tenant, key)
+		_, _, _ = h.List(ctx, tenant, lifecycle.ListOptions{})
+		_, _ = h.Get(ctx, tenant, key)
 	}
 }
 
@@ -387,7 +352,7 @@ func (h *history) settled(when string) {
 	h.t.Helper()
 	time.Sleep(3 * time.Second) // creates under way, the news of the engine's, and what was made in this second
 	began := time.Now()
-	if _, err := h.manager.Sweep(context.Background()); err != nil {
+	if _, err := h.Sweep(context.Background()); err != nil {
 		h.t.Errorf("%s: sweep: %v", when, err)
 	}
 	time.Sleep(10 * time.Millisecond)
@@ -398,7 +363,7 @@ func (h *history) settled(when string) {
 	now := time.Now()
 	records, keys := 0, map[string]bool{}
 	for _, tenant := range []string{"a", "b"} {
-		sbs, _, err := h.manager.List(context.Background(), tenant, lifecycle.ListOptions{})
+		sbs, _, err := h.List(context.Background(), tenant, lifecycle.ListOptions{})
 		must(h.t, err)
 		for _, sb := range sbs {
 			if sb.Status == lifecycle.StatusFailed {
@@ -432,10 +397,10 @@ func (h *history) settled(when string) {
 			h.t.Errorf("%s: %s was answered and is lost, %s before its end", when, name, until.Sub(now))
 		}
 	}
-	if held := h.manager.Held(); held[1] != records || held[2] != 0 || held[3] != 0 {
+	if held := h.Held(); held[1] != records || held[2] != 0 || held[3] != 0 {
 		h.t.Errorf("%s: of %d records: slots, containers, making, ended = %v", when, records, held)
 	}
-	if got := (&world{t: h.t, reg: h.reg}).metric("berm_sandboxes_active"); int(got) != records {
+	if got := h.metric("berm_sandboxes_active"); int(got) != records {
 		h.t.Errorf("%s: %v active sandboxes, %d records", when, got, records)
 	}
 	if h.strict && h.store.len() != records {
@@ -448,27 +413,27 @@ func (h *history) end() {
 	h.t.Helper()
 	ctx := context.Background()
 	for _, tenant := range []string{"a", "b"} {
-		sbs, _, _ := h.manager.List(ctx, tenant, lifecycle.ListOptions{})
+		sbs, _, _ := h.List(ctx, tenant, lifecycle.ListOptions{})
 		for _, sb := range sbs {
-			if _, err := h.manager.Delete(ctx, tenant, sb.Key); err != nil {
+			if _, err := h.Delete(ctx, tenant, sb.Key); err != nil {
 				h.t.Errorf("delete: %v", err)
 			}
 		}
 	}
 	time.Sleep(2 * time.Second)
-	if _, err := h.manager.Sweep(ctx); err != nil {
+	if _, err := h.Sweep(ctx); err != nil {
 		h.t.Errorf("the last sweep: %v", err)
 	}
 	if cs := h.fake.Containers(); len(cs) != 0 {
 		h.t.Errorf("%d containers are left", len(cs))
 	}
-	if held := h.manager.Held(); slices.Max(held[:]) != 0 {
+	if held := h.Held(); slices.Max(held[:]) != 0 {
 		h.t.Errorf("slots, containers, making, ended = %v are left", held)
 	}
 	h.stop()
 	// What the store could not forget is forgotten after its end.
 	time.Sleep(time.Hour)
-	h.start()
+	h.begin()
 	h.stop()
 	if n := h.store.len(); n != 0 {
 		h.t.Errorf("%d records are left in the store", n)

@@ -251,34 +251,6 @@ func TestSweepDoesNotWaitForAPull(t *testing.T) {
 	})
 }
 
-// Neither a delete nor a shutdown waits for an image.
-func TestPullIsGivenUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := pullingWorld(t, func(ctx context.Context, _ func(runtime.PullProgress)) error {
-			<-ctx.Done()
-			return ctx.Err()
-		})
-		for _, key := range []string{"deleted", "left"} {
-			req := request(key)
-			req.Request.Image = ptr(remoteImage)
-			if _, err := w.Create(context.Background(), req); !errorIs[*lifecycle.PullingError](err) {
-				t.Fatalf("create: %v", err)
-			}
-		}
-		start := time.Now()
-		if res, err := w.Delete(context.Background(), "a", "deleted"); err != nil || res.Result != lifecycle.ResultNotFound {
-			t.Errorf("delete: %+v, %v", res, err)
-		}
-		if sb, err := w.Get(context.Background(), "a", "deleted"); err == nil {
-			t.Errorf("afterwards: %+v", sb)
-		}
-		w.stop()
-		if took := time.Since(start); took > time.Second {
-			t.Errorf("it took %s", took)
-		}
-	})
-}
-
 // A network that somebody else removed is made again.
 func TestRemovedNetworkComesBack(t *testing.T) {
 	ctx := context.Background()

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -158,26 +159,50 @@ func TestStartExec(t *testing.T) {
 	}
 }
 
-func TestStartExecRefusals(t *testing.T) {
+func TestStartRefusals(t *testing.T) {
 	w := newWorld(t, setup{})
 	w.create(request("k"))
-	for name, change := range map[string]func(*lifecycle.StartRequest){
-		"no command":   func(r *lifecycle.StartRequest) { r.Command = nil },
-		"id":           func(r *lifecycle.StartRequest) { r.ID = "../x" },
-		"long id":      func(r *lifecycle.StartRequest) { r.ID = strings.Repeat("x", 124) },
-		"rows":         func(r *lifecycle.StartRequest) { r.TTY, r.Rows = true, -1 },
-		"columns":      func(r *lifecycle.StartRequest) { r.TTY, r.Cols = true, 4097 },
-		"no terminal":  func(r *lifecycle.StartRequest) { r.Rows = 24 },
-		"keep":         func(r *lifecycle.StartRequest) { r.KeepBytes = 4<<20 + 1 },
-		"key":          func(r *lifecycle.StartRequest) { r.Key = "?" },
-		"working dir":  func(r *lifecycle.StartRequest) { r.WorkingDir = "relative" },
-		"timeout":      func(r *lifecycle.StartRequest) { r.Timeout = ptr(int64(-1)) },
-		"name of env":  func(r *lifecycle.StartRequest) { r.Env = map[string]string{"A=B": ""} },
-		"NUL argument": func(r *lifecycle.StartRequest) { r.Command = []string{"a\x00"} },
+	type change = func(*lifecycle.StartRequest)
+	ready := func(r lifecycle.Readiness) change { return func(req *lifecycle.StartRequest) { req.Ready = &r } }
+	for name, tt := range map[string]struct {
+		change
+		only lifecycle.Kind // empty is both
+	}{
+		"no command":    {change: func(r *lifecycle.StartRequest) { r.Command = nil }},
+		"empty program": {change: func(r *lifecycle.StartRequest) { r.Command = []string{""} }},
+		"NUL":           {change: func(r *lifecycle.StartRequest) { r.Command = []string{"a", "b\x00"} }},
+		"long argument": {change: func(r *lifecycle.StartRequest) { r.Command = []string{"echo", strings.Repeat("x", 128<<10)} }},
+		"many":          {change: func(r *lifecycle.StartRequest) { r.Command = slices.Repeat([]string{"x"}, 5000) }},
+		"id":            {change: func(r *lifecycle.StartRequest) { r.ID = "../x" }},
+		"long id":       {change: func(r *lifecycle.StartRequest) { r.ID = strings.Repeat("x", 124) }},
+		"rows":          {change: func(r *lifecycle.StartRequest) { r.TTY, r.Rows = true, -1 }},
+		"columns":       {change: func(r *lifecycle.StartRequest) { r.TTY, r.Cols = true, 4097 }},
+		"no terminal":   {change: func(r *lifecycle.StartRequest) { r.Rows = 24 }, only: lifecycle.KindExec},
+		"keep":          {change: func(r *lifecycle.StartRequest) { r.KeepBytes = 4<<20 + 1 }},
+		"key":           {change: func(r *lifecycle.StartRequest) { r.Key = "?" }},
+		"working dir":   {change: func(r *lifecycle.StartRequest) { r.WorkingDir = "relative" }},
+		"name of env":   {change: func(r *lifecycle.StartRequest) { r.Env = map[string]string{"A=B": ""} }},
+		"timeout":       {change: func(r *lifecycle.StartRequest) { r.Timeout = ptr(int64(-1)) }, only: lifecycle.KindExec},
+		"no readiness":  {change: ready(lifecycle.Readiness{}), only: lifecycle.KindManaged},
+		"port":          {change: ready(lifecycle.Readiness{Port: 65536}), only: lifecycle.KindManaged},
+		"line":          {change: ready(lifecycle.Readiness{Line: "a\nb"}), only: lifecycle.KindManaged},
+		"time":          {change: ready(lifecycle.Readiness{Line: "a", Timeout: time.Hour}), only: lifecycle.KindManaged},
 	} {
-		req := follow("x", "true")
-		change(&req)
-		if _, err := w.start(context.Background(), req); !errdefs.IsInvalidArgument(err) && lifecycle.ErrorType(err) != "policy_denied" {
+		for _, kind := range []lifecycle.Kind{lifecycle.KindExec, lifecycle.KindManaged} {
+			if tt.only != "" && tt.only != kind {
+				continue
+			}
+			req := follow("x", "true")
+			req.Kind = kind
+			tt.change(&req)
+			if _, err := w.start(t.Context(), req); !errdefs.IsInvalidArgument(err) && lifecycle.ErrorType(err) != "policy_denied" {
+				t.Errorf("%s of kind %s: %v", name, kind, err)
+			}
+		}
+	}
+	for name, req := range map[string]lifecycle.ExecRequest{"no command": {}, "output limit": {Command: []string{"true"}, OutputLimit: ptr(5 << 20)}} {
+		req.Tenant, req.Key = "a", "k"
+		if _, err := w.Exec(t.Context(), req); !errdefs.IsInvalidArgument(err) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
