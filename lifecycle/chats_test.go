@@ -172,9 +172,7 @@ func TestChatQuotaAndOthers(t *testing.T) {
 	dir := t.TempDir()
 	q := chatQuotas("k")
 	w := newWorld(t, setup{quotas: q, policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n"})
-	req := request("k")
-	req.Request.HostPath, req.Request.WorkspaceQuotaMB = &dir, ptr(int64(1))
-	if sb := w.create(req).Sandbox; sb.Enforcement.WorkspaceQuota != "soft" {
+	if sb := w.create(mounting("k", dir, 1)).Sandbox; sb.Enforcement.WorkspaceQuota != "soft" {
 		t.Errorf("enforcement: %+v", sb.Enforcement)
 	}
 	w.exec("k", "true")

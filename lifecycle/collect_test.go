@@ -118,8 +118,7 @@ func TestCollect(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
 		defer cancel()
-		done := make(chan error)
-		go func() { done <- w.Collect(ctx) }()
+		done := later(func() error { return w.Collect(ctx) })
 		time.Sleep(31 * time.Second)
 		if n := len(w.fake.Containers()); n != 1 {
 			t.Errorf("%d containers", n)

@@ -227,8 +227,7 @@ func TestCallerGoesAway(t *testing.T) {
 		return nil
 	}}})
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { _, err := w.Create(ctx, request("k")); done <- err }()
+	done := later(func() error { return second(w.Create(ctx, request("k"))) })
 	<-entered
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
@@ -433,8 +432,7 @@ func (h countingHolder) Hold(ctx context.Context, name string, mounts []policy.M
 func TestCreatePanics(t *testing.T) {
 	var left, held atomic.Int64
 	dir := t.TempDir()
-	req := request("k")
-	req.Request.HostPath = &dir
+	req := mounting("k", dir, 0)
 	w := newWorld(t, setup{policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n", holder: countingHolder{held: &held}, settings: lifecycle.Settings{EngineParallel: 1}, fake: runtimetest.FakeOptions{Fail: func(op, _ string) error {
 		if op == "create" && left.Add(-1) >= 0 {
 			panic("boo")

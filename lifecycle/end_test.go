@@ -104,8 +104,7 @@ func TestSweepLooksAgain(t *testing.T) {
 		}}})
 		w.createFor("k", time.Minute)
 		time.Sleep(time.Minute)
-		deleted := make(chan error)
-		go func() { deleted <- second(w.Delete(t.Context(), "a", "k")) }()
+		deleted := later(func() error { return second(w.Delete(t.Context(), "a", "k")) })
 		synctest.Wait()
 		if swept, err := w.Sweep(t.Context()); err != nil || swept != (lifecycle.Swept{Expired: 1}) {
 			t.Errorf("swept %+v, %v", swept, err)
@@ -174,11 +173,9 @@ func TestIdleTTL(t *testing.T) {
 		}
 		// A running command keeps it, however long it runs.
 		long := int64(300)
-		done := make(chan error, 1)
-		go func() {
-			_, err := w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"sleep", "200"}, Timeout: &long})
-			done <- err
-		}()
+		done := later(func() error {
+			return second(w.Exec(context.Background(), lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"sleep", "200"}, Timeout: &long}))
+		})
 		time.Sleep(150 * time.Second)
 		if swept := w.sweep(); swept.Expired != 0 {
 			t.Fatal("it idled out under a command")

@@ -175,8 +175,7 @@ func TestExecCap(t *testing.T) {
 	done := make(chan error, 2)
 	for range 2 {
 		go func() {
-			_, err := w.Exec(ctx, lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"sleep", "100"}})
-			done <- err
+			done <- second(w.Exec(ctx, lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"sleep", "100"}}))
 		}()
 	}
 	w.eventually("both run", func() bool { return w.Status(ctx, "a").RunningCommands == 2 })
@@ -205,10 +204,7 @@ func TestWorkingDirAndQuota(t *testing.T) {
 			return runtime.ExecResult{}, nil
 		}},
 	})
-	req := request("k")
-	req.Request.HostPath = ptr(dir)
-	req.Request.WorkspaceQuotaMB = ptr(int64(2))
-	if sb := w.create(req).Sandbox; sb.Enforcement != (lifecycle.Enforcement{Mounts: "trusted", WorkspaceQuota: "soft"}) {
+	if sb := w.create(mounting("k", dir, 2)).Sandbox; sb.Enforcement != (lifecycle.Enforcement{Mounts: "trusted", WorkspaceQuota: "soft"}) {
 		t.Errorf("enforcement: %+v", sb.Enforcement)
 	}
 	if w.exec("k", "true"); cwd != "/workspace" {

@@ -129,10 +129,7 @@ func TestFilesOfAFullWorkspace(t *testing.T) {
 	dir := t.TempDir()
 	w := newWorld(t, setup{policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n"})
 	ctx := t.Context()
-	req := request("k")
-	req.Request.HostPath = ptr(dir)
-	req.Request.WorkspaceQuotaMB = ptr(int64(2))
-	old := w.create(req).Sandbox.SessionID
+	old := w.create(mounting("k", dir, 2)).Sandbox.SessionID
 	f := w.files("k")
 	var quota *lifecycle.QuotaError
 	// A write brings no more than there is room for.
@@ -204,10 +201,9 @@ func TestFilesKeepFromIdlingOut(t *testing.T) {
 			t.Fatalf("50 s after a write: %s", got)
 		}
 		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan error, 1)
-		go func() {
-			done <- f.File(ctx, watch, runtime.FileIO{Event: func(runtime.FileEvent) error { return nil }})
-		}()
+		done := later(func() error {
+			return f.File(ctx, watch, runtime.FileIO{Event: func(runtime.FileEvent) error { return nil }})
+		})
 		time.Sleep(10 * time.Minute)
 		if swept := w.sweep(); swept.Expired != 0 || w.status("k") != lifecycle.StatusRunning {
 			t.Fatal("it idled out under a watch")

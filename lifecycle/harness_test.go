@@ -213,8 +213,7 @@ func newWorld(t *testing.T, s setup) *world {
 	})
 	must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
+	done := later(func() error { return w.Run(ctx) })
 	w.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -356,6 +355,20 @@ func (w *world) start(ctx context.Context, req lifecycle.StartRequest) (lifecycl
 		_ = s.Close()
 	}
 	return p, err
+}
+
+// later calls f in a goroutine.
+func later[T any](f func() T) <-chan T {
+	done := make(chan T, 1)
+	go func() { done <- f() }()
+	return done
+}
+
+// mounting is a request with a directory of the host and a quota for it.
+func mounting(key, dir string, mb int64) lifecycle.CreateRequest {
+	req := request(key)
+	req.Request.HostPath, req.Request.WorkspaceQuotaMB = &dir, &mb
+	return req
 }
 
 func second[T any](_ T, err error) error { return err }

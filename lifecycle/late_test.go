@@ -63,8 +63,7 @@ func TestReconcileDuringCreate(t *testing.T) {
 		var f failing
 		l := &lateStart{seen: make(chan struct{})}
 		w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: f.fail}, wrap: func(f *runtimetest.Fake) runtime.AgentRuntime { l.Fake = f; return l }})
-		done := make(chan error, 1)
-		go func() { _, err := w.Create(context.Background(), request("k")); done <- err }()
+		done := later(func() error { return second(w.Create(context.Background(), request("k"))) })
 		synctest.Wait()
 		f.next("info")
 		must(t, <-done)

@@ -35,11 +35,9 @@ func TestEngineGoesAwayUnderACommand(t *testing.T) {
 				},
 			}})
 			sb := w.create(request("k")).Sandbox
-			done := make(chan error, 1)
-			go func() {
-				_, err := w.Exec(ctx, lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"hang"}})
-				done <- err
-			}()
+			done := later(func() error {
+				return second(w.Exec(ctx, lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"hang"}}))
+			})
 			<-started
 			w.fake.SetDown(true)
 			if err := <-done; !errorIs[*lifecycle.UnavailableError](err) {

@@ -47,9 +47,7 @@ func TestQuotaOfAMovedWorkspace(t *testing.T) {
 			size(foreign, 5<<20)
 			w := newWorld(t, setup{policy: "version: 1\nmounts: {allowed_roots: [" + root + "]}\n"})
 			for _, key := range []string{"k", "stays", "quiet"} {
-				req := request(key)
-				req.Request.HostPath, req.Request.WorkspaceQuotaMB = ptr(dir), ptr(int64(1))
-				w.create(req)
+				w.create(mounting(key, dir, 1))
 			}
 			must(t, os.Rename(dir, moved), put(foreign, dir))
 			if got := w.used(); got != 0 {
@@ -88,9 +86,7 @@ func (elsewhere) Mode() string { return "held" }
 func TestQuotaOfAnExchangedWorkspace(t *testing.T) {
 	dir := t.TempDir()
 	w := newWorld(t, setup{policy: "version: 1\nmounts: {allowed_roots: [" + dir + "]}\n", holder: elsewhere{t.TempDir()}})
-	req := request("k")
-	req.Request.HostPath, req.Request.WorkspaceQuotaMB = ptr(dir), ptr(int64(1))
-	if _, err := w.Create(t.Context(), req); err == nil || !strings.Contains(err.Error(), "exchanged") || len(w.fake.Containers()) != 0 {
+	if _, err := w.Create(t.Context(), mounting("k", dir, 1)); err == nil || !strings.Contains(err.Error(), "exchanged") || len(w.fake.Containers()) != 0 {
 		t.Errorf("create: %v, %d containers", err, len(w.fake.Containers()))
 	}
 }

@@ -220,19 +220,13 @@ func TestCreateAndArchiveCalls(t *testing.T) {
 			}},
 		})
 		defer w.stop()
-		req := request("k")
-		req.Request.HostPath = &dir
+		req := mounting("k", dir, 0)
 		archive := func() *mountpin.Use {
 			return &mountpin.Use{ID: "archived", Archive: true, Binds: []policy.Mount{{Source: dir, Mode: "ro"}}}
 		}
-		create := func() chan error {
-			created := make(chan error, 1)
-			go func() {
-				_, err := w.Create(t.Context(), req)
-				created <- err
-			}()
-			synctest.Wait()
-			return created
+		create := func() <-chan error {
+			defer synctest.Wait()
+			return later(func() error { return second(w.Create(t.Context(), req)) })
 		}
 
 		leave, err := claims.Use(t.Context(), archive())

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
-	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -20,17 +19,10 @@ import (
 
 // kernelLimits stand in for a file system that has project quotas.
 type kernelLimits struct {
+	quota.Projects
 	mu     sync.Mutex
 	limits map[uint32]int64
-	dirs   map[uint64]uint32 // by inode
-}
-
-func inode(dir *os.File) uint64 {
-	fi, err := dir.Stat()
-	if err != nil {
-		panic(err)
-	}
-	return fi.Sys().(*syscall.Stat_t).Ino
+	taken  map[uint32]bool // projects that a directory is in
 }
 
 func (k *kernelLimits) Limit(project uint32, bytes int64) error {
@@ -44,23 +36,19 @@ func (k *kernelLimits) Limit(project uint32, bytes int64) error {
 
 func (k *kernelLimits) Try(*os.File) error { return nil }
 
-func (k *kernelLimits) Used(uint32) (int64, error) { return 0, nil }
-
-func (k *kernelLimits) Adopt(*os.File, uint32) error { return nil }
-
 func (k *kernelLimits) Free(uint32) (bool, error) { return true, nil }
 
-func (k *kernelLimits) Take(_ context.Context, dir *os.File, project uint32) error {
+func (k *kernelLimits) Take(_ context.Context, _ *os.File, project uint32) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.dirs[inode(dir)] = project
+	k.taken[project] = true
 	return nil
 }
 
-func (k *kernelLimits) Drop(_ context.Context, dir *os.File, _ uint32) error {
+func (k *kernelLimits) Drop(_ context.Context, _ *os.File, project uint32) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	delete(k.dirs, inode(dir))
+	delete(k.taken, project)
 	return nil
 }
 
@@ -71,7 +59,7 @@ func (k *kernelLimits) now() (mb []int64, dirs int) {
 	for _, bytes := range slices.Sorted(maps.Values(k.limits)) {
 		mb = append(mb, bytes>>20)
 	}
-	return mb, len(k.dirs)
+	return mb, len(k.taken)
 }
 
 // The kernel holds a sandbox's quota from before its container runs until after that has
@@ -82,7 +70,7 @@ func TestHardQuota(t *testing.T) {
 	db, err := store.Open(t.Context(), store.Options{Path: filepath.Join(t.TempDir(), "berm.db")})
 	must(t, err)
 	defer db.Close()
-	kernel := &kernelLimits{limits: map[uint32]int64{}, dirs: map[uint64]uint32{}}
+	kernel := &kernelLimits{limits: map[uint32]int64{}, taken: map[uint32]bool{}}
 	quotas := func() lifecycle.Quotas {
 		s, err := quota.New(t.Context(), quota.Options{Store: db, Find: func(string) (quota.Projects, error) { return kernel, nil }})
 		must(t, err)
@@ -95,9 +83,7 @@ func TestHardQuota(t *testing.T) {
 		t.Helper()
 		path := filepath.Join(root, dir)
 		must(t, os.MkdirAll(path, 0o700))
-		req := request(key)
-		req.Request.HostPath, req.Request.WorkspaceQuotaMB = &path, &mb
-		return w.create(req).Sandbox
+		return w.create(mounting(key, path, mb)).Sandbox
 	}
 	want := func(what string, mb []int64, dirs int, enforcement map[string]string) {
 		t.Helper()
@@ -149,10 +135,7 @@ func TestHardQuota(t *testing.T) {
 	want("deleted", nil, 0, nil)
 
 	breakOp("create")
-	req := request("broken")
-	dir, mb := filepath.Join(root, "one"), int64(5)
-	req.Request.HostPath, req.Request.WorkspaceQuotaMB = &dir, &mb
-	if _, err := w.Create(context.Background(), req); err == nil {
+	if _, err := w.Create(t.Context(), mounting("broken", filepath.Join(root, "one"), 5)); err == nil {
 		t.Error("it was made")
 	}
 	want("not made", nil, 1, nil)

@@ -298,9 +298,7 @@ func TestQuotaOfACallerWhoLeft(t *testing.T) {
 			return nil
 		}},
 	})
-	req := request("k")
-	req.Request.HostPath, req.Request.WorkspaceQuotaMB = ptr(dir), ptr(int64(1))
-	w.create(req)
+	w.create(mounting("k", dir, 1))
 	res, err := w.Exec(ctx, lifecycle.ExecRequest{Tenant: "a", Key: "k", Command: []string{"true"}})
 	if err != nil || !res.OK() || res.QuotaExceeded || w.status("k") != lifecycle.StatusRunning {
 		t.Errorf("%+v, %v", res, err)

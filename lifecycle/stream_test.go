@@ -328,11 +328,7 @@ func TestAttachTakesOver(t *testing.T) {
 	if c, err := old.Next(); err != nil || string(c.Data) != "one\n" {
 		t.Fatalf("%q, %v", c.Data, err)
 	}
-	ended := make(chan error, 1)
-	go func() {
-		_, err := old.Next()
-		ended <- err
-	}()
+	ended := later(func() error { return second(old.Next()) })
 	s := w.attachExec("x", 0)
 	if err := <-ended; !errorIs[*lifecycle.ProcessError](err) || !errdefs.IsAborted(err) {
 		t.Errorf("the old one: %v", err)
@@ -347,11 +343,7 @@ func TestStreamClose(t *testing.T) {
 	w := newWorld(t, setup{})
 	w.begin(follow("x", "sleep 100"))
 	s := w.attachExec("x", 0)
-	ended := make(chan error, 1)
-	go func() {
-		_, err := s.Next()
-		ended <- err
-	}()
+	ended := later(func() error { return second(s.Next()) })
 	time.Sleep(5 * time.Millisecond)
 	_, _ = s.Close(), s.Close()
 	if err := <-ended; !errdefs.IsCanceled(err) {

@@ -99,10 +99,7 @@ func TestSerializeQueue(t *testing.T) {
 			if i == 0 {
 				ctx = leaving
 			}
-			go func() {
-				_, err := w.Exec(ctx, serialized("true"))
-				done <- err
-			}()
+			go func() { done <- second(w.Exec(ctx, serialized("true"))) }()
 			synctest.Wait()
 		}
 		var full *lifecycle.CapacityError
@@ -122,10 +119,7 @@ func TestSerializeQueue(t *testing.T) {
 			t.Error("the turn is still taken")
 		}
 		w.begin(lifecycle.StartRequest{ExecRequest: serialized("sleep", "2"), ID: "y"})
-		go func() {
-			_, err := w.Exec(context.Background(), serialized("true"))
-			done <- err
-		}()
+		go func() { done <- second(w.Exec(context.Background(), serialized("true"))) }()
 		synctest.Wait()
 		w.stop()
 		if err := <-done; !errdefs.IsUnavailable(err) {

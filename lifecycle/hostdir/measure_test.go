@@ -42,10 +42,10 @@ func (h hooked) Err() error {
 }
 
 // fastDir is a directory in memory, if there is such a place, for trees that take long to
-// make elsewhere.
+// make and remove elsewhere.
 func fastDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "berm-usage-")
+	dir, err := os.MkdirTemp("/dev/shm", "berm-")
 	if err != nil {
 		return t.TempDir()
 	}

@@ -30,23 +30,12 @@ func deepen(t *testing.T, dir string, levels int) {
 	_ = unix.Close(fd)
 }
 
-// quick is a directory in memory, if there can be one: disks that others use are slow to
-// make and remove many directories.
+// quick is a fastDir with a directory called tree.
 func quick(t *testing.T) (string, *os.Root) {
 	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "berm")
-	if err != nil {
-		dir = t.TempDir()
-	}
+	dir := fastDir(t)
 	root := rootOf(t, dir)
-	t.Cleanup(func() {
-		if err := Remove(context.Background(), root, "tree"); err != nil { // too deep for others
-			t.Error(err)
-		}
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { must(t, Remove(context.Background(), root, "tree")) }) // too deep for others
 	plant(t, dir, "tree/")
 	return dir, root
 }
@@ -111,7 +100,13 @@ func TestRemoveEnds(t *testing.T) {
 	dir, root := grown(t, planted...)
 	calls, before := 0, len(tree(t, dir))
 	for {
-		err := Remove(&ending{context.Background(), 10}, root, "tree")
+		ctx, cancel := context.WithCancel(t.Context())
+		asked := 0
+		err := Remove(hooked{ctx, func() {
+			if asked++; asked > 10 {
+				cancel()
+			}
+		}}, root, "tree")
 		if err == nil {
 			break
 		}
@@ -125,18 +120,4 @@ func TestRemoveEnds(t *testing.T) {
 		t.Errorf("it ended %d times", calls)
 	}
 	gone(t, filepath.Join(dir, "tree"))
-}
-
-// ending is a context that is done once it has been asked so many times.
-type ending struct {
-	context.Context
-	Left int
-}
-
-// Err tells whether it is done.
-func (e *ending) Err() error {
-	if e.Left--; e.Left < 0 {
-		return context.Canceled
-	}
-	return nil
 }

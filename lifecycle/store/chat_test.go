@@ -328,28 +328,6 @@ func TestClosed(t *testing.T) {
 	}
 }
 
-func TestMigration(t *testing.T) {
-	t.Parallel()
-	ctx := t.Context()
-	path := filepath.Join(t.TempDir(), "berm.db")
-	old := &Store{db: ofVersion(t, path, 1)}
-	must(t, old.Put(ctx, record("1")))
-	must(t, old.Close())
-	for range 2 {
-		s := open(t, path)
-		if s.Fresh() {
-			t.Error("a store that was there is fresh")
-		}
-		if err := put(t, s, "a", "k", file("1", "x")); !errdefs.IsNotFound(err) {
-			t.Errorf("a file without a chat: %v", err)
-		}
-		if got := records(t, s); len(got) != 1 || got[0].SessionID != "1" {
-			t.Errorf("sandboxes: %v", got)
-		}
-		must(t, s.Close())
-	}
-}
-
 // TestChangesMigrate takes over a store in which an earlier version has left changes: files
 // keep their IDs and content types, and a chat that was being deleted stays: its directory
 // may be in its place, and its files would come back with the next chat of that name.

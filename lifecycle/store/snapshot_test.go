@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"github.com/google/uuid"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -56,6 +57,11 @@ func TestSnapshot(t *testing.T) {
 	s := open(t, path)
 	fill(t, s)
 	before := records(t, s)
+	for _, name := range get(filepath.Glob(filepath.Join(dir, "*"))) {
+		if !strings.HasPrefix(name, path) {
+			t.Errorf("made %s", name)
+		}
+	}
 	same(t, "in use", filled, get(Check(ctx, path, dir)))
 	must(t, Snapshot(ctx, path, to))
 	if fi, err := os.Stat(to); err != nil || fi.Mode().Perm() != 0o600 {
@@ -238,7 +244,7 @@ func ofVersion(t *testing.T, path string, version int) *sql.DB {
 	return db
 }
 
-// A store of each earlier schema can be copied and checked, and stays what it is.
+// A store of each earlier schema can be copied and checked, stays what it is, and can be opened.
 func TestCheckOlder(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -246,7 +252,8 @@ func TestCheckOlder(t *testing.T) {
 		dir := t.TempDir()
 		path, to := filepath.Join(dir, "berm.db"), filepath.Join(dir, "copy")
 		db := ofVersion(t, path, version)
-		must(t, (&Store{db: db}).Put(ctx, record(uuid.NewString())))
+		r := record(uuid.NewString())
+		must(t, (&Store{db: db}).Put(ctx, r))
 		must(t, db.Close())
 		must(t, Snapshot(ctx, path, to))
 		want := Report{Schema: version, Sandboxes: 1}
@@ -260,6 +267,14 @@ func TestCheckOlder(t *testing.T) {
 			if e.Name() != "berm.db" && e.Name() != "copy" {
 				t.Errorf("%s is left", e.Name())
 			}
+		}
+		for range 2 {
+			s := open(t, path)
+			if err := put(t, s, "a", "k", file("1", "x")); !errdefs.IsNotFound(err) || s.Fresh() {
+				t.Errorf("a file without a chat: %v; fresh: %v", err, s.Fresh())
+			}
+			same(t, "sandboxes", []lifecycle.Sandbox{r}, records(t, s))
+			must(t, s.Close())
 		}
 	}
 }

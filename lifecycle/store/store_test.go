@@ -124,15 +124,6 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-func TestOddPath(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "a b?c#d%20.db")
-	s := open(t, path)
-	must(t, s.Put(context.Background(), record("1")))
-	if _, err := os.Stat(path); err != nil {
-		t.Error(err)
-	}
-}
-
 // No project is ever given out twice.
 func TestProjects(t *testing.T) {
 	t.Parallel()
