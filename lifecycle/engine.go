@@ -108,13 +108,6 @@ func (e *engine) available() error {
 	return nil
 }
 
-// unreachable explains why the engine, which was thought to answer, doesn't.
-func (e *engine) unreachable(err error) error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.unavailableLocked(err)
-}
-
 // unavailableLocked explains to callers why the engine can't be used.
 func (e *engine) unavailableLocked(err error) error {
 	name := cmp.Or(e.opts.Engine, "the container engine")

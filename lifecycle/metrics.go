@@ -1,7 +1,6 @@
 package lifecycle
 
 import (
-	"context"
 	"errors"
 	"time"
 
@@ -91,37 +90,32 @@ func (m *metrics) operation(op string, took time.Duration, err error) {
 	m.runtimeTime.WithLabelValues(op, result).Observe(took.Seconds())
 }
 
+// errorClasses name the classes of errors, in the order in which they are asked.
+var errorClasses = []struct {
+	is   func(error) bool
+	name string
+}{
+	{func(err error) bool { _, ok := errors.AsType[*policy.DeniedError](err); return ok }, "policy_denied"},
+	{errdefs.IsCanceled, "canceled"},
+	{errdefs.IsDeadlineExceeded, "deadline_exceeded"},
+	{errdefs.IsUnavailable, "unavailable"},
+	{errdefs.IsNotFound, "not_found"},
+	{errdefs.IsAlreadyExists, "already_exists"},
+	{errdefs.IsInvalidArgument, "invalid_argument"},
+	{errdefs.IsFailedPrecondition, "failed_precondition"},
+	{errdefs.IsConflict, "conflict"},
+	{errdefs.IsResourceExhausted, "resource_exhausted"},
+	{errdefs.IsNotImplemented, "not_implemented"},
+	{errdefs.IsOutOfRange, "out_of_range"},
+	{errdefs.IsAborted, "aborted"},
+}
+
 // ErrorType gives an error's class, for metrics and spans.
 func ErrorType(err error) string {
-	var denied *policy.DeniedError
-	switch {
-	case errors.As(err, &denied):
-		return "policy_denied"
-	case errors.Is(err, context.Canceled), errdefs.IsCanceled(err):
-		return "canceled"
-	case errors.Is(err, context.DeadlineExceeded), errdefs.IsDeadlineExceeded(err):
-		return "deadline_exceeded"
-	case errdefs.IsUnavailable(err):
-		return "unavailable"
-	case errdefs.IsNotFound(err):
-		return "not_found"
-	case errdefs.IsAlreadyExists(err):
-		return "already_exists"
-	case errdefs.IsInvalidArgument(err):
-		return "invalid_argument"
-	case errdefs.IsFailedPrecondition(err):
-		return "failed_precondition"
-	case errdefs.IsConflict(err):
-		return "conflict"
-	case errdefs.IsResourceExhausted(err):
-		return "resource_exhausted"
-	case errdefs.IsNotImplemented(err):
-		return "not_implemented"
-	case errdefs.IsOutOfRange(err):
-		return "out_of_range"
-	case errdefs.IsAborted(err):
-		return "aborted"
-	default:
-		return "internal"
+	for _, class := range errorClasses {
+		if class.is(err) {
+			return class.name
+		}
 	}
+	return "internal"
 }

@@ -28,5 +28,8 @@ func New(opts Options) (*Service, error) {
 
 // Unreachable explains an error of a connection to the engine. It is an *UnavailableError.
 func (s *Service) Unreachable(err error) error {
-	return s.Registry.engine.unreachable(runtime.Unavailable(err))
+	e := s.Registry.engine
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.unavailableLocked(runtime.Unavailable(err))
 }
