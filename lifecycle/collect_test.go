@@ -28,41 +28,6 @@ func (w *world) createFor(key string, ttl time.Duration) {
 	w.create(req)
 }
 
-func TestSweepTellsWhatItDid(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		fake, breakOp := breaking("remove")
-		w := newTraced(t, setup{fake: fake})
-		w.createFor("ended", time.Second)
-		w.createFor("live", time.Hour)
-		time.Sleep(time.Second)
-		if swept, err := w.Sweep(t.Context()); err == nil || swept != (lifecycle.Swept{Expired: 1, Errors: 1}) {
-			t.Errorf("with a broken engine: %+v, %v", swept, err)
-		}
-		breakOp("")
-		if swept, err := w.Sweep(t.Context()); err != nil || swept != (lifecycle.Swept{Expired: 1, Cleaned: 1}) {
-			t.Errorf("afterwards: %+v, %v", swept, err)
-		}
-		if swept, err := w.Sweep(t.Context()); err != nil || swept != (lifecycle.Swept{}) {
-			t.Errorf("with nothing to do: %+v, %v", swept, err)
-		}
-		for _, name := range []string{"cleanups_total{result=deleted}", "cleanups_total{result=error}", "cleanup_errors_total{error_type=internal}"} {
-			if n := w.metric("berm_sandbox_" + name); n != 1 {
-				t.Errorf("%s is %v", name, n)
-			}
-		}
-		names := map[string]int{}
-		for _, s := range w.spans.Ended() {
-			names[s.Name()]++
-			if s.Name() == "sweep" && s.Parent().IsValid() {
-				t.Error("a sweep has a parent")
-			}
-		}
-		if names["sweep"] != 3 || names["sweep.sandbox"] != 2 {
-			t.Errorf("spans: %v", names)
-		}
-	})
-}
-
 // Containers go before the networks and volumes that they use, in one sweep.
 func TestSweepCollectsObjects(t *testing.T) {
 	fake, breakOp := breaking("remove_volume")

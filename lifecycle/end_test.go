@@ -56,32 +56,30 @@ func TestDeleteFailsAndKeeps(t *testing.T) {
 	}
 }
 
+// One failure doesn't keep the others from being swept, and the next sweep makes up for it.
 func TestSweepCollectsTheEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stuck := ""
-		w := newWorld(t, setup{fake: runtimetest.FakeOptions{Fail: func(op, id string) error {
+		w := newTraced(t, setup{fake: runtimetest.FakeOptions{Fail: func(op, id string) error {
 			if op == "remove" && id == stuck {
 				return errBroken
 			}
 			return nil
 		}}})
-		short := func(key string) lifecycle.Sandbox {
-			req := request(key)
-			req.Request.TTL = ptr(time.Minute)
-			return w.create(req).Sandbox
+		for _, key := range []string{"stuck", "gone", "renewed"} {
+			w.createFor(key, time.Minute)
 		}
-		stuck = short("stuck").ContainerID
-		short("gone")
-		short("renewed")
 		w.create(request("long"))
+		sb, err := w.Get(t.Context(), "a", "stuck")
+		must(t, err)
+		stuck = sb.ContainerID
 		time.Sleep(30 * time.Second)
-		must(t, second(w.Renew(context.Background(), "a", "renewed", 0)))
+		must(t, second(w.Renew(t.Context(), "a", "renewed", 0)))
 		time.Sleep(30 * time.Second)
-		swept := w.sweep()
-		if swept.Expired != 2 || swept.Cleaned != 1 || swept.Errors != 1 {
-			t.Errorf("swept %+v", swept)
+		if swept, err := w.Sweep(t.Context()); err == nil || swept != (lifecycle.Swept{Expired: 2, Cleaned: 1, Errors: 1}) {
+			t.Errorf("with a broken engine: %+v, %v", swept, err)
 		}
-		if _, err := w.Get(context.Background(), "a", "gone"); !errdefs.IsNotFound(err) {
+		if _, err := w.Get(t.Context(), "a", "gone"); !errdefs.IsNotFound(err) {
 			t.Errorf("gone: %v", err)
 		}
 		if got := w.status("stuck"); got != lifecycle.StatusExpired {
@@ -89,6 +87,27 @@ func TestSweepCollectsTheEnded(t *testing.T) {
 		}
 		if w.status("renewed") != lifecycle.StatusRunning || w.status("long") != lifecycle.StatusRunning {
 			t.Error("a live one was swept")
+		}
+		stuck = ""
+		for _, want := range []lifecycle.Swept{{Expired: 1, Cleaned: 1}, {}} {
+			if swept, err := w.Sweep(t.Context()); err != nil || swept != want {
+				t.Errorf("afterwards: %+v, %v", swept, err)
+			}
+		}
+		for name, want := range map[string]float64{"cleanups_total{result=deleted}": 2, "cleanups_total{result=error}": 1, "cleanup_errors_total{error_type=internal}": 1} {
+			if n := w.metric("berm_sandbox_" + name); n != want {
+				t.Errorf("%s is %v", name, n)
+			}
+		}
+		names := map[string]int{}
+		for _, s := range w.spans.Ended() {
+			names[s.Name()]++
+			if s.Name() == "sweep" && s.Parent().IsValid() {
+				t.Error("a sweep has a parent")
+			}
+		}
+		if names["sweep"] != 3 || names["sweep.sandbox"] != 3 {
+			t.Errorf("spans: %v", names)
 		}
 	})
 }
@@ -354,7 +373,9 @@ func TestReconcileTidies(t *testing.T) {
 	})
 	with("malformed", map[string]string{lifecycle.LabelSessionID: "7f9619ff-8b86-d011-b42d-00c04fc964ff", lifecycle.LabelDeadline: "soon"})
 	with("forged", map[string]string{lifecycle.LabelSessionID: "8f9619ff-8b86-d011-b42d-00c04fc964ff", lifecycle.LabelEffective: `{"image":"other"}`})
-	again := newWorld(t, setup{engine: w.fake, store: w.store})
+	again := newTraced(t, setup{engine: w.fake, store: w.store})
+	again.check("reconcile", map[string]any{"berm.sandboxes": int64(1), "berm.removed": int64(1)}, false, "runtime.sweep", "runtime.ensure_network",
+		"runtime.networks", "runtime.list", "runtime.inspect", "runtime.inspect", "runtime.inspect", "runtime.inspect", "runtime.remove")
 	sb, err := again.Get(ctx, "a", "k")
 	if err != nil || sb.SessionID != "6f9619ff-8b86-d011-b42d-00c04fc964ff" {
 		t.Fatalf("the newest stays: %+v, %v", sb, err)

@@ -2,18 +2,15 @@ package lifecycle_test
 
 import (
 	"context"
-	"maps"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/uuid"
 	"go.opentelemetry.io/otel/codes"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/bermhq/berm/lifecycle"
-	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
@@ -107,25 +104,6 @@ func TestSpansOfALife(t *testing.T) {
 		t.Fatal("there is a sandbox")
 	}
 	w.check("sandbox.exec", map[string]any{"berm.key": "k"}, true)
-}
-
-func TestReconcileSpanCounts(t *testing.T) {
-	w := newWorld(t, setup{})
-	w.create(request("k"))
-	w.create(request("other"))
-	for _, c := range w.fake.Containers() {
-		if c.Labels[lifecycle.LabelKey] != "k" {
-			continue
-		}
-		labels := maps.Clone(c.Labels)
-		labels[lifecycle.LabelSessionID] = uuid.NewString()
-		newSealer("owner", nil, nil).Seal(lifecycle.ObjectContainer, labels)
-		must(t, second(w.fake.Create(context.Background(), runtime.Spec{Name: "again", Image: runtimetest.DefaultImage, Labels: labels})))
-	}
-	w.stop()
-	again := newTraced(t, setup{engine: w.fake, store: w.store})
-	again.check("reconcile", map[string]any{"berm.sandboxes": int64(2), "berm.removed": int64(1)}, false, "runtime.sweep", "runtime.ensure_network",
-		"runtime.networks", "runtime.list", "runtime.inspect", "runtime.inspect", "runtime.inspect", "runtime.remove")
 }
 
 // The span of a create that failed names nothing that doesn't exist, nor what it

@@ -321,24 +321,6 @@ func TestStartExecAtOnce(t *testing.T) {
 	}
 }
 
-func TestAttachTakesOver(t *testing.T) {
-	w := newWorld(t, setup{})
-	w.begin(follow("x", "echo one; sleep 100"))
-	old := w.attachExec("x", 0)
-	if c, err := old.Next(); err != nil || string(c.Data) != "one\n" {
-		t.Fatalf("%q, %v", c.Data, err)
-	}
-	ended := later(func() error { return second(old.Next()) })
-	s := w.attachExec("x", 0)
-	if err := <-ended; !errorIs[*lifecycle.ProcessError](err) || !errdefs.IsAborted(err) {
-		t.Errorf("the old one: %v", err)
-	}
-	w.kill("x")
-	if out, _ := readAll(t, s, 0); out != "one\n" || s.Ended().Status != lifecycle.ExecKilled {
-		t.Errorf("the new one: %q, %+v", out, s.Ended())
-	}
-}
-
 func TestStreamClose(t *testing.T) {
 	w := newWorld(t, setup{})
 	w.begin(follow("x", "sleep 100"))
@@ -406,32 +388,18 @@ func TestExecInput(t *testing.T) {
 	}
 }
 
-// What isn't taken holds up who writes, and nobody else.
-func TestInputThatIsntTaken(t *testing.T) {
-	w := newWorld(t, setup{})
-	req := follow("x", "sleep 100")
-	req.OpenStdin = true
-	w.begin(req)
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
-	defer cancel()
-	much := bytes.NewReader(make([]byte, 1<<20))
-	if err := w.Write(ctx, execRef("a", "k", "x"), much, true); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("write: %v", err)
-	}
-	s := w.attachExec("x", 0)
-	w.kill("x")
-	if readAll(t, s, 0); s.Ended().Status != lifecycle.ExecKilled {
-		t.Errorf("%+v", s.Ended())
-	}
-}
-
-// Who writes what is never read may have left, and is not waited for without end.
+// What is never read holds up who writes, who isn't waited for without end, and nobody else.
 func TestInputThatIsNeverTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, setup{policy: longCommands})
 		req := follow("x", "sleep 100000")
 		req.OpenStdin, req.Timeout = true, ptr(int64(7200))
 		w.begin(req)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := w.Write(ctx, execRef("a", "k", "x"), bytes.NewReader(make([]byte, 1<<20)), true); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("for a second: %v", err)
+		}
 		for range 2 { // the second one waits for the first, if at all
 			start := time.Now()
 			err := w.Write(t.Context(), execRef("a", "k", "x"), bytes.NewReader(make([]byte, 1<<20)), true)
@@ -443,7 +411,12 @@ func TestInputThatIsNeverTaken(t *testing.T) {
 		if e := w.execution("x"); e.Status != lifecycle.ExecRunning {
 			t.Errorf("the command: %+v", e)
 		}
+		s := w.attachExec("x", 0)
 		w.kill("x")
+		if readAll(t, s, 0); s.Ended().Status != lifecycle.ExecKilled {
+			t.Errorf("%+v", s.Ended())
+		}
+		_ = s.Close()
 	})
 }
 
