@@ -125,7 +125,7 @@ func (h *handle) startFailed(ctx context.Context, err error) error {
 	if !refused && (ctx.Err() != nil || errdefs.IsUnavailable(err) || errdefs.IsDeadlineExceeded(err)) {
 		h.registry.mu.Lock()
 		if h.aliveLocked() {
-			h.rec.unsure, h.since = true, time.Now()
+			h.rec.unsure = time.Now()
 			h.startLocked()
 		}
 		h.registry.mu.Unlock()

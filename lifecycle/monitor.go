@@ -88,7 +88,6 @@ type monitor struct {
 	last    map[string]lastOf               // by the caller's ID: commands that ended with their container
 
 	kick       chan struct{} // holds one; nil unless the loop runs
-	since      time.Time     // when it became unsure what runs
 	measuredAt time.Time     // when the workspace was measured for it
 	measure    bool          // the workspace must be measured: something ended, or has run for a while
 	over       bool          // the workspace is over its quota: stop the sandbox
@@ -228,7 +227,7 @@ func (m *monitor) isLocked(info runtime.ProcessInfo) bool {
 
 // foundLocked implements watcher.
 func (m *monitor) foundLocked() {
-	m.rec.unsure = true
+	m.rec.unsure = time.Now()
 	m.startLocked()
 }
 

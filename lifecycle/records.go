@@ -53,7 +53,7 @@ type slot struct {
 type record struct {
 	sb      Sandbox
 	uses    [useKinds]int
-	unsure  bool      // processes of an earlier Berm may run in it, so it isn't idle
+	unsure  time.Time // since when unknown processes may run in it, so that it isn't idle; zero if none may
 	stored  time.Time // the LastUsedAt that the store has; zero if that isn't known
 	adopted bool      // from the old service: only its own parameters can be compared
 	watcher watcher
@@ -125,7 +125,7 @@ func (t *records) forgetLocked(id keyID) {
 // loseLocked ends what ran in a container that has ended.
 func (t *records) loseLocked(rec *record) {
 	rec.watcher.lostLocked()
-	rec.unsure = false
+	rec.unsure = time.Time{}
 }
 
 // recordOf returns the record of a key, and its sandbox as it is now; nil and the zero Sandbox if
@@ -359,7 +359,7 @@ func (r *record) usedLocked() { r.sb.LastUsedAt = time.Now().UTC() }
 
 // busyLocked reports whether the sandbox is in use, and so isn't idle.
 func (r *record) busyLocked() bool {
-	return r.uses[useCommand] > 0 || r.uses[useProcess] > 0 || r.uses[useFiles] > 0 || r.unsure
+	return r.uses[useCommand] > 0 || r.uses[useProcess] > 0 || r.uses[useFiles] > 0 || !r.unsure.IsZero()
 }
 
 // snapshotLocked returns the sandbox with the values that depend on the time, or on others: the

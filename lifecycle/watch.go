@@ -34,11 +34,6 @@ func (m *monitor) loop(kick <-chan struct{}) {
 	var events sync.WaitGroup
 	defer events.Wait()
 	defer cancel()
-	m.registry.mu.Lock()
-	if m.rec.unsure {
-		m.since = time.Now()
-	}
-	m.registry.mu.Unlock()
 	events.Go(func() { m.watch(ctx) })
 	for measure := time.Now().Add(measureGap); ; {
 		m.killLate(ctx)
@@ -46,7 +41,7 @@ func (m *monitor) loop(kick <-chan struct{}) {
 		m.prune(ctx)
 		m.registry.mu.Lock()
 		alive := m.aliveLocked()
-		if m.running == 0 && !m.rec.unsure && len(kick) == 0 && !(alive && (m.unkillable || m.measure || m.over && !m.readLocked())) {
+		if m.running == 0 && m.rec.unsure.IsZero() && len(kick) == 0 && !(alive && (m.unkillable || m.measure || m.over && !m.readLocked())) {
 			m.kick = nil
 			m.registry.mu.Unlock()
 			return
@@ -116,8 +111,8 @@ func (m *monitor) watch(ctx context.Context) {
 				_ = m.registry.checkAlive(ctx, m.rec, sb, goneWithIt) // records its end
 			}
 			m.registry.mu.Lock()
-			if errdefs.IsNotImplemented(err) || time.Since(m.since) > unsureMost {
-				m.rec.unsure = false
+			if errdefs.IsNotImplemented(err) || time.Since(m.rec.unsure) > unsureMost {
+				m.rec.unsure = time.Time{}
 			}
 			m.startLocked()
 			m.registry.mu.Unlock()
@@ -154,7 +149,9 @@ func (m *monitor) readEvents(ctx context.Context, sb Sandbox) error {
 			}
 		}
 		m.registry.mu.Lock()
-		m.rec.unsure = m.rec.unsure && !first
+		if first {
+			m.rec.unsure = time.Time{}
+		}
 		m.startLocked()
 		m.registry.mu.Unlock()
 		select { // a sandbox may send as many as it likes
