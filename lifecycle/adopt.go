@@ -19,7 +19,6 @@ import (
 type reconciler struct {
 	registry *Registry
 	engine   *engine
-	tookOver bool // the first reconciliation is done; only Run's goroutine uses it
 }
 
 // found is a container of this instance, with the sandbox that its labels describe.

@@ -205,12 +205,11 @@ func (c *reconciler) reconcile(ctx context.Context) (err error) {
 	c.removeSurplus(ctx, surplus)
 	// Only the first reconciliation takes over what another process left. Later, a container
 	// without a record is what a failed create left; the sweep removes it.
-	if !c.tookOver {
+	if c.engine.reconciled() != nil {
 		if err := c.takeOver(ctx, keep, stored); err != nil {
 			return err
 		}
 		c.removeOutdated(ctx, keep)
-		c.tookOver = true
 	}
 	c.refresh(before, all)
 	span.SetAttributes(attribute.Int("berm.sandboxes", len(keep)), attribute.Int("berm.removed", len(surplus)))
