@@ -130,7 +130,6 @@ type Service struct {
 	run     string           // begins the names of this Service's staging directories
 	locks   keylock.Map[key] // held by who changes a directory by the API, and never while a body streams
 	mu      sync.Mutex       // guards what follows
-	last    int              // number of the last staging directory
 	ended   Report           // what New did
 
 	ctx      context.Context // until Close

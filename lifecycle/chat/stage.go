@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -73,12 +74,7 @@ func (s *Service) openStaging() (*os.Root, error) {
 }
 
 // newStaging is a name for a staging directory of this Service.
-func (s *Service) newStaging() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.last++
-	return fmt.Sprintf("%s-%d", s.run, s.last)
-}
+func (s *Service) newStaging() string { return s.run + "-" + uuid.NewString() }
 
 // unstage removes a staging directory. What can't be removed, or not before the context is
 // done, is left for the next start.
