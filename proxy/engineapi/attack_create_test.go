@@ -117,6 +117,7 @@ var payloads = []payload{
 	{"log to fluentd", "HostConfig.LogConfig", `{"Type":"fluentd","Config":{"fluentd-address":"192.0.2.1:1","fluentd-async-connect":"true"}}`, true},
 	{"log to syslog", "HostConfig.LogConfig", `{"Type":"syslog","Config":{"syslog-address":"tcp://192.0.2.1:1"}}`, true},
 	{"log that tells variables", "HostConfig.LogConfig", `{"Type":"json-file","Config":{"env-regex":".*"}}`, true},
+	{"log tag with code", "HostConfig.LogConfig", `{"Type":"json-file","Config":{"tag":"{{.ExtraAttributes nil}}"}}`, true},
 	{"memory over the most", "HostConfig.Memory", `1099511627776`, true},
 	{"no oom", "HostConfig.OomKillDisable", `true`, true},
 	{"oom score", "HostConfig.OomScoreAdj", `-1000`, true},
