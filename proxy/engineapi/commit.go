@@ -141,7 +141,10 @@ func committed(c *call, id string, labels map[string]string, names []reference.N
 	c.about(id)
 	img, err := lookUpImage(c, id)
 	if err == nil {
-		err = nameVerified(c, img, "verify.commit", labels, names, func(string) {})
+		_, err = verifyImage(c, img, "verify.commit", labels)
+	}
+	if err == nil {
+		err = nameImage(c, img, names, func(string) {})
 	}
 	if err != nil {
 		removeUnwanted(c, "/images/"+id, nil)

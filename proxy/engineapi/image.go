@@ -344,40 +344,46 @@ func taggedName(name string) (reference.NamedTagged, error) {
 }
 
 // verifyImage fails unless a new image has the labels of Berm's that it was made with, and no
-// others. It removes one that says that it is this image, and hasn't.
-func verifyImage(c *call, img *imageInfo, rule string, want map[string]string) error {
+// others. Claims tells whether it says that it is this image; another may be anybody's.
+func verifyImage(c *call, img *imageInfo, rule string, want map[string]string) (claims bool, err error) {
 	if img == nil {
-		return errors.New("the image is gone")
+		return false, errors.New("the image is gone")
 	}
 	c.about(img.ID)
 	has := img.Config.Labels
 	if !claimsImage(c, has) || has[lifecycle.LabelSessionID] != want[lifecycle.LabelSessionID] {
-		return denied(rule, "", "the image lacks the labels that it was made with", "none") // and may be anybody's
+		return false, denied(rule, "", "the image lacks the labels that it was made with", "none")
 	}
-	same := true // the seal is among them
-	for _, name := range slices.Concat(sortedKeys(has), sortedKeys(want)) {
-		same = same && (!lifecycle.IsOwnLabel(name) || has[name] == want[name])
+	for _, name := range slices.Concat(sortedKeys(has), sortedKeys(want)) { // the seal is among them
+		if lifecycle.IsOwnLabel(name) && has[name] != want[name] {
+			return true, denied(rule, "", "the image has other labels of Berm's than it was made with", "none")
+		}
 	}
-	if !same {
-		removeUnwanted(c, "/images/"+img.ID, nil)
-		return denied(rule, "", "the image has other labels of Berm's than it was made with", "none")
-	}
-	return nil
+	return true, nil
 }
 
-// nameVerified gives a new image its names, if it is as verifyImage wants it. Named is called
-// with each that it got.
+// nameVerified gives a new image its names, if it is as verifyImage wants it. It removes one
+// that says that it is this image, and isn't.
 func nameVerified(c *call, img *imageInfo, rule string, want map[string]string, names []reference.NamedTagged, named func(name string)) error {
-	err := verifyImage(c, img, rule, want)
-	for _, name := range names {
-		if err == nil {
-			err = tagAs(c, img.ID, name)
-		}
-		if err == nil {
-			named(reference.FamiliarString(name))
-		}
+	claims, err := verifyImage(c, img, rule, want)
+	if err == nil {
+		return nameImage(c, img, names, named)
+	}
+	if claims {
+		removeUnwanted(c, "/images/"+img.ID, nil)
 	}
 	return err
+}
+
+// nameImage gives an image its names. Named is called with each that it got.
+func nameImage(c *call, img *imageInfo, names []reference.NamedTagged, named func(name string)) error {
+	for _, name := range names {
+		if err := tagAs(c, img.ID, name); err != nil {
+			return err
+		}
+		named(reference.FamiliarString(name))
+	}
+	return nil
 }
 
 // replaceable refuses to remove what isn't the caller's own and can't be brought back: only

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -223,5 +224,43 @@ func TestCommitChangesAreWritten(t *testing.T) {
 	changes := query["changes"]
 	if len(changes) < 3 || changes[0] != `CMD ["a"]` || changes[1] != `ENV A "b c"` && changes[1] != `ENV A b c` && changes[1] != `ENV A="b c"` || !strings.HasPrefix(changes[2], "LABEL berm.") {
 		t.Errorf("changes: %q", changes)
+	}
+}
+
+// TestCommitVerified has an engine commit to another image than it was asked for. It is removed once.
+func TestCommitVerified(t *testing.T) {
+	var change func(labels map[string]string)
+	labels, removed := map[string]string{}, 0
+	d := doorBefore(t, &standIn{handler: func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case strings.HasSuffix(r.URL.Path, "/commit"):
+			for _, line := range r.URL.Query()["changes"] {
+				name, value, _ := strings.Cut(strings.TrimPrefix(line, "LABEL "), "=")
+				labels[name] = check.Value(strconv.Unquote(value))(t)
+			}
+			change(labels)
+			_, _ = fmt.Fprintf(w, `{"Id":"sha256:%s"}`, standInID)
+		case r.Method == http.MethodDelete:
+			removed++
+		case strings.HasSuffix(r.URL.Path, "/images/json"):
+			_, _ = io.WriteString(w, "[]")
+		default:
+			_, _ = fmt.Fprintf(w, `{"Id":"sha256:%s","Config":{"Labels":%s}}`, standInID, labelsJSON(labels))
+		}
+	}}, basePolicy+"profiles: {default: {engine_api: {commit: \"on\"}}}\n")
+	address := d.listen(Caller{Name: "c", Tenant: standInTenant})
+	for name, tt := range map[string]struct {
+		change func(labels map[string]string)
+		want   int
+	}{
+		"as asked":    {func(map[string]string) {}, 0},
+		"longer life": {func(l map[string]string) { l[lifecycle.LabelExpiresAt] = "2999-01-01T00:00:00Z" }, 1},
+		"nobody's":    {func(l map[string]string) { clear(l) }, 1},
+	} {
+		change, removed = tt.change, 0
+		status, told := say(t, address, http.MethodPost, "/v1.41/commit?container="+standInID, "")
+		if ok := status == http.StatusCreated; ok != (tt.want == 0) || removed != tt.want {
+			t.Errorf("%s: %d %s, removed %d times", name, status, told, removed)
+		}
 	}
 }
