@@ -21,7 +21,7 @@ import (
 	"time"
 
 	"github.com/bermhq/berm/proxy"
-	"github.com/bermhq/berm/runtime/runtimetest/pipe"
+	"github.com/bermhq/berm/runtime/runtimetest/pipes"
 )
 
 const (
@@ -45,7 +45,7 @@ func bodyTokens(t *testing.T) *proxy.Tokens {
 }
 
 // servePipes serves a handler that is given each decoded body, until the test ends.
-func servePipes(t *testing.T, bodies *proxy.Bodies, h func(b *dataBody)) *pipe.Listener {
+func servePipes(t *testing.T, bodies *proxy.Bodies, h func(b *dataBody)) *pipes.Listener {
 	t.Helper()
 	_, door := newDoor(t, proxy.GateOptions{Tokens: bodyTokens(t), Bodies: bodies}, func(w http.ResponseWriter, r *http.Request) error {
 		var b dataBody
@@ -58,7 +58,7 @@ func servePipes(t *testing.T, bodies *proxy.Bodies, h func(b *dataBody)) *pipe.L
 		h(&b)
 		return fine(w, r)
 	})
-	p := pipe.Listen()
+	p := pipes.Listen()
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan struct{})
 	go func() {
@@ -280,7 +280,7 @@ func (s *slowly) Read(b []byte) (int, error) {
 }
 
 // cutOff sends a request that never ends, and tells its status and how long its connection stays.
-func cutOff(p *pipe.Listener, header string, body io.Reader) (status int, open time.Duration) {
+func cutOff(p *pipes.Listener, header string, body io.Reader) (status int, open time.Duration) {
 	conn := p.Dial()
 	begun := time.Now()
 	go func() {

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/bermhq/berm/proxy"
-	"github.com/bermhq/berm/runtime/runtimetest/pipe"
+	"github.com/bermhq/berm/runtime/runtimetest/pipes"
 )
 
 // TestServeBoundsConnections counts a client's connections, also those that are taken over.
@@ -46,7 +46,7 @@ func (c stranger) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(10, 0
 
 func boundsConnections(t *testing.T, one bool) {
 	synctest.Test(t, func(t *testing.T) {
-		l := pipe.Listen()
+		l := pipes.Listen()
 		var from net.Listener = l
 		if one {
 			from = &strangers{Listener: l}

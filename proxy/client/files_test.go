@@ -17,7 +17,7 @@ import (
 	"github.com/bermhq/berm/proxy/apitype"
 	"github.com/bermhq/berm/proxy/client"
 	"github.com/bermhq/berm/runtime/runtimetest"
-	"github.com/bermhq/berm/runtime/runtimetest/pipe"
+	"github.com/bermhq/berm/runtime/runtimetest/pipes"
 )
 
 func TestFiles(t *testing.T) {
@@ -159,7 +159,7 @@ func TestPort(t *testing.T) {
 	if _, err := b.Create(ctx, "k", apitype.SandboxRequest{}); err != nil {
 		t.Fatal(err)
 	}
-	l := pipe.Listen()
+	l := pipes.Listen()
 	srv := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		_, _ = fmt.Fprintf(w, "%s %s %s %s %q", r.Method, r.Host, r.RequestURI, body, r.Header.Get("Authorization"))

@@ -34,7 +34,7 @@ func TestUnreadAnswers(t *testing.T) {
 		const callers, most = 24, 48 / 3 // MiB of a tenant, thrice an answer
 		var conns [callers]*bufio.Reader
 		for i := range conns {
-			conn := l[0].dial()
+			conn := l[0].Dial()
 			defer conn.Close()
 			check.Value(io.WriteString(conn, fmt.Sprintf(getRequest, "/containers/"+standInID+"/json")))(t)
 			conns[i] = bufio.NewReader(conn)
@@ -67,7 +67,7 @@ func TestImagesOneByOne(t *testing.T) {
 				_, _ = io.WriteString(w, ","+image("c")+"]")
 			}
 		}, "red")
-		conn := l[0].dial()
+		conn := l[0].Dial()
 		defer conn.Close()
 		check.Value(io.WriteString(conn, fmt.Sprintf(getRequest, "/images/json")))(t)
 		resp := make(chan *http.Response, 1)
@@ -107,7 +107,7 @@ func TestUnreadLists(t *testing.T) {
 			ended <- r.URL.Path
 		}, "red")
 		for _, path := range []string{"/images/json", "/volumes"} {
-			conn := l[0].dial()
+			conn := l[0].Dial()
 			defer conn.Close()
 			check.Value(io.WriteString(conn, fmt.Sprintf(getRequest, path)))(t)
 		}

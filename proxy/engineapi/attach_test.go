@@ -38,7 +38,7 @@ func idleStream(t *testing.T, path string) {
 		}
 	}}
 	d, l := boundedDoor(t, Options{}, engine.ServeHTTP, standInTenant)
-	conn := l[0].dial()
+	conn := l[0].Dial()
 	defer func() { _ = conn.Close() }()
 	start := time.Now()
 	method := map[bool]string{true: http.MethodPost, false: http.MethodGet}[path == "/wait"]

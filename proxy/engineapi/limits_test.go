@@ -26,58 +26,29 @@ import (
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 	"github.com/bermhq/berm/runtime/runtimetest/check"
+	"github.com/bermhq/berm/runtime/runtimetest/pipes"
 )
-
-// pipes is a listener whose connections are pipes, so that tests run on a clock of their own.
-type pipes struct {
-	conns chan net.Conn
-	quit  chan struct{}
-	once  sync.Once
-}
-
-func newPipes() *pipes { return &pipes{conns: make(chan net.Conn), quit: make(chan struct{})} }
-
-func (p *pipes) Accept() (net.Conn, error) {
-	select {
-	case c := <-p.conns:
-		return c, nil
-	case <-p.quit:
-		return nil, net.ErrClosed
-	}
-}
-
-func (p *pipes) Close() error   { p.once.Do(func() { close(p.quit) }); return nil }
-func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipes", Net: "unix"} }
-
-func (p *pipes) dial() net.Conn {
-	client, server := net.Pipe()
-	select {
-	case p.conns <- server:
-	case <-p.quit:
-	}
-	return client
-}
 
 // boundedDoor is a door before a handler that stands for the engine. Its callers are
 // tenants by their listener.
-func boundedDoor(t *testing.T, opts Options, engine http.HandlerFunc, tenants ...string) (*Proxy, []*pipes) {
+func boundedDoor(t *testing.T, opts Options, engine http.HandlerFunc, tenants ...string) (*Proxy, []*pipes.Listener) {
 	t.Helper()
 	const rules = basePolicy + "profiles: {default: {engine_api: {build: \"on\", tags: [\"built.local/*\"]}}}\n"
 	p := check.Value(policy.Parse([]byte(rules), policy.Options{DefaultImage: testImage}))(t)
-	behind := newPipes()
-	ends := []*pipes{behind}
+	behind := pipes.Listen()
+	ends := []*pipes.Listener{behind}
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Api-Version", "1.41")
 		engine(w, r)
 	})}
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = srv.Serve(behind) })
-	opts.Dial = func(context.Context) (net.Conn, error) { return behind.dial(), nil }
+	opts.Dial = func(context.Context) (net.Conn, error) { return behind.Dial(), nil }
 	opts.Policy, opts.Owner = func() *policy.Policy { return p }, "test"
 	d := check.Value(New(opts))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	for _, tenant := range tenants {
-		l := newPipes()
+		l := pipes.Listen()
 		ends = append(ends, l)
 		serving.Go(func() {
 			_ = proxy.Serve(ctx, l, d.Handler(Callers{Any: &Caller{Name: tenant, Tenant: tenant}}), proxy.ServeOptions{DrainTimeout: time.Second})
@@ -96,8 +67,8 @@ func boundedDoor(t *testing.T, opts Options, engine http.HandlerFunc, tenants ..
 }
 
 // exchange sends a request over a connection of its own, and gives the answer's status and body.
-func exchange(l *pipes, head string, body io.Reader) (int, string) {
-	conn := l.dial()
+func exchange(l *pipes.Listener, head string, body io.Reader) (int, string) {
+	conn := l.Dial()
 	defer func() { _ = conn.Close() }()
 	go func() { _, _ = io.Copy(conn, io.MultiReader(strings.NewReader(head), body)) }()
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -126,7 +97,7 @@ func TestRefusedBodiesAreCut(t *testing.T) {
 			{"POST /containers/x/exec", "Content-Type: application/json\r\nContent-Length: 100", 400},
 			{"POST /containers/create?name=1", "Content-Length: 1000000", 400},
 		} {
-			conn := l[0].dial()
+			conn := l[0].Dial()
 			begun := time.Now()
 			check.Value(io.WriteString(conn, tt.line+" HTTP/1.1\r\nHost: localhost\r\n"+tt.length+"\r\n\r\n"))(t)
 			from := bufio.NewReader(conn)
@@ -162,8 +133,8 @@ func TestSavesOfATenant(t *testing.T) {
 			}
 		}, "red", "blue")
 		get := fmt.Sprintf(getRequest, "/images/berm.local/busybox:latest/get")
-		save := func(l *pipes) net.Conn {
-			conn := l.dial()
+		save := func(l *pipes.Listener) net.Conn {
+			conn := l.Dial()
 			check.Value(io.WriteString(conn, get))(t)
 			return conn
 		}
@@ -431,7 +402,7 @@ func TestSlowBuilds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				_, l := boundedDoor(t, Options{SpoolDir: t.TempDir()}, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "[]") }, "red")
-				conn, begun := l[0].dial(), time.Now()
+				conn, begun := l[0].Dial(), time.Now()
 				var sending sync.WaitGroup
 				defer sending.Wait()
 				defer func() { _ = conn.Close() }()

@@ -17,6 +17,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/runtime/runtimetest/check"
+	"github.com/bermhq/berm/runtime/runtimetest/pipes"
 )
 
 const namesPolicy = "version: 1\nimages: {allow: [\"berm.local/*\", busybox, cafe]}\nprofiles: {default: {engine_api: {commit: \"on\", tags: [\"*\", cafe]}}}\n"
@@ -163,7 +164,7 @@ func TestVolumeOfMovedName(t *testing.T) {
 		}, "red", "blue")
 		has["v"] = check.Value(json.Marshal(d.labels(lifecycle.ObjectVolume, "red")))(t)
 		var all sync.WaitGroup
-		ask := func(l *pipes, line, body string, want int) {
+		ask := func(l *pipes.Listener, line, body string, want int) {
 			all.Go(func() {
 				head := fmt.Sprintf("%s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", line, len(body))
 				if got, text := exchange(l, head, strings.NewReader(body)); got != want {

@@ -25,6 +25,7 @@ import (
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 	"github.com/bermhq/berm/runtime/runtimetest/check"
+	"github.com/bermhq/berm/runtime/runtimetest/pipes"
 )
 
 // standIn is an engine with one container, of which a test says itself what its
@@ -470,9 +471,9 @@ func TestUnreadDrain(t *testing.T) {
 			_, err = io.WriteString(w, strings.Repeat("x", 4<<10))
 		}
 	}})
-	l := newPipes()
+	l := pipes.Listen()
 	end := d.listenOn(l, time.Hour)
-	conn := l.dial()
+	conn := l.Dial()
 	defer func() { _ = conn.Close() }()
 	check.Value(io.WriteString(conn, "GET /v1.41/containers/"+standInID+"/logs?follow=1&stdout=1 HTTP/1.1\r\nHost: localhost\r\n\r\n"))(t)
 	check.Value(io.ReadFull(conn, make([]byte, 1000)))(t)

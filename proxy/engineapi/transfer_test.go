@@ -20,6 +20,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/runtime/runtimetest/check"
+	"github.com/bermhq/berm/runtime/runtimetest/pipes"
 )
 
 // hold sends the beginning of a request and nothing more, and takes nothing either.
@@ -75,7 +76,7 @@ func free(t *testing.T, direct *client.Client, id string) bool {
 
 // archiveDoor is a door before an engine with one container, which has a lock as those of real
 // engines: an archive holds it, and what else is asked of the container waits for it.
-func archiveDoor(t *testing.T, life time.Duration) (d *Proxy, l *pipes, lock chan struct{}) {
+func archiveDoor(t *testing.T, life time.Duration) (d *Proxy, l *pipes.Listener, lock chan struct{}) {
 	t.Helper()
 	lock = make(chan struct{}, 1)
 	var labels string
@@ -125,7 +126,7 @@ func TestArchivesEnd(t *testing.T) {
 			t.Run(name+", "+way, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					_, l, lock := archiveDoor(t, tt.life)
-					conn, begun := l.dial(), time.Now()
+					conn, begun := l.Dial(), time.Now()
 					var sending sync.WaitGroup
 					defer sending.Wait()
 					defer func() { _ = conn.Close() }()
@@ -171,7 +172,7 @@ func TestArchivesOfATenant(t *testing.T) {
 		d, l, _ := archiveDoor(t, time.Hour)
 		_, _ = exchange(l, fmt.Sprintf(getRequest, "/containers/"+standInID+"/json"), strings.NewReader("")) // or each would begin with it
 		for range maxTransfers {
-			conn := l.dial()
+			conn := l.Dial()
 			defer func() { _ = conn.Close() }()
 			go func() { _, _ = fmt.Fprintf(conn, getBig, standInID) }()
 		}

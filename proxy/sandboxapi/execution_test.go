@@ -21,7 +21,7 @@ import (
 	"github.com/bermhq/berm/proxy"
 	"github.com/bermhq/berm/proxy/apitype"
 	rt "github.com/bermhq/berm/runtime"
-	"github.com/bermhq/berm/runtime/runtimetest/pipe"
+	"github.com/bermhq/berm/runtime/runtimetest/pipes"
 )
 
 const processesPath = "/api/v1/sandboxes/k/processes"
@@ -386,7 +386,7 @@ func TestStreamsDrainUnread(t *testing.T) {
 // drainUnread has a server go down that is asked for all paths by who doesn't read.
 func drainUnread(t *testing.T, handler http.Handler, paths ...string) {
 	t.Helper()
-	l := pipe.Listen()
+	l := pipes.Listen()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	served := make(chan error, 1)

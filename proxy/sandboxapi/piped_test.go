@@ -16,7 +16,7 @@ import (
 
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy/sandboxapi"
-	"github.com/bermhq/berm/runtime/runtimetest/pipe"
+	"github.com/bermhq/berm/runtime/runtimetest/pipes"
 )
 
 // piped is the API behind pipes, so that it can run on a clock of its own.
@@ -38,7 +38,7 @@ func newPiped(t *testing.T, change ...func(*sandboxapi.Options)) *piped {
 	}
 	h, err := sandboxapi.New(opts)
 	must(t, err)
-	l := pipe.Listen()
+	l := pipes.Listen()
 	srv := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute}
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(l) }()

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/bermhq/berm/proxy/sandboxapi"
-	"github.com/bermhq/berm/runtime/runtimetest/pipe"
+	"github.com/bermhq/berm/runtime/runtimetest/pipes"
 )
 
 const portPath = "/api/v1/sandboxes/k/ports/8000"
@@ -32,7 +32,7 @@ func (c *notedConn) Close() error {
 
 // serve has a handler listen at a port of all sandboxes.
 func (h *house) serve(port int, handler http.Handler) {
-	l := pipe.Listen()
+	l := pipes.Listen()
 	srv := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
 	h.fake.Listen(port, func(c net.Conn) {
 		ended := make(chan struct{})

@@ -18,7 +18,7 @@ import (
 
 	"github.com/bermhq/berm/lifecycle"
 	rt "github.com/bermhq/berm/runtime"
-	"github.com/bermhq/berm/runtime/runtimetest/pipe"
+	"github.com/bermhq/berm/runtime/runtimetest/pipes"
 )
 
 // A caller who doesn't read holds up the process, and nothing piles up.
@@ -28,7 +28,7 @@ func TestStreamSlowReader(t *testing.T) {
 	text := bytes.Repeat([]byte("x"), 1000)
 	tape.endless = func(int64) rt.Chunk { return rt.Chunk{Data: text} }
 
-	l := pipe.Listen()
+	l := pipes.Listen()
 	srv := &httptest.Server{Listener: l, Config: &http.Server{Handler: d.handler}}
 	srv.Start()
 	defer srv.Close()

@@ -21,6 +21,7 @@ import (
 
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/runtime/runtimetest/check"
+	"github.com/bermhq/berm/runtime/runtimetest/pipes"
 )
 
 // bubble runs a test by a clock of its own. The HTTP/2 server keeps channels in a sync.Pool,
@@ -34,33 +35,6 @@ func bubble(t *testing.T, f func(*testing.T)) {
 
 // engineStreams is how many calls dockerd takes on one connection, by golang.org/x/net/http2.
 const engineStreams = 250
-
-// listener gives a server the connections of a channel.
-type listener struct {
-	conns chan net.Conn
-	done  chan struct{}
-	once  sync.Once
-}
-
-func newListener() *listener {
-	return &listener{conns: make(chan net.Conn, 1), done: make(chan struct{})}
-}
-
-func (l *listener) Accept() (net.Conn, error) {
-	select {
-	case c := <-l.conns:
-		return c, nil
-	case <-l.done:
-		return nil, net.ErrClosed
-	}
-}
-
-func (l *listener) Close() error {
-	l.once.Do(func() { close(l.done) })
-	return nil
-}
-
-func (*listener) Addr() net.Addr { return &net.UnixAddr{} }
 
 // engineJob is a Solve that the engine was asked for.
 type engineJob struct {
@@ -107,7 +81,7 @@ func newFixture(t *testing.T) *fixture {
 		pin:  func(string) {}, finish: func([]string, []string) error { return nil },
 	}
 	f.unary[control.Control_Solve_FullMethodName] = f.job
-	l := newListener()
+	l := pipes.Listen()
 	engine := grpc.NewServer(
 		grpc.MaxConcurrentStreams(engineStreams),
 		grpc.UnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
@@ -157,12 +131,8 @@ func newFixture(t *testing.T) *fixture {
 				return near, nil
 			}
 			f.conns = append(f.conns, far)
-			select {
-			case l.conns <- far:
-				return near, nil
-			case <-ctx.Done():
-				return nil, ctx.Err()
-			}
+			l.Hand(far)
+			return near, nil
 		},
 		Status: func(err error) error {
 			if refused(err) {
@@ -274,11 +244,9 @@ type clientSession struct {
 
 // serve serves the session's methods on the client's side, and returns a client on the engine's.
 func (c *clientSession) serve(t *testing.T, handle func(grpc.ServerStream) error) *grpc.ClientConn {
-	l := newListener()
-	l.conns <- c.conn
 	server := grpc.NewServer(grpc.ForceServerCodecV2(frames{}), grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error { return handle(s) }))
 	done := make(chan struct{})
-	go func() { defer close(done); _ = server.Serve(l) }()
+	go func() { defer close(done); _ = server.Serve(newSingle(c.conn)) }()
 	engine := check.Value(overConn(c.engine))(t)
 	t.Cleanup(func() { _ = engine.Close(); server.Stop(); <-done })
 	return engine

@@ -1,5 +1,5 @@
-// Package pipe gives servers connections in memory, so that tests run on a clock of their own.
-package pipe
+// Package pipes gives servers connections in memory, so that tests run on a clock of their own.
+package pipes
 
 import (
 	"net"
@@ -23,12 +23,14 @@ func (l *Listener) Dial() net.Conn {
 	return client
 }
 
-// Hand has the server accept a connection. It returns false if the listener is closed.
+// Hand has the server accept a connection. It closes the connection and returns false if the
+// listener is closed.
 func (l *Listener) Hand(c net.Conn) bool {
 	select {
 	case l.conns <- c:
 		return true
 	case <-l.closed:
+		_ = c.Close()
 		return false
 	}
 }
