@@ -266,8 +266,7 @@ func TestGatewayEnds(t *testing.T) {
 
 // TestHistory has a tenant see the records of its own builds, and what they name.
 func TestHistory(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFixture(t)
+	inBubble(t, func(t *testing.T, f *fixture) {
 		f.openSession("t", "own")
 		conn := f.asClient("t")
 		s := f.start(conn, someSolve())
@@ -355,8 +354,7 @@ func TestHistory(t *testing.T) {
 
 // TestInfo has the engine's records and host stay unknown.
 func TestInfo(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFixture(t)
+	inBubble(t, func(t *testing.T, f *fixture) {
 		c := control.NewControlClient(f.asClient("t"))
 		const snapshotter = "org.mobyproject.buildkit.worker.snapshotter"
 		f.on(control.Control_ListWorkers_FullMethodName, func(_ context.Context, req any) (any, error) {

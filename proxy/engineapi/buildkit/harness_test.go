@@ -33,6 +33,12 @@ func bubble(t *testing.T, f func(*testing.T)) {
 	synctest.Test(t, f)
 }
 
+// inBubble is bubble with a fixture.
+func inBubble(t *testing.T, test func(t *testing.T, f *fixture)) {
+	t.Helper()
+	bubble(t, func(t *testing.T) { test(t, newFixture(t)) })
+}
+
 // engineStreams is how many calls dockerd takes on one connection, by golang.org/x/net/http2.
 const engineStreams = 250
 

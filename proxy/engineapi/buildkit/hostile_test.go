@@ -222,8 +222,7 @@ func TestStatusConceals(t *testing.T) {
 
 // TestCompressedMessages has a client send messages that are larger than what is leased.
 func TestCompressedMessages(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFixture(t)
+	inBubble(t, func(t *testing.T, f *fixture) {
 		client := control.NewControlClient(f.asClient("t"))
 		_, err := client.UpdateBuildHistory(t.Context(), &control.UpdateBuildHistoryRequest{Ref: bytesOf(1 << 20)}, grpc.UseCompressor(gzip.Name))
 		wantCode(t, "compressed", codes.Internal, err)
@@ -232,8 +231,7 @@ func TestCompressedMessages(t *testing.T) {
 
 // TestStalledMessages has a client not end its calls, while a build goes on for long.
 func TestStalledMessages(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFixture(t)
+	inBubble(t, func(t *testing.T, f *fixture) {
 		f.openSession("u", "own")
 		long := f.start(f.asClient("u"), someSolve())
 		defer func() {
@@ -259,8 +257,7 @@ func TestStalledMessages(t *testing.T) {
 
 // TestManyCalls has a tenant leave no room for others on the connection to the engine.
 func TestManyCalls(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFixture(t)
+	inBubble(t, func(t *testing.T, f *fixture) {
 		for _, tenant := range []string{"t", "u"} {
 			f.openSession(tenant, "own")
 		}
@@ -303,8 +300,7 @@ func TestManyCalls(t *testing.T) {
 
 // TestPanics has calls panic, each of which is to end alone.
 func TestPanics(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFixture(t)
+	inBubble(t, func(t *testing.T, f *fixture) {
 		f.openSession("t", "own")
 		conn := f.asClient("t")
 		f.finish = func([]string, []string) error { panic("x") }
@@ -333,8 +329,7 @@ func closed() chan struct{} {
 
 // TestLargeHeaders has a client send much that isn't leased.
 func TestLargeHeaders(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFixture(t)
+	inBubble(t, func(t *testing.T, f *fixture) {
 		client := control.NewControlClient(f.asClient("t"))
 		for size, want := range map[int]codes.Code{8 << 10: codes.Unimplemented, 32 << 10: codes.Internal} {
 			_, err := client.Info(metadata.AppendToOutgoingContext(t.Context(), "x", bytesOf(size)), &control.InfoRequest{})
@@ -345,8 +340,7 @@ func TestLargeHeaders(t *testing.T) {
 
 // TestEngineBack calls an engine as soon as it is back, however long it was away.
 func TestEngineBack(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFixture(t)
+	inBubble(t, func(t *testing.T, f *fixture) {
 		f.on("/moby.buildkit.v1.Control/Info", func(context.Context, any) (any, error) { return &control.InfoResponse{}, nil })
 		client := control.NewControlClient(f.asClient("alice"))
 		info := func() error {

@@ -75,8 +75,7 @@ func TestSession(t *testing.T) {
 		"not offered": {[]string{secret}, true, true, []string{secret}}, "none": {nil, true, true, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				f := newFixture(t)
+			inBubble(t, func(t *testing.T, f *fixture) {
 				f.rules.Secrets, f.rules.SSH = tt.secrets, tt.ssh
 				s := f.openSession("t", "own", tt.methods...)
 				if got := s.header.Values(exposed + "Grpc-Method"); !slices.Equal(got, tt.want) {
@@ -105,8 +104,7 @@ func TestSession(t *testing.T) {
 
 // TestSessionIDs has each tenant name its own sessions only, under names of Berm's.
 func TestSessionIDs(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFixture(t)
+	inBubble(t, func(t *testing.T, f *fixture) {
 		first := f.openSession("t", "own")
 		other := f.openSession("u", "own") // of another tenant
 		for _, key := range []string{"Uuid", "Sharedkey"} {
@@ -147,8 +145,7 @@ func TestSessionEnds(t *testing.T) {
 		"engine": func(_ *fixture, s *clientSession) { _ = s.engine.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				f := newFixture(t)
+			inBubble(t, func(t *testing.T, f *fixture) {
 				s := f.openSession("t", "own", diffCopy)
 				if name != "silent client" {
 					engine := s.serve(t, func(s grpc.ServerStream) error { <-s.Context().Done(); return nil })
@@ -172,8 +169,7 @@ func TestSessionEnds(t *testing.T) {
 			})
 		})
 	}
-	bubble(t, func(t *testing.T) { // it never opens
-		f := newFixture(t)
+	inBubble(t, func(t *testing.T, f *fixture) { // it never opens
 		f.dead = true
 		if err := <-f.openSession("t", "own").err; err == nil || len(f.server.sessions.all) > 0 {
 			t.Error(err)
@@ -188,8 +184,7 @@ func TestSessionEnds(t *testing.T) {
 
 // TestSessionBytes limits what a client sends in all calls of a session.
 func TestSessionBytes(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFixture(t)
+	inBubble(t, func(t *testing.T, f *fixture) {
 		s := f.openSession("t", "own", diffCopy)
 		engine := s.serve(t, echo)
 		f.server.sessions.mu.Lock()
@@ -206,8 +201,7 @@ func TestSessionBytes(t *testing.T) {
 			}
 		}
 	})
-	bubble(t, func(t *testing.T) {
-		f := newFixture(t)
+	inBubble(t, func(t *testing.T, f *fixture) {
 		s := f.openSession("t", "own", diffCopy)
 		engine := s.serve(t, echo)
 		_, err := call(t, engine, diffCopy, bytesOf(maxMessage+1))
@@ -233,8 +227,7 @@ func TestCredentials(t *testing.T) {
 		"large": {true, field(1, bytesOf(1<<20)), " ", codes.ResourceExhausted},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				f := newFixture(t)
+			inBubble(t, func(t *testing.T, f *fixture) {
 				methods := []string{diffCopy}
 				if tt.offered {
 					methods = append(methods, askCredentials)
@@ -274,8 +267,7 @@ func TestCredentials(t *testing.T) {
 
 // TestControlSession has a session over BuildKit's own API be one like any other.
 func TestControlSession(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFixture(t)
+	inBubble(t, func(t *testing.T, f *fixture) {
 		ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(t.Context(), exposed+"Uuid", "own", exposed+"Grpc-Method", diffCopy, exposed+"Grpc-Method", askCredentials))
 		stream := check.Value(control.NewControlClient(f.asClient("t")).Session(ctx))(t)
 		header := <-f.opened
@@ -342,8 +334,7 @@ func flood(message int, send func() error) int {
 // engine still sees that the client is there.
 func TestSlowClient(t *testing.T) {
 	const health = "/grpc.health.v1.Health/Check"
-	bubble(t, func(t *testing.T) {
-		f := newFixture(t)
+	inBubble(t, func(t *testing.T, f *fixture) {
 		engine := f.openSession("t", "own", diffCopy, health).serve(t, func(s grpc.ServerStream) error {
 			if m, _ := grpc.MethodFromServerStream(s); m == health {
 				return echo(s)
@@ -371,8 +362,7 @@ func TestSlowClient(t *testing.T) {
 // TestFastClient has Berm not hold what a client sends in a session that the engine hasn't
 // opened.
 func TestFastClient(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFixture(t)
+	inBubble(t, func(t *testing.T, f *fixture) {
 		f.hangs = true
 		client := control.NewControlClient(f.asClient("t"))
 		session := func(id string) grpc.BidiStreamingClient[control.BytesMessage, control.BytesMessage] {
@@ -392,8 +382,7 @@ func TestFastClient(t *testing.T) {
 // TestLargeHeader has a client answer with more in the header than messages may have.
 func TestLargeHeader(t *testing.T) {
 	for size, want := range map[int]codes.Code{1 << 10: codes.OK, 2 << 20: codes.Internal} {
-		bubble(t, func(t *testing.T) {
-			f := newFixture(t)
+		inBubble(t, func(t *testing.T, f *fixture) {
 			engine := f.openSession("t", "own", diffCopy).serve(t, func(s grpc.ServerStream) error {
 				s.SetTrailer(metadata.Pairs("x", bytesOf(size)))
 				return echo(s)

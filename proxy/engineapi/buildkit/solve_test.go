@@ -43,8 +43,7 @@ func (f *fixture) answer(a any, want map[string]bool) *engineJob {
 
 // TestSolvePins has a build run again for each image that its policy denies.
 func TestSolvePins(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFixture(t)
+	inBubble(t, func(t *testing.T, f *fixture) {
 		own := f.openSession("t", "own")
 		conn := f.asClient("t")
 		req := someSolve()
@@ -127,8 +126,7 @@ func TestSolveEnds(t *testing.T) {
 		}, codes.PermissionDenied, "too many images"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				f := newFixture(t)
+			inBubble(t, func(t *testing.T, f *fixture) {
 				f.openSession("t", "own")
 				f.finish = func([]string, []string) error { return errors.New("verify") }
 				req := someSolve()
@@ -151,8 +149,7 @@ func TestSolveEnds(t *testing.T) {
 
 // TestSolveRefused has what is refused reach neither the engine nor the images.
 func TestSolveRefused(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFixture(t)
+	inBubble(t, func(t *testing.T, f *fixture) {
 		conn := f.asClient("t")
 		s := f.start(conn, someSolve())
 		wantCode(t, "no session", codes.NotFound, <-s.err)
@@ -192,8 +189,7 @@ func TestSolveRefused(t *testing.T) {
 
 // TestWaitingBuild asks for the status of a build that waits for its turn.
 func TestWaitingBuild(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFixture(t)
+	inBubble(t, func(t *testing.T, f *fixture) {
 		f.builds = make(chan *fakeBuild)
 		f.openSession("t", "own")
 		conn := f.asClient("t")
@@ -212,8 +208,7 @@ func TestWaitingBuild(t *testing.T) {
 
 // TestStatus follows a build over its jobs.
 func TestStatus(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFixture(t)
+	inBubble(t, func(t *testing.T, f *fixture) {
 		f.openSession("t", "own")
 		conn := f.asClient("t")
 		asked, tell := make(chan string), make(chan *control.StatusResponse)
@@ -267,8 +262,7 @@ func TestStatus(t *testing.T) {
 
 // TestRefs has no method know a build that is another's, or hasn't begun.
 func TestRefs(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		f := newFixture(t)
+	inBubble(t, func(t *testing.T, f *fixture) {
 		f.openSession("t", "own")
 		s := f.start(f.asClient("t"), someSolve())
 		j := <-f.jobs
@@ -354,8 +348,7 @@ func TestCheck(t *testing.T) {
 		"hangs":    {nil, func(err error) bool { return err != nil && !errors.Is(err, ErrNoPolicy) }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				f := newFixture(t)
+			inBubble(t, func(t *testing.T, f *fixture) {
 				done := make(chan error)
 				go func() { done <- f.server.Check(context.Background()) }()
 				j := <-f.jobs
