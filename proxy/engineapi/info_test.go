@@ -12,48 +12,14 @@ import (
 
 	"github.com/docker/docker/api/types/registry"
 	"github.com/docker/docker/api/types/system"
-)
 
-// fill gives everything in a value a value of its own; text to what has text.
-func fill(v reflect.Value, text string) {
-	switch v.Kind() {
-	case reflect.Bool:
-		v.SetBool(true)
-	case reflect.Int, reflect.Int64:
-		v.SetInt(7)
-	case reflect.Uint64:
-		v.SetUint(7)
-	case reflect.String:
-		v.SetString(text)
-	case reflect.Array:
-		for i := range v.Len() {
-			fill(v.Index(i), text)
-		}
-	case reflect.Slice:
-		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
-		fill(v.Index(0), text)
-	case reflect.Pointer:
-		v.Set(reflect.New(v.Type().Elem()))
-		fill(v.Elem(), text)
-	case reflect.Map:
-		v.Set(reflect.MakeMap(v.Type()))
-		key, value := reflect.New(v.Type().Key()).Elem(), reflect.New(v.Type().Elem()).Elem()
-		fill(key, text)
-		fill(value, text)
-		v.SetMapIndex(key, value)
-	case reflect.Struct:
-		for i := range v.NumField() {
-			if v.Field(i).CanSet() {
-				fill(v.Field(i), text)
-			}
-		}
-	}
-}
+	"github.com/bermhq/berm/runtime/runtimetest/check"
+)
 
 // TestInfoFields decides on every field that an engine may send, those of a newer API too.
 func TestInfoFields(t *testing.T) {
 	var of info
-	fill(reflect.ValueOf(&of).Elem(), "hunter2")
+	check.Fill(reflect.ValueOf(&of).Elem(), "hunter2")
 	of.Swarm.Cluster, of.RegistryConfig = nil, &registry.ServiceConfig{}
 	must(t, json.Unmarshal([]byte(`{
 		"InsecureRegistryCIDRs": ["127.0.0.0/8", "10.1.0.0/16"], "Mirrors": ["https://u:hunter2@mirror"],

@@ -18,6 +18,7 @@ import (
 
 	"github.com/bermhq/berm/policy"
 	"github.com/bermhq/berm/proxy"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
 // What becomes of each field of a create's body. A field of the engine's that isn't here
@@ -120,30 +121,6 @@ func TestEveryField(t *testing.T) {
 	}
 }
 
-// fill sets a value to something that isn't its zero.
-func fill(v reflect.Value) {
-	switch v.Kind() {
-	case reflect.String:
-		v.SetString("7")
-	case reflect.Bool:
-		v.SetBool(true)
-	case reflect.Int, reflect.Int64:
-		v.SetInt(7777)
-	case reflect.Uint16, reflect.Uint64:
-		v.SetUint(7777)
-	case reflect.Pointer:
-		v.Set(reflect.New(v.Type().Elem()))
-	case reflect.Slice:
-		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
-		fill(v.Index(0))
-	case reflect.Map:
-		key, value := reflect.New(v.Type().Key()).Elem(), reflect.New(v.Type().Elem()).Elem()
-		fill(key)
-		v.Set(reflect.MakeMap(v.Type()))
-		v.SetMapIndex(key, value)
-	}
-}
-
 func TestZeroFieldsAreReported(t *testing.T) {
 	for _, field := range zeroFields {
 		b := &Create{HostConfig: &Host{}}
@@ -151,8 +128,7 @@ func TestZeroFieldsAreReported(t *testing.T) {
 		if rest, ok := strings.CutPrefix(field, "HostConfig."); ok {
 			v, name = reflect.ValueOf(b.HostConfig).Elem(), rest
 		}
-		f := fieldByJSON(v, name)
-		fill(f)
+		check.Fill(fieldByJSON(v, name), "7")
 		if got := b.refused(); len(got) != 1 || got[0].Field != field {
 			t.Errorf("%s: %v", field, got)
 		}
