@@ -5,7 +5,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"net/http"
 	"strings"
 	"testing"
 
@@ -48,34 +50,21 @@ func everything(t *testing.T, direct *client.Client) (containers, images int) {
 	return len(list), len(all)
 }
 
-// TestBuildsOfImagesByOtherWays has images named where the engine and a reader of the
-// Dockerfile could differ.
-func TestBuildsOfImagesByOtherWays(t *testing.T) {
-	d, direct := engineDoor(t, buildPolicy)
-	c, ctx := d.client("mine"), t.Context()
-	must(t, direct.ImageTag(ctx, testImage, "hidden"))
-	defer func() { _, _ = direct.ImageRemove(ctx, "hidden", image.RemoveOptions{}) }()
-	trigger := check.Value(direct.ContainerCreate(ctx, &container.Config{Image: testImage}, nil, nil, nil, ""))(t)
-	const triggering = "berm.local/trigger:1"
-	_, err := direct.ContainerCommit(ctx, trigger.ID, container.CommitOptions{Reference: triggering, Changes: []string{"ONBUILD ADD http://127.0.0.1:1/x /x"}})
-	must(t, errors.Join(err, direct.ContainerRemove(ctx, trigger.ID, container.RemoveOptions{})))
-	defer func() { _, _ = direct.ImageRemove(ctx, triggering, image.RemoveOptions{}) }()
-	for name, dockerfile := range map[string]string{
-		"its own stage":             "FROM " + testImage + " AS hidden\nCOPY --from=hidden /etc /x\n",
-		"a trigger":                 "FROM " + triggering + "\nRUN true\n",
-		"a stage's trigger":         "FROM " + testImage + " AS hidden\nFROM " + testImage + "\nONBUILD COPY --from=hidden /etc /x\n",
-		"an ID":                     "FROM " + testImage + "\nCOPY --from=sha256:0000000000000000000000000000000000000000000000000000000000000000 /etc /x\n",
-		"a name, not an ID":         "FROM deadbeef\n",
-		"what isn't there":          "FROM berm.local/missing\n",
-		"a label, escaped":          "FROM " + testImage + "\nLABEL ber\\m.tenant=other\n",
-		"a stage that is continued": "FROM " + testImage + "\nRUN true \\\u00a0\nFROM " + testImage + " AS hidden\nFROM " + testImage + "\nCOPY --from=hidden /etc /x\n",
-		"an argument":               "ARG X=hidden\nFROM $X\n",
-		"an address":                "FROM " + testImage + "\nADD http://127.0.0.1:1/x /x\n",
-		"a label by default":        "FROM " + testImage + "\nARG X=berm\nLABEL ${X}.tenant=other\n",
+// TestBuildsRefused builds from an image whose trigger no Dockerfile may have, from one that isn't
+// there, and by Dockerfiles that are refused as they are read and as they are written.
+func TestBuildsRefused(t *testing.T) {
+	_, s, address := scripted(t, "1.41", buildPolicy)
+	s.answers["GET /images/json"], s.answers["POST /images/create"] = "[]", "404 no such image"
+	const image = `{"Id":"sha256:%s","RepoTags":["berm.local/x:1"],"Config":{"OnBuild":%s}}`
+	s.answers["GET /images/berm.local/trigger:1/json"] = fmt.Sprintf(image, standInID, `["ADD http://127.0.0.1:1/x /x"]`)
+	s.answers["GET /images/"+testImage+"/json"] = fmt.Sprintf(image, standInID, "null")
+	for dockerfile, want := range map[string]string{
+		"FROM berm.local/trigger:1": "for builds", "FROM berm.local/missing": "no such image", "INCLUDE x": "the Dockerfile is refused",
+		"FROM " + testImage + "\nRUN true \\\u00a0\nUSER 1": "the Dockerfile is refused",
 	} {
-		said, _, err := buildOf(ctx, t, c, dockerfile, build.ImageBuildOptions{})
-		if err == nil || said != "" {
-			t.Errorf("%s: %v, %s", name, err, said)
+		resp, told := sayWith(t, address, http.MethodPost, "/build?version=1", asTar, string(tarOf(t, "Dockerfile", dockerfile+"\n")))
+		if resp.StatusCode < 400 || !strings.Contains(told, want) || len(s.said("POST /build")) > 0 {
+			t.Errorf("%s: %s %s", dockerfile, resp.Status, told)
 		}
 	}
 }

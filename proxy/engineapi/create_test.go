@@ -294,23 +294,6 @@ func TestCreateNetworks(t *testing.T) {
 	deniedBy(t, errOf(c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{NetworkMode: "create-team"}, nil, nil, "")), "networks.foreign")
 }
 
-func TestCreateAudit(t *testing.T) {
-	d, direct := engineDoor(t, "")
-	c := newClient(t, d.listen(Caller{Name: "audit", Tenant: "audit", Audit: true}))
-	ct := check.Value(c.ContainerCreate(t.Context(), sleeper, &container.HostConfig{PidMode: "host", Resources: container.Resources{Memory: 64 << 20}}, nil, nil, ""))(t)
-	got := inspect(t, direct, ct.ID)
-	if got.HostConfig.PidMode != "host" || got.HostConfig.Memory != 64<<20 || got.Config.Labels[lifecycle.LabelTenant] != "audit" || got.Config.Labels[lifecycle.LabelExpiresAt] == "" {
-		t.Errorf("made in mode audit: %+v, %v", got.HostConfig, got.Config.Labels)
-	}
-	enforced := newClient(t, d.listen(Caller{Name: "enforced", Tenant: "audit"}))
-	deniedBy(t, startIt(t, enforced, ct.ID), "verify.start")
-	report(t, startIt(t, c, ct.ID))
-	log, err := os.ReadFile(d.audit)
-	if err != nil || !strings.Contains(string(log), VerdictWouldDeny) || !strings.Contains(string(log), "containers.namespaces") {
-		t.Errorf("the audit log: %s, %v", log, err)
-	}
-}
-
 func TestCreateImages(t *testing.T) {
 	d, direct := engineDoor(t, workRules(workDir(t)))
 	c := d.client("images")

@@ -1,7 +1,6 @@
 package engineapi
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -12,7 +11,6 @@ import (
 	"testing/synctest"
 
 	"github.com/docker/docker/api/types/container"
-	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/api/types/network"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -60,28 +58,6 @@ func TestNamesOfHexDigits(t *testing.T) {
 		t.Errorf("image: %v", err)
 	}
 	report(t, c.ContainerRemove(ctx, made.ID, forced))
-}
-
-// TestImageIsShownAsAsked looks at what clients compare.
-func TestImageIsShownAsAsked(t *testing.T) {
-	d, direct := engineDoor(t, namesPolicy)
-	c, ctx := d.client("mine"), t.Context()
-	must(t, direct.ImageTag(ctx, testImage, "busybox"))
-	defer func() { _, _ = direct.ImageRemove(context.Background(), "busybox", image.RemoveOptions{}) }()
-	for _, ref := range []string{"busybox", "busybox:latest", "docker.io/library/busybox", "index.docker.io/library/busybox:latest", check.Value(direct.ImageInspect(ctx, testImage))(t).ID} {
-		made, err := c.ContainerCreate(ctx, &container.Config{Image: ref}, nil, nil, nil, "")
-		if err != nil {
-			t.Errorf("%s: %v", ref, err)
-			continue
-		}
-		if got := inspect(t, c, made.ID).Config.Image; got != ref {
-			t.Errorf("%s: inspected as %s", ref, got)
-		}
-		list := check.Value(c.ContainerList(ctx, container.ListOptions{All: true, Limit: 1}))(t)
-		if len(list) != 1 || list[0].ID != made.ID || list[0].Image != ref {
-			t.Errorf("%s: listed as %+v", ref, list)
-		}
-	}
 }
 
 // TestImagesByStartsOfIDs looks at what the engine is told when a name may be an ID.

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/events"
@@ -19,53 +18,8 @@ import (
 	"github.com/docker/docker/api/types/volume"
 	"github.com/docker/docker/client"
 
-	"github.com/bermhq/berm/lifecycle"
 	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
-
-func TestNetworks(t *testing.T) {
-	d, direct := engineDoor(t, "")
-	mine, other, ctx := d.client("mine"), d.client("other"), t.Context()
-	made := check.Value(mine.NetworkCreate(ctx, "networks-mine", network.CreateOptions{Labels: map[string]string{"a": "b", "berm.ttl": "90m"}}))(t)
-	n := check.Value(direct.NetworkInspect(ctx, made.ID, network.InspectOptions{}))(t)
-	if !n.Internal || n.Driver != "bridge" || n.Labels["a"] != "b" || n.Labels[lifecycle.LabelTenant] != "mine" || n.Labels[lifecycle.LabelOwner] != d.opts.Owner {
-		t.Errorf("made: %+v", n)
-	}
-	expires, err := time.Parse(time.RFC3339Nano, n.Labels[lifecycle.LabelExpiresAt])
-	if left := time.Until(expires); err != nil || left < 80*time.Minute || left > 90*time.Minute {
-		t.Errorf("expires in %v, %v", left, err)
-	}
-	wantErr(t, errdefs.IsConflict, errOf(other.NetworkCreate(ctx, "networks-mine", network.CreateOptions{})), "a name that is taken")
-	id := d.made(direct, "mine", "networks-container", container.Config{})
-	must(t, direct.NetworkDisconnect(ctx, "none", id, true))
-	must(t, mine.NetworkConnect(ctx, "networks-mine", "networks-container", &network.EndpointSettings{Aliases: []string{"db"}}))
-	ct, err := direct.ContainerInspect(ctx, id)
-	if err != nil || ct.NetworkSettings.Networks["networks-mine"] == nil {
-		t.Errorf("connected: %v, %v", ct.NetworkSettings, err)
-	}
-	report(t, mine.NetworkDisconnect(ctx, "networks-mine", id, false))
-	report(t, mine.NetworkRemove(ctx, "networks-mine"))
-}
-
-func TestVolumes(t *testing.T) {
-	d, direct := engineDoor(t, "")
-	mine, ctx := d.client("mine"), t.Context()
-	made := check.Value(mine.VolumeCreate(ctx, volume.CreateOptions{Name: "volumes-mine"}))(t)
-	again, err := mine.VolumeCreate(ctx, volume.CreateOptions{Name: "volumes-mine"})
-	if err != nil || again.CreatedAt != made.CreatedAt {
-		t.Errorf("made twice: %+v, %v", again, err)
-	}
-	anonymous, err := mine.VolumeCreate(ctx, volume.CreateOptions{})
-	if v, err := direct.VolumeInspect(ctx, anonymous.Name); err != nil || v.Labels[lifecycle.LabelTenant] != "mine" {
-		t.Errorf("anonymous: %+v, %v", v, err)
-	}
-	if err != nil || anonymous.Name == "" || len(anonymous.Labels) != 0 {
-		t.Errorf("anonymous: %+v, %v", anonymous, err)
-	}
-	for _, name := range []string{"volumes-mine", anonymous.Name} {
-		report(t, mine.VolumeRemove(ctx, name, false))
-	}
-}
 
 // TestCapOfObjects asks for more at once than there is room for.
 func TestCapOfObjects(t *testing.T) {
