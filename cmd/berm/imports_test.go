@@ -122,7 +122,7 @@ var mayImport = map[string][]string{
 	"runtime/runtimetest":        {"runtime", "runtime/agent/files", "runtime/agent/wire"},
 	"runtime/runtimetest/engine": {"runtime"},
 	"runtime/runtimetest/check":  nil,
-	"runtime/runtimetest/pipes":   nil,
+	"runtime/runtimetest/pipes":  nil,
 	"runtime/runtimetest/pty":    nil,
 }
 

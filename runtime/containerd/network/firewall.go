@@ -191,7 +191,8 @@ func iptables(ctx context.Context, stdin []byte, program string, args ...string)
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &stdout, &stderr
-	cmd.WaitDelay = 10 * time.Second // another program that is being started may have the pipes for a moment
+	// Another program that is being started may have the pipes for a moment.
+	cmd.WaitDelay = 10 * time.Second
 	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"} // ours holds secrets
 	if err := cmd.Run(); err != nil {
 		return nil, fmt.Errorf("%s: %w: %s", program, err, bytes.TrimSpace(stderr.Bytes()[:min(stderr.Len(), 1<<10)]))
