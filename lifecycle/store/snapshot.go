@@ -1,13 +1,10 @@
 package store
 
 import (
-	"bytes"
 	"context"
 	"database/sql"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net/url"
 	"os"
@@ -15,6 +12,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/go-json-experiment/json"
+	jsonv1 "github.com/go-json-experiment/json/v1"
 	"github.com/google/uuid"
 
 	"github.com/bermhq/berm/lifecycle"
@@ -216,7 +215,9 @@ func (r *Report) count(ctx context.Context, q querier) (err error) {
 			*n, err = eachRow(ctx, q, scan, query)
 		}
 	}
-	records := recordScanner(decodeStrictly)
+	records := recordScanner(func(data []byte, v any) error { // fields that this version doesn't know would be lost
+		return json.Unmarshal(data, v, json.RejectUnknownMembers(true), jsonv1.FormatDurationAsNano(true))
+	})
 	rows(&r.Sandboxes, "SELECT "+columns+" FROM sandboxes", func(row scanner) error {
 		rec, err := records(row)
 		if err != nil {
@@ -270,19 +271,6 @@ func (r *Report) count(ctx context.Context, q querier) (err error) {
 func canonical(key string) error {
 	if got, err := lifecycle.ParseKey(key); err != nil || got != key {
 		return fmt.Errorf("%q is no key", key)
-	}
-	return nil
-}
-
-// decodeStrictly refuses fields that this version doesn't know.
-func decodeStrictly(data []byte, v any) error {
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
-	if err := d.Decode(v); err != nil {
-		return err
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("more than one JSON value")
 	}
 	return nil
 }
