@@ -128,7 +128,7 @@ func (s *start) managed(ctx context.Context, id keyID) (Process, error) {
 		return Process{}, processRuns(s.req.ID)
 	}
 	defer func() { unlock() }()
-	if err := s.makeWay(ctx, id); err != nil {
+	if err := s.removeOld(ctx, id); err != nil {
 		return Process{}, err
 	}
 	var turn func()
@@ -267,9 +267,9 @@ func processRuns(id string) error {
 	return processError(id, errdefs.ErrAlreadyExists, "process %q runs; stop it first, or ask for it to be replaced", id)
 }
 
-// makeWay makes room for the managed process in a sandbox that runs: the one that is replaced
+// removeOld makes room for the managed process in a sandbox that runs: the one that is replaced
 // may count as the last that the sandbox may have.
-func (s *start) makeWay(ctx context.Context, id keyID) error {
+func (s *start) removeOld(ctx context.Context, id keyID) error {
 	rec, sb := s.registry.recordOf(id)
 	if sb.Status != StatusRunning {
 		return nil

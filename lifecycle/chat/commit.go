@@ -67,7 +67,7 @@ func (st *stage) commit(ctx context.Context, prepare func(dir *os.Root) error) (
 			return nil, false, err
 		}
 	}
-	replaced, made, err := st.makeWay(dir)
+	replaced, made, err := st.replacing(dir)
 	if err != nil {
 		return nil, false, err
 	}
@@ -107,9 +107,9 @@ func (st *stage) commit(ctx context.Context, prepare func(dir *os.Root) error) (
 	return st.made(records), made, nil
 }
 
-// makeWay looks at what is in the places of staged files, and returns how many bytes go with
+// replacing looks at what is in the places of staged files, and returns how many bytes go with
 // it.
-func (st *stage) makeWay(dir *os.Root) (replaced int64, made bool, err error) {
+func (st *stage) replacing(dir *os.Root) (replaced int64, made bool, err error) {
 	made = true
 	for i, f := range st.files {
 		fi, err := dir.Lstat(f.Name)

@@ -90,6 +90,6 @@ func (s *Service) early(ctx context.Context, c Chat, f PutFile) (replaced int64,
 	}
 	defer dir.Close()
 	st := stage{files: []staged{{PutFile: f}}}
-	replaced, _, err = st.makeWay(dir)
+	replaced, _, err = st.replacing(dir)
 	return replaced, err
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// bounds is siegeRules again, in the words of the engine: what may come to be at most.
+// bounds is fixtureRules again, in the words of the engine: what may come to be at most.
 type bounds struct {
 	owner, tenant, dir, image string
 	pins                      string          // where the door holds binds
@@ -147,7 +147,7 @@ func (b bounds) ports(ports nat.PortMap) (e excess) {
 func (b bounds) mounts(h *container.HostConfig) (e excess) {
 	for _, bind := range h.Binds {
 		source, _, ok := strings.Cut(bind, ":")
-		e.unless(ok && !filepath.IsAbs(source) && source != "siege-v-vol" || b.allowed(source), "Binds", bind)
+		e.unless(ok && !filepath.IsAbs(source) && source != "attack-v-vol" || b.allowed(source), "Binds", bind)
 	}
 	for _, m := range h.Mounts {
 		switch m.Type {
@@ -156,7 +156,7 @@ func (b bounds) mounts(h *container.HostConfig) (e excess) {
 			o := m.BindOptions
 			e.unless(o != nil && o.NonRecursive && !o.CreateMountpoint && o.Propagation == "rprivate", "Mounts.BindOptions", o)
 		case mount.TypeVolume:
-			e.unless(!strings.HasPrefix(m.Source, "siege-v") && !filepath.IsAbs(m.Source), "Mounts", m.Source)
+			e.unless(!strings.HasPrefix(m.Source, "attack-v") && !filepath.IsAbs(m.Source), "Mounts", m.Source)
 			o := m.VolumeOptions
 			e.unless(o == nil || o.DriverConfig == nil && o.Subpath == "", "Mounts.VolumeOptions", "")
 		default:
@@ -189,7 +189,7 @@ func (b bounds) allowed(path string) bool {
 }
 
 // inspected judges a container that is there.
-func (b bounds) inspected(s *siege, ct container.InspectResponse) (e excess) {
+func (b bounds) inspected(s *fixture, ct container.InspectResponse) (e excess) {
 	h := ct.HostConfig
 	e = b.asked(ct.Config, h, nil)
 	e.unless(ct.Image == b.image, "Image", ct.Image)
@@ -289,7 +289,7 @@ func (b bounds) imageOf(img image.InspectResponse) (e excess) {
 		e = b.labels(img.Config.Labels)
 	}
 	for _, tag := range img.RepoTags {
-		e.unless(strings.HasPrefix(tag, "siege.local/"), "RepoTags", tag)
+		e.unless(strings.HasPrefix(tag, "fixture.local/"), "RepoTags", tag)
 	}
 	e.unless(!strings.Contains(fmt.Sprint(img.Config.Env), secret), "Env", "")
 	return e

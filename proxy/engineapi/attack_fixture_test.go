@@ -28,14 +28,14 @@ import (
 	"github.com/bermhq/berm/runtime/runtimetest/check"
 )
 
-// siegeRules is the policy that the attacks are made on; bounds says the same in the
+// fixtureRules is the policy that the attacks are made on; bounds says the same in the
 // words of the engine.
-const siegeRules = `version: 1
+const fixtureRules = `version: 1
 images: {allow: ["berm.local/*"]}
 mounts: {allowed_roots: [%s], hold: auto}
 env: {deny: ["SECRET*"], pin: {PINNED: "yes"}}
 ttl: {default: 1h, max_lifetime: 2h}
-networks: {team: {engine_network: siege-shared, internal: true}}
+networks: {team: {engine_network: attack-shared, internal: true}}
 profiles:
   default:
     memory_mb: 64
@@ -56,13 +56,13 @@ profiles:
       networks: internal
       build: "on"
       commit: "on"
-      tags: ["siege.local/*"]
+      tags: ["fixture.local/*"]
       max_objects: 0
 `
 
-// siege is a door with one caller that means harm and another whose things it is after,
+// fixture is a door with one caller that means harm and another whose things it is after,
 // and a look at all that the engine and the host have.
-type siege struct {
+type fixture struct {
 	*testing.T
 	host, door string // where the engine itself listens, and the attacker's door
 	direct     *client.Client
@@ -83,12 +83,12 @@ type siege struct {
 	calm    map[string]string // what there was before, by kind and ID
 }
 
-// TestAttack makes all attacks on one siege, which is after each as it was before.
+// TestAttack makes all attacks on one fixture, which is after each as it was before.
 func TestAttack(t *testing.T) {
-	s := startSiege(t)
+	s := startFixture(t)
 	for _, a := range []struct {
 		name string
-		make func(*siege)
+		make func(*fixture)
 	}{
 		{"create", attackCreate}, {"drawn", attackDrawn}, {"http", attackHTTP}, {"tcp", attackTCP}, {"reads", attackReads}, {"lists", attackLists},
 		{"objects", attackObjects}, {"build", attackBuild}, {"files", attackFiles}, {"swap", attackSwap},
@@ -105,9 +105,9 @@ const secret = "correct-horse-battery-staple"
 
 var forced = container.RemoveOptions{Force: true, RemoveVolumes: true}
 
-func startSiege(t *testing.T) *siege {
+func startFixture(t *testing.T) *fixture {
 	host, direct := testEngine(t)
-	s := &siege{T: t, host: host, direct: direct}
+	s := &fixture{T: t, host: host, direct: direct}
 	root := workDir(t)
 	s.dir, s.outside = root+"/allowed", root+"/outside"
 	for _, dir := range []string{s.dir + "/share/below", s.outside} {
@@ -122,7 +122,7 @@ func startSiege(t *testing.T) *siege {
 	for link, to := range map[string]string{"/link": s.outside, "/root": "/", "/share/up": "../../outside", "/loop": "loop"} {
 		must(t, os.Symlink(to, s.dir+link))
 	}
-	s.d = doorTo(t, host, fmt.Sprintf(siegeRules, s.dir))
+	s.d = doorTo(t, host, fmt.Sprintf(fixtureRules, s.dir))
 	s.door = s.d.listen(Caller{Name: "attacker", Tenant: "attacker"})
 	sweepOwn(t, direct, s.d)
 	s.makeVictim()
@@ -130,7 +130,7 @@ func startSiege(t *testing.T) *siege {
 	s.words = strings.NewReplacer("{image}", testImage, "{dir}", s.dir, "{outside}", s.outside,
 		"{victim}", s.victim, "{victim12}", s.victim[:12], "{victim4}", s.victim[:4], "{victimexec}", s.victimEx, "{victimnet}", s.victimNet,
 		"{victimnet12}", s.victimNet[:12], "{victimimage}", s.victmg, "{operator}", s.operator, "{own}", s.own, "{ownexec}", s.ownExec, "{ownnet}", s.ownNet)
-	s.secrets = []string{secret, s.victim[:12], s.victimNet[:12], s.victimEx[:12], s.victmg[7:19], s.operator[:12], "siege-v"}
+	s.secrets = []string{secret, s.victim[:12], s.victimNet[:12], s.victimEx[:12], s.victmg[7:19], s.operator[:12], "attack-v"}
 	img := check.Value(direct.ImageInspect(t.Context(), testImage))(t)
 	s.bounds = bounds{owner: s.d.opts.Owner, tenant: "attacker", dir: s.dir, pins: s.d.dir + "/pins", image: img.ID, networks: map[string]bool{s.ownNet: true, s.shared: true}, shared: s.shared, containers: map[string]bool{s.own: true},
 		others: []string{s.victim, s.victimNet, s.operator, s.shared}}
@@ -139,20 +139,20 @@ func startSiege(t *testing.T) *siege {
 }
 
 // makeVictim makes what the attacker mustn't reach: another caller's, and the operator's.
-func (s *siege) makeVictim() {
+func (s *fixture) makeVictim() {
 	ctx := s.Context()
 	labels := func(kind lifecycle.ObjectKind) map[string]string { return s.d.labels(kind, "victim") }
-	n := check.Value(s.direct.NetworkCreate(ctx, "siege-v-net", network.CreateOptions{Labels: labels(lifecycle.ObjectNetwork)}))(s)
-	must(s, errOf(s.direct.VolumeCreate(ctx, volume.CreateOptions{Name: "siege-v-vol", Labels: labels(lifecycle.ObjectVolume)})))
+	n := check.Value(s.direct.NetworkCreate(ctx, "attack-v-net", network.CreateOptions{Labels: labels(lifecycle.ObjectNetwork)}))(s)
+	must(s, errOf(s.direct.VolumeCreate(ctx, volume.CreateOptions{Name: "attack-v-vol", Labels: labels(lifecycle.ObjectVolume)})))
 	ct := check.Value(s.direct.ContainerCreate(ctx, &container.Config{
 		Image: testImage, Labels: labels(lifecycle.ObjectContainer), Env: []string{"TOLD=" + secret}, Cmd: []string{"sh", "-c", "echo $TOLD | tee /v/secret; sleep 1000"},
-	}, &container.HostConfig{Binds: []string{"siege-v-vol:/v"}, NetworkMode: "siege-v-net"}, nil, nil, "siege-v-one"))(s)
+	}, &container.HostConfig{Binds: []string{"attack-v-vol:/v"}, NetworkMode: "attack-v-net"}, nil, nil, "attack-v-one"))(s)
 	must(s, s.direct.ContainerStart(ctx, ct.ID, container.StartOptions{}))
 	ex := check.Value(s.direct.ContainerExecCreate(ctx, ct.ID, container.ExecOptions{Cmd: []string{"cat", "/v/secret"}, AttachStdout: true}))(s)
-	img := check.Value(s.direct.ContainerCommit(ctx, ct.ID, container.CommitOptions{Reference: "siege-v.local/image:1"}))(s)
-	shared := check.Value(s.direct.NetworkCreate(ctx, "siege-shared", network.CreateOptions{Internal: true, Labels: s.d.policyNetworkLabels()}))(s)
+	img := check.Value(s.direct.ContainerCommit(ctx, ct.ID, container.CommitOptions{Reference: "attack-v.local/image:1"}))(s)
+	shared := check.Value(s.direct.NetworkCreate(ctx, "attack-shared", network.CreateOptions{Internal: true, Labels: s.d.policyNetworkLabels()}))(s)
 	op, err := s.direct.ContainerCreate(ctx, &container.Config{Image: testImage, Env: []string{"TOLD=" + secret}, Cmd: []string{"sleep", "1000"}},
-		&container.HostConfig{NetworkMode: "none"}, nil, nil, "siege-v-operator")
+		&container.HostConfig{NetworkMode: "none"}, nil, nil, "attack-v-operator")
 	must(s, err)
 	must(s, s.direct.ContainerStart(ctx, op.ID, container.StartOptions{}))
 	s.victim, s.victimNet, s.victimEx, s.victmg, s.operator, s.shared = ct.ID, n.ID, ex.ID, img.ID, op.ID, shared.ID
@@ -173,10 +173,10 @@ func (s *siege) makeVictim() {
 }
 
 // makeOwn makes what the attacker has, by its door.
-func (s *siege) makeOwn() {
+func (s *fixture) makeOwn() {
 	c := newClient(s, s.door)
-	n := check.Value(c.NetworkCreate(s.Context(), "siege-own-net", network.CreateOptions{}))(s)
-	ct := check.Value(c.ContainerCreate(s.Context(), sleeper, &container.HostConfig{Binds: []string{"siege-own-vol:/v"}, NetworkMode: "siege-own-net"}, nil, nil, "siege-own"))(s)
+	n := check.Value(c.NetworkCreate(s.Context(), "attack-own-net", network.CreateOptions{}))(s)
+	ct := check.Value(c.ContainerCreate(s.Context(), sleeper, &container.HostConfig{Binds: []string{"attack-own-vol:/v"}, NetworkMode: "attack-own-net"}, nil, nil, "attack-own"))(s)
 	must(s, c.ContainerStart(s.Context(), ct.ID, container.StartOptions{}))
 	ex := check.Value(c.ContainerExecCreate(s.Context(), ct.ID, container.ExecOptions{Cmd: []string{"true"}}))(s)
 	s.own, s.ownNet, s.ownExec = ct.ID, n.ID, ex.ID
@@ -184,7 +184,7 @@ func (s *siege) makeOwn() {
 
 // look notes all that the engine and the host's directories have, by kind and ID, and
 // what it is like as far as nobody may change it.
-func (s *siege) look() map[string]string {
+func (s *fixture) look() map[string]string {
 	s.Helper()
 	ctx, is := context.Background(), map[string]string{}
 	list := check.Value(s.direct.ContainerList(ctx, container.ListOptions{All: true}))(s)
@@ -221,7 +221,7 @@ func (s *siege) look() map[string]string {
 }
 
 // describe is what of a container nobody but its owner may change.
-func (s *siege) describe(id string) string {
+func (s *fixture) describe(id string) string {
 	ct, err := s.direct.ContainerInspect(context.Background(), id)
 	if errdefs.IsNotFound(err) {
 		return "gone"
@@ -241,7 +241,7 @@ func (s *siege) describe(id string) string {
 
 // breaches says what has come to be that the policy doesn't allow, and what was changed
 // that isn't the attacker's. It takes back what is new.
-func (s *siege) breaches() []string {
+func (s *fixture) breaches() []string {
 	s.Helper()
 	var found []string
 	now := s.look()
@@ -265,23 +265,23 @@ func (s *siege) breaches() []string {
 	}
 	ct := s.inspect(s.own)
 	found = append(found, s.bounds.inspected(s, ct)...)
-	if ct.NetworkSettings.Networks["siege-shared"] != nil {
+	if ct.NetworkSettings.Networks["attack-shared"] != nil {
 		must(s, s.direct.NetworkDisconnect(context.Background(), s.shared, s.own, true))
 	}
-	if ct.Name != "/siege-own" {
-		must(s, s.direct.ContainerRename(context.Background(), s.own, "siege-own"))
+	if ct.Name != "/attack-own" {
+		must(s, s.direct.ContainerRename(context.Background(), s.own, "attack-own"))
 	}
 	return found
 }
 
-func (s *siege) inspect(id string) container.InspectResponse {
+func (s *fixture) inspect(id string) container.InspectResponse {
 	s.Helper()
 	ct := check.Value(s.direct.ContainerInspect(context.Background(), id))(s)
 	return ct
 }
 
 // judgeNew says what is wrong with something new, and removes it.
-func (s *siege) judgeNew(kind, id string) (found []string) {
+func (s *fixture) judgeNew(kind, id string) (found []string) {
 	ctx := context.Background()
 	var err error
 	switch kind {
@@ -337,7 +337,7 @@ func (r reply) message() string {
 }
 
 // say sends bytes to a unix or TCP address, and reads one answer.
-func (s *siege) say(address, request string) reply {
+func (s *fixture) say(address, request string) reply {
 	s.Helper()
 	kind, place, _ := strings.Cut(address, "://")
 	conn := check.Value(net.DialTimeout(kind, place, 10*time.Second))(s)
@@ -365,13 +365,13 @@ func (s *siege) say(address, request string) reply {
 }
 
 // ask sends one well-formed request, a body as of the type.
-func (s *siege) ask(address, method, path, contentType, body string) reply {
+func (s *fixture) ask(address, method, path, contentType, body string) reply {
 	s.Helper()
 	return s.say(address, s.expand(request(method, path, contentType, body)))
 }
 
-// expand fills in what the siege has, and the body's length.
-func (s *siege) expand(request string) string {
+// expand fills in what the fixture has, and the body's length.
+func (s *fixture) expand(request string) string {
 	text := s.words.Replace(request)
 	_, body, _ := strings.Cut(text, "\r\n\r\n")
 	return strings.Replace(text, "{length}", strconv.Itoa(len(body)), 1)
@@ -389,7 +389,7 @@ func request(method, path, contentType, body string) string {
 }
 
 // tells gives the secrets that are in an answer and weren't in the request.
-func (s *siege) tells(request string, r reply) (found []string) {
+func (s *fixture) tells(request string, r reply) (found []string) {
 	answer := r.body + fmt.Sprint(r.header)
 	for _, word := range s.secrets {
 		if strings.Contains(answer, word) && !strings.Contains(request, word) {
@@ -400,11 +400,11 @@ func (s *siege) tells(request string, r reply) (found []string) {
 }
 
 // vector is one attack: a request as it goes over the wire, in which {victim} and the
-// like stand for what the siege has, or all of a function of one's own.
+// like stand for what the fixture has, or all of a function of one's own.
 type vector struct {
 	name    string
 	request string
-	act     func(s *siege, address string) (refused bool)
+	act     func(s *fixture, address string) (refused bool)
 	// neutral says that the door may answer that all is well, as nothing harmful comes of it.
 	neutral bool
 	// bites says that the engine itself, asked the same, does harm: the test is sure then
@@ -414,7 +414,7 @@ type vector struct {
 
 // run makes one attack on an address, and gives what came of it. What has come to be of one
 // that was refused is looked for after all of them.
-func (s *siege) run(v vector, address string) (refused bool, found []string) {
+func (s *fixture) run(v vector, address string) (refused bool, found []string) {
 	s.Helper()
 	if v.act != nil {
 		refused = v.act(s, address)
@@ -431,7 +431,7 @@ func (s *siege) run(v vector, address string) (refused bool, found []string) {
 }
 
 // attack makes every attack on the door, then those that bite on the engine itself.
-func (s *siege) attack(vectors []vector) {
+func (s *fixture) attack(vectors []vector) {
 	s.Helper()
 	t := s.T
 	defer func() { s.T = t }()

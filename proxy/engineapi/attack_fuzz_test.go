@@ -51,10 +51,10 @@ func jsonText(s string) string {
 }
 
 var (
-	grammarSources = []string{"{dir}/share", "{dir}/share/below", "siege-new", "siege-own-vol", "siege-v-vol", "", "/", "/etc", "{outside}", "{dir}/link", "{dir}/share/up", "{dir}/share/../../outside", "{dir}/file", "{dir}", "/proc/self/root", "/run/docker.sock", "../x", "{dir}/share/", "//{dir}/share"}
+	grammarSources = []string{"{dir}/share", "{dir}/share/below", "attack-new", "attack-own-vol", "attack-v-vol", "", "/", "/etc", "{outside}", "{dir}/link", "{dir}/share/up", "{dir}/share/../../outside", "{dir}/file", "{dir}", "/proc/self/root", "/run/docker.sock", "../x", "{dir}/share/", "//{dir}/share"}
 	grammarTargets = []string{"/x", "/y", "/x/z", "/", "/proc/x", "/sys", "/dev/shm", "x", "/x/../proc", "", "/x:y", "/etc/hosts"}
 	grammarNumbers = []string{"0", "1", "-1", "67108864", "134217728", "9223372036854775807", "-9223372036854775808", "1e3", "0.5", "512", "99999999999999999999", "1024", "4096"}
-	grammarWords   = []string{"", "private", "none", "siege-own-net", "default", "host", "shareable", "bridge", "container:siege-own", "container:{victim12}", "{ownnet}", "siege-v-net", "siege-shared", "HOST", "always", "no", "on-failure", "json-file", "syslog"}
+	grammarWords   = []string{"", "private", "none", "attack-own-net", "default", "host", "shareable", "bridge", "container:attack-own", "container:{victim12}", "{ownnet}", "attack-v-net", "attack-shared", "HOST", "always", "no", "on-failure", "json-file", "syslog"}
 )
 
 // fields are what a body is made of: the paths of its fields, and what draws a value.
@@ -76,8 +76,8 @@ var fields = map[string]func(*dice) string{
 	"HostConfig.MaskedPaths":     drawList("/x"),
 	"HostConfig.ReadonlyPaths":   drawList("/x"),
 	"HostConfig.GroupAdd":        drawList("0", "docker", "1000"),
-	"HostConfig.Links":           drawList("siege-v-one:x"),
-	"HostConfig.VolumesFrom":     drawList("siege-v-one", "siege-own"),
+	"HostConfig.Links":           drawList("attack-v-one:x"),
+	"HostConfig.VolumesFrom":     drawList("attack-v-one", "attack-own"),
 	"HostConfig.Dns":             drawList("127.0.0.1", "192.0.2.1"),
 	"HostConfig.ExtraHosts":      drawList("x:host-gateway", "x:192.0.2.1"),
 	"HostConfig.NetworkMode":     drawWord,
@@ -176,7 +176,7 @@ func drawKey(d *dice) func(string) string {
 // client would write them.
 func drawBody(d *dice) string {
 	names := sortedKeys(fields)
-	parts, host := []string{`"Image":` + jsonText(d.of(testImage, testImage, testImage, testImage, "siege-v.local/image:1", "{victimimage}"))}, []string(nil)
+	parts, host := []string{`"Image":` + jsonText(d.of(testImage, testImage, testImage, testImage, "attack-v.local/image:1", "{victimimage}"))}, []string(nil)
 	for range 1 + d.below(5) {
 		path := names[d.below(len(names))]
 		value := fields[path](d)
@@ -210,7 +210,7 @@ func labelsJSON(labels map[string]string) string {
 	return string(b)
 }
 
-// rehearsal is a door before an engine that has what a siege has, and notes what it is asked to make.
+// rehearsal is a door before an engine that has what a fixture has, and notes what it is asked to make.
 type rehearsal struct {
 	*script
 	d       *testDoor
@@ -229,7 +229,7 @@ func rehearse(t testing.TB, version string) *rehearsal {
 	for link, to := range map[string]string{"/link": root + "/outside", "/share/up": "../../outside"} {
 		must(t, os.Symlink(to, dir+link))
 	}
-	d, s, address := scripted(t, version, fmt.Sprintf(siegeRules, dir))
+	d, s, address := scripted(t, version, fmt.Sprintf(fixtureRules, dir))
 	ct := func(id, labels string) string {
 		return fmt.Sprintf(`{"Id":%q,"Name":"/x","Config":{"Labels":%s},"HostConfig":{"NetworkMode":"none"},"NetworkSettings":{},"State":{}}`, id, labels)
 	}
@@ -237,26 +237,26 @@ func rehearse(t testing.TB, version string) *rehearsal {
 		return fmt.Sprintf(`{"Id":%q,"Name":%q,"Driver":%q,"Scope":"local","Internal":true,"Labels":%s}`, id, name, driver, labels)
 	}
 	mine, theirs := d.sealed(lifecycle.ObjectContainer, "mine"), d.sealed(lifecycle.ObjectContainer, "victim")
-	victims := `{"Id":"sha256:` + fakeVictim + `","RepoTags":["siege-v.local/image:1"],"Config":{"Labels":` + theirs + `}}`
-	own := n(fakeNet, "siege-own-net", "bridge", d.sealed(lifecycle.ObjectNetwork, "mine"))
+	victims := `{"Id":"sha256:` + fakeVictim + `","RepoTags":["attack-v.local/image:1"],"Config":{"Labels":` + theirs + `}}`
+	own := n(fakeNet, "attack-own-net", "bridge", d.sealed(lifecycle.ObjectNetwork, "mine"))
 	s.answers = map[string]string{
 		"GET /info":                                    `{"NCPU":4,"Architecture":"` + goruntime.GOARCH + `","SecurityOptions":["name=seccomp,profile=default"]}`,
 		"GET /containers/json":                         `[{"Id":"` + fakeOwn + `","Labels":` + mine + `}]`,
 		"POST /volumes/create":                         "{body}",
 		"POST /containers/create":                      `{"Id":"` + fakeMade + `"}`,
 		"GET /images/" + testImage + "/json":           `{"Id":"sha256:` + fakeMade + `","RepoTags":["` + testImage + `"],"Config":{"User":"0"}}`,
-		"GET /images/siege-v.local/image:1/json":       victims,
+		"GET /images/attack-v.local/image:1/json":      victims,
 		"GET /images/sha256:" + fakeVictim + "/json":   victims,
-		"GET /volumes/siege-own-vol":                   `{"Name":"siege-own-vol","Driver":"local","Labels":` + d.sealed(lifecycle.ObjectVolume, "mine") + `}`,
-		"GET /volumes/siege-v-vol":                     `{"Name":"siege-v-vol","Driver":"local","Labels":` + d.sealed(lifecycle.ObjectVolume, "victim") + `}`,
-		"GET /containers/siege-own/json":               ct(fakeOwn, mine),
+		"GET /volumes/attack-own-vol":                  `{"Name":"attack-own-vol","Driver":"local","Labels":` + d.sealed(lifecycle.ObjectVolume, "mine") + `}`,
+		"GET /volumes/attack-v-vol":                    `{"Name":"attack-v-vol","Driver":"local","Labels":` + d.sealed(lifecycle.ObjectVolume, "victim") + `}`,
+		"GET /containers/attack-own/json":              ct(fakeOwn, mine),
 		"GET /containers/" + fakeOwn + "/json":         ct(fakeOwn, mine),
-		"GET /containers/siege-v-one/json":             ct(fakeVictim, theirs),
+		"GET /containers/attack-v-one/json":            ct(fakeVictim, theirs),
 		"GET /containers/" + fakeVictim[:12] + "/json": ct(fakeVictim, theirs),
-		"GET /networks/siege-own-net":                  own,
+		"GET /networks/attack-own-net":                 own,
 		"GET /networks/" + fakeNet:                     own,
-		"GET /networks/siege-v-net":                    n(fakeVNet, "siege-v-net", "bridge", d.sealed(lifecycle.ObjectNetwork, "victim")),
-		"GET /networks/siege-shared":                   n(fakeShared, "siege-shared", "bridge", labelsJSON(d.policyNetworkLabels())),
+		"GET /networks/attack-v-net":                   n(fakeVNet, "attack-v-net", "bridge", d.sealed(lifecycle.ObjectNetwork, "victim")),
+		"GET /networks/attack-shared":                  n(fakeShared, "attack-shared", "bridge", labelsJSON(d.policyNetworkLabels())),
 		"GET /networks/HOST":                           n(fakeHost, "HOST", "host", "{}"),
 	}
 	c := raw(address)
@@ -335,7 +335,7 @@ func FuzzCreate(f *testing.F) {
 }
 
 // attackDrawn makes what FuzzCreate draws on a real engine, and starts what can be made of it.
-func attackDrawn(s *siege) {
+func attackDrawn(s *fixture) {
 	now := uint64(time.Now().UnixNano())
 	s.Logf("seed %d", now)
 	made := 0

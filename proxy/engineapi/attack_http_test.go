@@ -24,7 +24,7 @@ const privileged = `{"Image":"` + testImage + `","HostConfig":{"Privileged":true
 var paths = []string{
 	"//containers/json", "/v1.41//containers/json", "/v1.41/./containers/json", "/v1.41/x/../containers/json", "/v1.41/containers/%2e%2e/containers/json", "/v1.41/containers/{own}/..%2f{victim}/json",
 	"/v1.41/containers%2Fjson", "/v1.41/%63ontainers/json", "/v1.41/containers/json/", "/v1.41/Containers/json", "/v1.41/containers/JSON", "/V1.41/containers/json", "/v1.41/containers/json%00",
-	"/v1.41/containers/{victim}%2Fjson", "/v1.41/containers/{own}%252F..%252F{victim}/json", "/v1.41/containers/{own}/json%3Fx", "/v1.41/containers/%2F{victim}/json", "/v1.41/containers/siege%2Down/json/",
+	"/v1.41/containers/{victim}%2Fjson", "/v1.41/containers/{own}%252F..%252F{victim}/json", "/v1.41/containers/{own}/json%3Fx", "/v1.41/containers/%2F{victim}/json", "/v1.41/containers/fixture%2Down/json/",
 	"/v01.41/containers/json", "/v1.41.0/containers/json", "/v1.041/containers/json", "/v1./containers/json", "/v./containers/json", "/v1.23/containers/json", "/v1.12/containers/json", "/v0.1/containers/json",
 	"/v9.99/containers/json", "/v1.52/containers/json", "/v1.999999999999999999999/containers/json", "/v1.41/v1.41/containers/json", "/v1.41/v1.24/containers/json", "/v2.0/containers/json",
 	"http://docker/v1.41/containers/json", "https://docker/containers/json", "http:/v1.41/containers/json", "*", "containers/json", "/v1.41/containers/json#x", "/v1.41/containers/json?all=1;size=1", "/v1.41/containers/json?all=1&all=0",
@@ -45,7 +45,7 @@ var posts = []string{
 }
 
 // attackHTTP plays on how a request is read.
-func attackHTTP(s *siege) {
+func attackHTTP(s *fixture) {
 	var vectors []vector
 	add := func(name, text string, neutral bool) {
 		vectors = append(vectors, vector{name: name, request: text, neutral: neutral})
@@ -100,7 +100,7 @@ func attackHTTP(s *siege) {
 }
 
 // attackTCP is what a page in somebody's browser could have it send.
-func attackTCP(s *siege) {
+func attackTCP(s *fixture) {
 	l := check.Value(proxy.Listen(s.Context(), "127.0.0.1:0", 0))(s)
 	s.d.serve(l, Callers{Any: &Caller{Name: "tcp", Tenant: "attacker"}}, time.Second)
 	unix := s.door
@@ -117,7 +117,7 @@ func attackTCP(s *siege) {
 		"host": "Host: attacker.example", "host by port": "Host: attacker.example:" + port, "rebound": "Host: 127.0.0.1.attacker.example", "user": "Host: a@127.0.0.1", "two hosts": local + "\r\nHost: 127.0.0.1", "no host": "X: y", "empty host": "Host: ",
 		"origin": local + "\r\nOrigin: http://attacker.example", "origin null": local + "\r\nOrigin: null", "origin of its own": local + "\r\nOrigin: http://127.0.0.1:" + port,
 	} {
-		for _, text := range []string{request("POST", "/v1.41/containers/siege-own/stop?t=0", "", ""), request("POST", "/v1.41/containers/prune", "text/plain", ""), request("GET", "/v1.41/containers/json", "", "")} {
+		for _, text := range []string{request("POST", "/v1.41/containers/attack-own/stop?t=0", "", ""), request("POST", "/v1.41/containers/prune", "text/plain", ""), request("GET", "/v1.41/containers/json", "", "")} {
 			vectors = append(vectors, vector{name: name + " " + strings.Fields(text)[1], request: strings.Replace(text, "Host: docker", header, 1)})
 		}
 	}
@@ -139,29 +139,29 @@ var reads = map[string][]string{
 		"GET /containers/{ref}/archive?path=/v/secret", "HEAD /containers/{ref}/archive?path=/v/secret", "GET /containers/{ref}/attach/ws?logs=1&stdout=1", "!PUT /containers/{ref}/archive?path=/ " + strings.Repeat("\x00", 1024),
 		"!POST /containers/{ref}/attach?logs=1&stdout=1&stderr=1", "!POST /containers/{ref}/wait?condition=next-exit", "!POST /containers/{ref}/resize?h=1&w=1",
 		"!POST /containers/{ref}/exec {\"Cmd\":[\"env\"],\"AttachStdout\":true}", "!POST /containers/{ref}/start", "!POST /containers/{ref}/stop?t=0", "!POST /containers/{ref}/restart?t=0",
-		"!POST /containers/{ref}/kill?signal=KILL", "!POST /containers/{ref}/pause", "!POST /containers/{ref}/unpause", "!POST /containers/{ref}/rename?name=siege-x",
+		"!POST /containers/{ref}/kill?signal=KILL", "!POST /containers/{ref}/pause", "!POST /containers/{ref}/unpause", "!POST /containers/{ref}/rename?name=attack-x",
 		"!POST /containers/{ref}/update {\"Memory\":67108864}", "!DELETE /containers/{ref}?force=1&v=1", "!POST /commit?container={ref}",
-		"!POST /networks/siege-own-net/connect {\"Container\":\"{ref}\"}", "!POST /networks/siege-own-net/disconnect {\"Container\":\"{ref}\",\"Force\":true}",
+		"!POST /networks/attack-own-net/connect {\"Container\":\"{ref}\"}", "!POST /networks/attack-own-net/disconnect {\"Container\":\"{ref}\",\"Force\":true}",
 		"!POST /containers/create {\"Image\":\"" + testImage + "\",\"HostConfig\":{\"NetworkMode\":\"container:{ref}\"}}",
 		"GET /containers/json?before={ref}", "GET /containers/json?since={ref}&all=1",
 	},
 	"exec":    {"GET /exec/{ref}/json", "!POST /exec/{ref}/start {}", "!POST /exec/{ref}/start {\"Detach\":true}", "!POST /exec/{ref}/resize?h=1&w=1"},
-	"network": {"GET /networks/{ref}", "GET /networks/{ref}?verbose=1", "!DELETE /networks/{ref}", "!POST /networks/{ref}/connect {\"Container\":\"siege-own\"}", "!POST /networks/{ref}/disconnect {\"Container\":\"siege-own\"}"},
+	"network": {"GET /networks/{ref}", "GET /networks/{ref}?verbose=1", "!DELETE /networks/{ref}", "!POST /networks/{ref}/connect {\"Container\":\"attack-own\"}", "!POST /networks/{ref}/disconnect {\"Container\":\"attack-own\"}"},
 	"volume":  {"GET /volumes/{ref}", "!DELETE /volumes/{ref}?force=1"},
 	"image": {
 		"GET /images/{ref}/json", "GET /images/{ref}/history", "GET /images/{ref}/get", "GET /images/get?names={ref}", "!DELETE /images/{ref}", "!DELETE /images/{ref}?noprune=1",
-		"!POST /images/{ref}/tag?repo=siege.local/x&tag=1",
+		"!POST /images/{ref}/tag?repo=fixture.local/x&tag=1",
 	},
 }
 
 // attackReads reaches for what is another's, by every kind of name.
-func attackReads(s *siege) {
+func attackReads(s *fixture) {
 	refs := map[string][]string{
-		"container": {"{victim}", "{victim12}", "{victim4}", "siege-v-one", "{operator}", "siege-v-operator"},
+		"container": {"{victim}", "{victim12}", "{victim4}", "attack-v-one", "{operator}", "attack-v-operator"},
 		"exec":      {"{victimexec}", s.victimEx[:12]},
-		"network":   {"{victimnet}", "{victimnet12}", "siege-v-net"},
-		"volume":    {"siege-v-vol"},
-		"image":     {"{victimimage}", "siege-v.local/image:1", strings.TrimPrefix(s.victmg, "sha256:")[:12]},
+		"network":   {"{victimnet}", "{victimnet12}", "attack-v-net"},
+		"volume":    {"attack-v-vol"},
+		"image":     {"{victimimage}", "attack-v.local/image:1", strings.TrimPrefix(s.victmg, "sha256:")[:12]},
 	}
 	var vectors []vector
 	for kind, calls := range reads {
@@ -183,7 +183,7 @@ func attackReads(s *siege) {
 				foreign := s.words.Replace(ref)
 				missing := renamed(foreign)
 				ofMissing := strings.ReplaceAll(text, ref, missing)
-				vectors = append(vectors, vector{name: words[0] + words[1], act: func(s *siege, address string) bool {
+				vectors = append(vectors, vector{name: words[0] + words[1], act: func(s *fixture, address string) bool {
 					r, none := s.say(address, s.expand(text)), s.say(address, s.expand(ofMissing))
 					for _, f := range s.tells(s.expand(text), r) {
 						s.Error(f)
@@ -233,23 +233,23 @@ func renamed(ref string) string {
 // lists are the calls that are about many objects.
 var lists = []string{
 	"/containers/json?all=1", "/containers/json?all=1&size=1", "/containers/json?all=1&limit=100",
-	`/containers/json?all=1&filters={"name":["siege"]}`, `/containers/json?all=1&filters={"id":["{victim12}"]}`, `/containers/json?all=1&filters={"label":["berm.tenant"]}`,
-	`/containers/json?all=1&filters={"label":{"berm.tenant=victim":true}}`, `/containers/json?all=1&filters={"label":{"x":false}}`, `/containers/json?all=1&filters={"network":["siege-v-net"]}`,
-	`/containers/json?all=1&filters={"volume":["siege-v-vol"]}`, `/containers/json?all=1&filters={"ancestor":["siege-v.local/image:1"]}`, `/containers/json?all=1&filters={"label":["a"],"label":["b"]}`,
-	`/containers/json?all=1&filters={"LABEL":["berm.tenant=victim"]}`, `/containers/json?all=1&filters={}&filters={}`, `/containers/json?all=1&filters={"before":["siege-v-one"]}`,
-	"/networks", `/networks?filters={"name":["siege"]}`, `/networks?filters={"driver":["bridge"]}`, `/networks?filters={"type":["custom"]}`, `/networks?filters={"id":["{victimnet12}"]}`,
-	"/volumes", `/volumes?filters={"name":["siege-v"]}`, `/volumes?filters={"dangling":["false"]}`, `/volumes?filters={"label":["berm.owner"]}`,
+	`/containers/json?all=1&filters={"name":["fixture"]}`, `/containers/json?all=1&filters={"id":["{victim12}"]}`, `/containers/json?all=1&filters={"label":["berm.tenant"]}`,
+	`/containers/json?all=1&filters={"label":{"berm.tenant=victim":true}}`, `/containers/json?all=1&filters={"label":{"x":false}}`, `/containers/json?all=1&filters={"network":["attack-v-net"]}`,
+	`/containers/json?all=1&filters={"volume":["attack-v-vol"]}`, `/containers/json?all=1&filters={"ancestor":["attack-v.local/image:1"]}`, `/containers/json?all=1&filters={"label":["a"],"label":["b"]}`,
+	`/containers/json?all=1&filters={"LABEL":["berm.tenant=victim"]}`, `/containers/json?all=1&filters={}&filters={}`, `/containers/json?all=1&filters={"before":["attack-v-one"]}`,
+	"/networks", `/networks?filters={"name":["fixture"]}`, `/networks?filters={"driver":["bridge"]}`, `/networks?filters={"type":["custom"]}`, `/networks?filters={"id":["{victimnet12}"]}`,
+	"/volumes", `/volumes?filters={"name":["attack-v"]}`, `/volumes?filters={"dangling":["false"]}`, `/volumes?filters={"label":["berm.owner"]}`,
 	"/images/json", "/images/json?all=1&digests=1", `/images/json?filters={"reference":["*/*"]}`, `/images/json?filters={"label":["berm.tenant=victim"]}`, `/images/json?filters={"since":["{image}"]}`,
-	`/images/json?filters={"before":["siege-v.local/image:1"]}`, "/images/{image}/history", "/images/{image}/json",
-	"/events?since=1&until={now}", `/events?since=1&until={now}&filters={"type":["container"]}`, `/events?since=1&until={now}&filters={"container":["siege-v-one"]}`,
+	`/images/json?filters={"before":["attack-v.local/image:1"]}`, "/images/{image}/history", "/images/{image}/json",
+	"/events?since=1&until={now}", `/events?since=1&until={now}&filters={"type":["container"]}`, `/events?since=1&until={now}&filters={"container":["attack-v-one"]}`,
 	`/events?since=1&until={now}&filters={"type":["network","volume","image"]}`, `/events?since=1&until={now}&filters={"label":["berm.tenant=victim"]}`,
-	"/info", "/version", "/system/df", "/system/df?type=volume", "/networks/siege-own-net", "/containers/siege-own/json", "/containers/siege-own/top?ps_args=axewww",
-	"/containers/siege-own/top?ps_args=-ef+e", "/containers/siege-own/logs?stdout=1&details=1", "/plugins", "/swarm", "/nodes", "/services", "/tasks", "/secrets", "/configs",
-	"/distribution/{image}/json", "/debug/pprof/cmdline", "/debug/vars", "/metrics", "/images/search?term=x", "/containers/siege-own/checkpoints", "/containers/ps",
+	"/info", "/version", "/system/df", "/system/df?type=volume", "/networks/attack-own-net", "/containers/attack-own/json", "/containers/attack-own/top?ps_args=axewww",
+	"/containers/attack-own/top?ps_args=-ef+e", "/containers/attack-own/logs?stdout=1&details=1", "/plugins", "/swarm", "/nodes", "/services", "/tasks", "/secrets", "/configs",
+	"/distribution/{image}/json", "/debug/pprof/cmdline", "/debug/vars", "/metrics", "/images/search?term=x", "/containers/attack-own/checkpoints", "/containers/ps",
 }
 
 // attackLists asks for what there is, and finds nothing of others'.
-func attackLists(s *siege) {
+func attackLists(s *fixture) {
 	must(s, s.direct.ContainerExecStart(s.Context(), s.victimEx, container.ExecStartOptions{Detach: true})) // for an event
 	eventually(s.T, func() bool { return len(s.inspect(s.victim).ExecIDs) == 0 })                           // it is over
 	s.calm = s.look()
@@ -257,7 +257,7 @@ func attackLists(s *siege) {
 	var vectors []vector
 	for _, path := range lists {
 		text := request("GET", "/v1.41"+escapeQuery(strings.ReplaceAll(path, "{now}", now())), "", "")
-		vectors = append(vectors, vector{name: path, neutral: true, act: func(s *siege, address string) bool {
+		vectors = append(vectors, vector{name: path, neutral: true, act: func(s *fixture, address string) bool {
 			asked := s.expand(text)
 			for _, f := range s.tells(asked, s.say(address, asked)) {
 				s.Error(f)

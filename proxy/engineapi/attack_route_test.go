@@ -215,7 +215,7 @@ func FuzzRoute(f *testing.F) {
 // TestEngineRoutes has a real engine tell whether FuzzRoute's router is like its own.
 func TestEngineRoutes(t *testing.T) {
 	host, _ := testEngine(t)
-	s := &siege{T: t, host: host, words: strings.NewReplacer()}
+	s := &fixture{T: t, host: host, words: strings.NewReplacer()}
 	r := rand.New(rand.NewPCG(5, 6))
 	found, none := 0, 0
 	targets := paths

@@ -179,9 +179,9 @@ func TestLoad(t *testing.T) {
 	if !errdefs.IsPermissionDenied(err) {
 		t.Errorf("a layer by its digest alone: %+v, %v", resp, err)
 	}
-	theirs := check.Value(direct.ImageLoad(ctx, bytes.NewReader(tarOf(t, "l.tar", junk, "c.json", loadConfig(layer, ""), "manifest.json", loadManifest(`"siege.local/stolen:1"`, `"l.tar"`)))))(t)
+	theirs := check.Value(direct.ImageLoad(ctx, bytes.NewReader(tarOf(t, "l.tar", junk, "c.json", loadConfig(layer, ""), "manifest.json", loadManifest(`"fixture.local/stolen:1"`, `"l.tar"`)))))(t)
 	_ = theirs.Body.Close()
-	if _, err := direct.ImageRemove(ctx, "siege.local/stolen:1", image.RemoveOptions{}); err != nil {
+	if _, err := direct.ImageRemove(ctx, "fixture.local/stolen:1", image.RemoveOptions{}); err != nil {
 		t.Logf("this engine wants a layer's content: %v", err)
 	}
 }

@@ -48,7 +48,7 @@ func TestExecFallsBack(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := newBed(t)
+			b := newFixture(t)
 			id := b.create(t, "x")
 			b.engine.serves = prints("hi\n", 0)
 			var asked atomic.Int64
@@ -91,7 +91,7 @@ func TestExecMisled(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := newBed(t)
+			b := newFixture(t)
 			id := b.create(t, "x")
 			var kills atomic.Int64
 			b.serve(t, "x", func(p *program, req *wire.Request) {
@@ -124,7 +124,7 @@ func TestExecMisled(t *testing.T) {
 
 // A command that never began, for want of room, is no broken one.
 func TestExecNoRoom(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	id := b.create(t, "x")
 	b.serve(t, "x", func(p *program, _ *wire.Request) {
 		if p.ready() {
@@ -179,7 +179,7 @@ func (s *runner) answer(p *program, req *wire.Request) {
 
 // TestExecNotKilled checks that a canceled command whose kill fails is an error of both kinds.
 func TestExecNotKilled(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	id := b.create(t, "x")
 	s := &runner{refusal: &wire.Failure{Class: wire.ClassNotKilled, Message: "some survived"}}
 	b.serve(t, "x", s.answer)
@@ -209,7 +209,7 @@ func TestExecCanceledInMidFrame(t *testing.T) {
 	seq := int64(6 + len(forged))
 	second := frame(func(p *program) { p.output(seq, forged) })
 	for _, cut := range []int{1, 5, 6, 14, len(second) - len(forged), len(second) - 1} {
-		b := newBed(t)
+		b := newFixture(t)
 		id := b.create(t, "x")
 		killed := make(chan struct{})
 		answer := func(p *program, req *wire.Request) {
@@ -249,7 +249,7 @@ func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 // Output that can't be delivered ends the command.
 func TestExecWriterFails(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	id := b.create(t, "x")
 	s := new(runner)
 	b.serve(t, "x", s.answer)
@@ -263,7 +263,7 @@ func TestExecWriterFails(t *testing.T) {
 
 // Before it was told to go the command never was, and hanging up is enough.
 func TestExecCanceledBeforeReady(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	id := b.create(t, "x")
 	asked, gone := make(chan struct{}), make(chan bool, 1)
 	b.serve(t, "x", func(p *program, _ *wire.Request) {
@@ -285,7 +285,7 @@ func TestExecCanceledBeforeReady(t *testing.T) {
 }
 
 func TestExecContainerEnds(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	id := b.create(t, "x")
 	b.serve(t, "x", func(p *program, _ *wire.Request) {
 		if p.ready() {
@@ -303,7 +303,7 @@ func TestExecContainerEnds(t *testing.T) {
 
 // A command whose input can't be opened doesn't wait for it.
 func TestExecStdinRefused(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	id := b.create(t, "x")
 	s := new(runner)
 	b.serve(t, "x", func(p *program, req *wire.Request) {
@@ -330,7 +330,7 @@ func TestExecUser(t *testing.T) {
 	for user, other := range map[string]bool{
 		"": false, "1000": false, "1000:1000": false, "1000:0": true, "0": true, "0:0": true,
 	} {
-		b := newBed(t)
+		b := newFixture(t)
 		id := b.create(t, "x")
 		b.serve(t, "x", prints("", 1))
 		b.engine.serves = prints("", 2)
@@ -347,7 +347,7 @@ func TestExecUser(t *testing.T) {
 }
 
 func TestExecRefused(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	id := b.create(t, "x")
 	for name, e := range map[string]runtime.Exec{
 		"no command":         {},
@@ -370,7 +370,7 @@ func TestExecRefused(t *testing.T) {
 
 // Only the container's first process is heard.
 func TestPeer(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	id := b.create(t, "x")
 	b.engine.setPid(1)
 	b.known(id).ask(t.Context())
@@ -378,7 +378,7 @@ func TestPeer(t *testing.T) {
 		t.Error("another process was taken in")
 	}
 	// One that came before the engine told who is the first is found out.
-	other := newBed(t)
+	other := newFixture(t)
 	other.engine.setPid(1)
 	c := other.create(t, "y")
 	other.known(c).meet(runtime.Container{})
@@ -413,7 +413,7 @@ func TestPeer(t *testing.T) {
 // believed, and the engine serves the container.
 func TestPeerUnseen(t *testing.T) {
 	for _, pid := range []int{os.Getpid(), 0} { // of the first process; 0 isn't known yet
-		b := newBed(t)
+		b := newFixture(t)
 		b.engine.setPid(pid)
 		b.peer = func(*net.UnixConn) (int, error) { return 0, nil }
 		id := b.create(t, "x")
@@ -450,7 +450,7 @@ func TestHello(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBed(t)
+			b := newFixture(t)
 			id := b.create(t, "x")
 			p := b.dial(t, "x")
 			say(p)
@@ -467,7 +467,7 @@ func TestHello(t *testing.T) {
 
 // However many connections a container makes, few are kept.
 func TestFlood(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	box := b.known(b.create(t, "x"))
 	for range 2 * maxSessions {
 		b.dial(t, "x") // and says nothing
@@ -501,7 +501,7 @@ func TestInbound(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := newBed(t)
+			b := newFixture(t)
 			id := b.create(t, "x")
 			p := b.greeted(t, "x")
 			go func() {
@@ -529,7 +529,7 @@ func await(t testing.TB, what string, holds func() bool) {
 
 // A new Runtime finds the containers of the one before.
 func TestRestart(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	id := b.create(t, "x")
 	if _, err := New(Options{Engine: b.engine, Program: "/p", Root: b.root}); err == nil {
 		t.Error("two have one root")
@@ -563,7 +563,7 @@ func TestNothingLeaks(t *testing.T) {
 }
 
 func testUsed(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	id := b.create(t, "x")
 	s := new(runner)
 	for range 5 {

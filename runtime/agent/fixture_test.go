@@ -138,28 +138,28 @@ var hurry = pace{
 	leave: 100 * time.Millisecond, linger: 50 * time.Millisecond, ping: 20 * time.Millisecond, pong: 200 * time.Millisecond,
 }
 
-// bed is a Runtime over an engine in memory.
-type bed struct {
+// fixture is a Runtime over an engine in memory.
+type fixture struct {
 	*Runtime
 	engine *engine
 	root   string
 	pace   pace
 }
 
-func newBed(t testing.TB) *bed { return newBedOf(t, hurry) }
+func newFixture(t testing.TB) *fixture { return newBedOf(t, hurry) }
 
-func newBedOf(t testing.TB, p pace) *bed {
+func newBedOf(t testing.TB, p pace) *fixture {
 	t.Helper()
 	root, err := os.MkdirTemp("", "berm") // a short path
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
-	b := &bed{engine: &engine{Fake: runtimetest.NewFake(runtimetest.FakeOptions{}), pid: os.Getpid(), lose: make(chan int), code: 127}, root: root, pace: p}
+	b := &fixture{engine: &engine{Fake: runtimetest.NewFake(runtimetest.FakeOptions{}), pid: os.Getpid(), lose: make(chan int), code: 127}, root: root, pace: p}
 	b.open(t)
 	return b
 }
 
 // open makes the Runtime, the next one after it was closed.
-func (b *bed) open(t testing.TB) {
+func (b *fixture) open(t testing.TB) {
 	t.Helper()
 	r, err := newRuntime(Options{Engine: b.engine, Program: "/berm-agent", Root: b.root}, b.pace)
 	must(t, err)
@@ -167,7 +167,7 @@ func (b *bed) open(t testing.TB) {
 	t.Cleanup(func() { _ = r.Close() })
 }
 
-func (b *bed) create(t testing.TB, name string) string {
+func (b *fixture) create(t testing.TB, name string) string {
 	t.Helper()
 	c, err := b.Create(t.Context(), runtime.Spec{Name: name, Image: runtimetest.DefaultImage, Command: []string{"sleep", "100000"}})
 	must(t, err)
@@ -183,7 +183,7 @@ type dialled struct {
 }
 
 // dial dials as the program in a container does.
-func (b *bed) dial(t testing.TB, name string) *dialled {
+func (b *fixture) dial(t testing.TB, name string) *dialled {
 	t.Helper()
 	nc, err := net.Dial("unix", filepath.Join(b.root, dirName(name), wire.Socket))
 	must(t, err)
@@ -192,7 +192,7 @@ func (b *bed) dial(t testing.TB, name string) *dialled {
 }
 
 // greeted is a connection of a program that has said Hello.
-func (b *bed) greeted(t testing.TB, name string) *dialled {
+func (b *fixture) greeted(t testing.TB, name string) *dialled {
 	t.Helper()
 	p := b.dial(t, name)
 	p.json(wire.KindHello, wire.Hello{Version: wire.Version, UID: 1000, GID: 1000})
@@ -200,7 +200,7 @@ func (b *bed) greeted(t testing.TB, name string) *dialled {
 }
 
 // serve has a program that answers each request as it is told to.
-func (b *bed) serve(t testing.TB, name string, f func(p *program, req *wire.Request)) *dialled {
+func (b *fixture) serve(t testing.TB, name string, f func(p *program, req *wire.Request)) *dialled {
 	t.Helper()
 	p := b.greeted(t, name)
 	go p.serve(f)

@@ -19,9 +19,9 @@ import (
 )
 
 // answers has the container answer every request so, once it was told to go.
-func answers(t *testing.T, frames func(p *program)) (*bed, string) {
+func answers(t *testing.T, frames func(p *program)) (*fixture, string) {
 	t.Helper()
-	b := newBed(t)
+	b := newFixture(t)
 	id := b.create(t, "x")
 	b.serve(t, "x", func(p *program, _ *wire.Request) {
 		if p.ready() {
@@ -61,7 +61,7 @@ func TestMisled(t *testing.T) {
 			p.json(wire.KindResult, f)
 		}
 	}
-	glob := func(b *bed, id string) error {
+	glob := func(b *fixture, id string) error {
 		n := 0
 		return glob(context.Background(), b, id, 5, func(runtime.FileInfo) error {
 			if n++; n > 5 {
@@ -70,8 +70,8 @@ func TestMisled(t *testing.T) {
 			return nil
 		})
 	}
-	stat := func(b *bed, id string) error { return stat(context.Background(), b, id) }
-	read := func(b *bed, id string) error {
+	stat := func(b *fixture, id string) error { return stat(context.Background(), b, id) }
+	read := func(b *fixture, id string) error {
 		var out bytes.Buffer
 		err := read(context.Background(), b, id, 4, &out)
 		if out.Len() > 4 {
@@ -79,11 +79,11 @@ func TestMisled(t *testing.T) {
 		}
 		return err
 	}
-	search := func(b *bed, id string) error {
+	search := func(b *fixture, id string) error {
 		return b.File(context.Background(), id, runtime.FileOp{Verb: runtime.FileSearch, Path: "/", Pattern: "x"},
 			runtime.FileIO{Match: func(runtime.FileMatch) error { return nil }})
 	}
-	watch := func(b *bed, id string) error { return watch(context.Background(), b, id) }
+	watch := func(b *fixture, id string) error { return watch(context.Background(), b, id) }
 	said := func(change func(*wire.ProcessInfo)) func(*program) {
 		return func(p *program) {
 			info := wire.ProcessInfo{ID: "p", Running: true}
@@ -91,30 +91,30 @@ func TestMisled(t *testing.T) {
 			p.json(wire.KindResult, info)
 		}
 	}
-	look := func(b *bed, id string) error {
+	look := func(b *fixture, id string) error {
 		_, err := b.Process(t.Context(), id, "p")
 		return err
 	}
-	list := func(b *bed, id string) error {
+	list := func(b *fixture, id string) error {
 		_, err := b.ListProcesses(t.Context(), id)
 		return err
 	}
-	signal := func(b *bed, id string) error { return b.Signal(t.Context(), id, "p", 15) }
-	follow := func(b *bed, id string) error {
+	signal := func(b *fixture, id string) error { return b.Signal(t.Context(), id, "p", 15) }
+	follow := func(b *fixture, id string) error {
 		w, err := b.Follow(t.Context(), id, "p", runtime.Follow{})
 		if err == nil {
 			_, err = w.Next()
 		}
 		return err
 	}
-	write := func(b *bed, id string) error {
+	write := func(b *fixture, id string) error {
 		in, err := b.Input(t.Context(), id, "p")
 		if err == nil {
 			_, err = in.Write([]byte("x"))
 		}
 		return err
 	}
-	told := func(b *bed, id string) error {
+	told := func(b *fixture, id string) error {
 		events, err := b.Events(t.Context(), id)
 		for err == nil {
 			_, err = events.Next()
@@ -126,7 +126,7 @@ func TestMisled(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		answer func(*program)
-		call   func(*bed, string) error
+		call   func(*fixture, string) error
 	}{
 		"relative path":     {file(func(f *wire.FileInfo) { f.Path = []byte("x") }), stat},
 		"no path":           {file(func(f *wire.FileInfo) { f.Path = nil }), stat},
@@ -200,7 +200,7 @@ func TestClasses(t *testing.T) {
 		wire.ClassUnsupported: errdefs.IsNotImplemented, wire.ClassInternal: errdefs.IsInternal, "made up": errdefs.IsInternal,
 		wire.ClassNotKilled: errdefs.IsInternal, // but for a kill
 	} {
-		b := newBed(t)
+		b := newFixture(t)
 		id := b.create(t, "x")
 		b.serve(t, "x", func(p *program, _ *wire.Request) {
 			p.json(wire.KindFailure, wire.Failure{Class: class, Message: "why"})
@@ -237,7 +237,7 @@ func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 // A follower goes on over another session, and believes no place twice.
 func TestFollower(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	id := b.create(t, "x")
 	for range 3 {
 		b.serve(t, "x", func(p *program, req *wire.Request) {
@@ -298,7 +298,7 @@ func TestFollowerRejoins(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := newBed(t)
+			b := newFixture(t)
 			id := b.create(t, "x")
 			var tries atomic.Int64
 			for range 2 {
@@ -415,7 +415,7 @@ func TestNoProgram(t *testing.T) {
 	for code, is := range map[int]func(error) bool{
 		2: errdefs.IsNotImplemented, 126: errdefs.IsNotImplemented, 127: errdefs.IsNotImplemented, 1: errdefs.IsFailedPrecondition,
 	} {
-		b := newBed(t)
+		b := newFixture(t)
 		b.engine.code = code
 		c, err := b.Create(t.Context(), runtime.Spec{Name: "x", Image: "berm.local/busybox:latest", Agent: &runtime.Agent{}})
 		must(t, err)

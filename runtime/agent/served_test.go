@@ -62,9 +62,9 @@ func (s *table) answer(p *program, req *wire.Request) {
 	p.json(wire.KindResult, wire.ProcessInfo{ID: id, Running: s.m[id]})
 }
 
-// servedBed is a container whose program has user 1000, and an engine that starts others.
-func servedBed(t *testing.T) (b *bed, id string, own, other *table) {
-	b = newBed(t)
+// servedFixture is a container whose program has user 1000, and an engine that starts others.
+func servedFixture(t *testing.T) (b *fixture, id string, own, other *table) {
+	b = newFixture(t)
 	id = b.create(t, "x")
 	own, other = new(table), new(table)
 	b.serve(t, "x", own.answer)
@@ -81,7 +81,7 @@ func (b *container) sessions() int {
 // Processes of all users are listed together, and each is reached over its own session,
 // which lives as long as any of its processes is known.
 func TestServedProcesses(t *testing.T) {
-	b, id, _, other := servedBed(t)
+	b, id, _, other := servedFixture(t)
 	for process, user := range map[string]string{"mine": "", "its": "33"} {
 		if _, _, err := b.Start(t.Context(), id, runtime.Process{ID: process, Command: []string{"x"}, User: user}); err != nil {
 			t.Fatal(err)
@@ -115,7 +115,7 @@ func TestServedProcesses(t *testing.T) {
 
 // Events has the processes of all users, and ends with a session that had some.
 func TestServedEvents(t *testing.T) {
-	b, id, _, _ := servedBed(t)
+	b, id, _, _ := servedFixture(t)
 	b.engine.code = 0
 	open := func() runtime.Events {
 		events, err := b.Events(t.Context(), id)
@@ -155,7 +155,7 @@ func TestServedEvents(t *testing.T) {
 
 // TestServedListFails checks that a failed list uses no session any longer.
 func TestServedListFails(t *testing.T) {
-	b, id, _, other := servedBed(t)
+	b, id, _, other := servedFixture(t)
 	b.engine.serves = func(p *program, req *wire.Request) {
 		if req.Op == wire.OpEvents {
 			p.json(wire.KindFailure, wire.Failure{Class: wire.ClassInternal, Message: "no"})
@@ -180,7 +180,7 @@ func TestServedListFails(t *testing.T) {
 
 // A program can't list processes that are another's.
 func TestServedForges(t *testing.T) {
-	b, id, own, other := servedBed(t)
+	b, id, own, other := servedFixture(t)
 	if _, _, err := b.Start(t.Context(), id, runtime.Process{ID: "its", Command: []string{"x"}, User: "33"}); err != nil {
 		t.Fatal(err)
 	}
@@ -196,7 +196,7 @@ func TestServedForges(t *testing.T) {
 
 // When a session ends, and some of its processes can't be killed, that is said.
 func TestServedLost(t *testing.T) {
-	b, id, _, _ := servedBed(t)
+	b, id, _, _ := servedFixture(t)
 	begun := make(chan struct{})
 	b.engine.serves = func(p *program, req *wire.Request) {
 		if p.ready() && req.Op == wire.OpStart {
@@ -220,7 +220,7 @@ func TestServedLost(t *testing.T) {
 
 // A process that went with its session is no more.
 func TestServedProcessLost(t *testing.T) {
-	b, id, _, _ := servedBed(t)
+	b, id, _, _ := servedFixture(t)
 	b.engine.code = 0
 	if _, _, err := b.Start(t.Context(), id, runtime.Process{ID: "its", Command: []string{"x"}, User: "33"}); err != nil {
 		t.Fatal(err)
@@ -237,7 +237,7 @@ func TestServedProcessLost(t *testing.T) {
 
 // There are not more sessions than there may be, and they end with the Runtime.
 func TestServedMany(t *testing.T) {
-	b, id, _, _ := servedBed(t)
+	b, id, _, _ := servedFixture(t)
 	for n := range maxServed + 2 {
 		_, _, err := b.Start(t.Context(), id, runtime.Process{ID: fmt.Sprint("p", n), Command: []string{"x"}, User: fmt.Sprint(n)})
 		if n < maxServed && err != nil || n >= maxServed && !errdefs.IsResourceExhausted(err) {
@@ -249,7 +249,7 @@ func TestServedMany(t *testing.T) {
 
 // Nothing is started in a paused container.
 func TestServedPause(t *testing.T) {
-	b, id, _, _ := servedBed(t)
+	b, id, _, _ := servedFixture(t)
 	must(t, b.Pause(t.Context(), id))
 	if _, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}, User: "33"}); !errdefs.IsFailedPrecondition(err) || b.engine.started("serve") != 0 {
 		t.Error(err)

@@ -215,7 +215,7 @@ func TestEventsBeforeNext(t *testing.T) {
 
 // TestFollowAtAPace checks that a program that ends each stream at once isn't asked without end.
 func TestFollowAtAPace(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	id := b.create(t, "a")
 	const times = 5
 	var asked atomic.Int32

@@ -14,7 +14,7 @@ import (
 // TestStrangers checks that nobody is let in while nobody knows who the first process is. The
 // first sweep finds out.
 func TestStrangers(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	id := b.create(t, "x")
 	must(t, b.Close())
 	b.open(t)
@@ -36,7 +36,7 @@ func TestStrangers(t *testing.T) {
 }
 
 func TestDirectories(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	dirs := func() int {
 		entries, err := os.ReadDir(b.root)
 		must(t, err)
@@ -81,7 +81,7 @@ func TestDirectories(t *testing.T) {
 
 // The program has room under any limit of processes, and no limit stays none.
 func TestLeastLimit(t *testing.T) {
-	b := newBed(t)
+	b := newFixture(t)
 	for name, agent := range map[string]*runtime.Agent{"with-a-socket": nil, "without": {}} {
 		for asked, want := range map[int64]int64{0: 0, 1: minPids, minPids: minPids, 128: 128} {
 			spec := runtime.Spec{Name: fmt.Sprint(name, asked), Image: runtimetest.DefaultImage, Command: []string{"sleep"}, PidsLimit: asked, Agent: agent}

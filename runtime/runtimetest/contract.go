@@ -82,19 +82,19 @@ const labelCase = "berm.contract"
 
 type contractCase struct {
 	name string
-	run  func(t *testing.T, b *bed)
+	run  func(t *testing.T, b *fixture)
 }
 
 // containerCase is a case that needs a container, and leaves it usable.
 type containerCase struct {
 	name string
-	run  func(t *testing.T, b *bed, id string)
+	run  func(t *testing.T, b *fixture, id string)
 }
 
 // inOne makes one case of several, which run in one container, one after the other. What
 // processes a case leaves are gone before the next one.
-func inOne(name string, spec func(*bed) runtime.Spec, cases ...containerCase) contractCase {
-	return contractCase{name, func(t *testing.T, b *bed) {
+func inOne(name string, spec func(*fixture) runtime.Spec, cases ...containerCase) contractCase {
+	return contractCase{name, func(t *testing.T, b *fixture) {
 		c := b.create(t, spec(b))
 		for _, of := range cases {
 			t.Run(of.name, func(t *testing.T) {
@@ -106,7 +106,7 @@ func inOne(name string, spec func(*bed) runtime.Spec, cases ...containerCase) co
 }
 
 // forget kills and forgets all processes of a container, unless a case has removed it.
-func (b *bed) forget(t *testing.T, id string) {
+func (b *fixture) forget(t *testing.T, id string) {
 	processes, err := b.rt.ListProcesses(b.ctx, id)
 	for _, p := range processes {
 		err = errors.Join(err, b.rt.Kill(b.ctx, id, p.ID))
@@ -123,8 +123,8 @@ func (b *bed) forget(t *testing.T, id string) {
 	}
 }
 
-// bed is the fixture of a case.
-type bed struct {
+// fixture is the fixture of a case.
+type fixture struct {
 	Harness
 	rt     runtime.AgentRuntime
 	ctx    context.Context // ends long before the test binary's timeout
@@ -159,19 +159,19 @@ func Run(t *testing.T, h Harness) {
 		for _, c := range slices.DeleteFunc(together, skipped) {
 			t.Run(c.name, func(t *testing.T) {
 				t.Parallel()
-				c.run(t, newBed(t, h, rt))
+				c.run(t, newFixture(t, h, rt))
 			})
 		}
 	})
 	for _, c := range slices.DeleteFunc(alone, skipped) {
-		t.Run(c.name, func(t *testing.T) { c.run(t, newBed(t, h, rt)) })
+		t.Run(c.name, func(t *testing.T) { c.run(t, newFixture(t, h, rt)) })
 	}
 }
 
-func newBed(t *testing.T, h Harness, rt runtime.AgentRuntime) *bed {
+func newFixture(t *testing.T, h Harness, rt runtime.AgentRuntime) *fixture {
 	name := "berm-contract-" + strings.ToLower(rand.Text()[:12])
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	b := &bed{Harness: h, rt: rt, ctx: ctx, name: name, labels: map[string]string{labelCase: name}}
+	b := &fixture{Harness: h, rt: rt, ctx: ctx, name: name, labels: map[string]string{labelCase: name}}
 	t.Cleanup(func() {
 		cancel()
 		b.clean(t)
@@ -179,7 +179,7 @@ func newBed(t *testing.T, h Harness, rt runtime.AgentRuntime) *bed {
 	return b
 }
 
-func (b *bed) clean(t *testing.T) {
+func (b *fixture) clean(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	cs, err := b.rt.List(ctx, b.labels)
@@ -204,28 +204,28 @@ func (b *bed) clean(t *testing.T) {
 }
 
 // spec is of a container that sleeps; each has a name of its own.
-func (b *bed) spec() runtime.Spec {
+func (b *fixture) spec() runtime.Spec {
 	return runtime.Spec{
 		Name: fmt.Sprintf("%s-%d", b.name, b.count.Add(1)), Image: b.Image,
 		Command: []string{"sleep", "100000"}, Labels: maps.Clone(b.labels), RuntimeClass: b.Class, UserNS: b.UserNS,
 	}
 }
 
-func (b *bed) create(t *testing.T, spec runtime.Spec) runtime.Container {
+func (b *fixture) create(t *testing.T, spec runtime.Spec) runtime.Container {
 	t.Helper()
 	c, err := b.rt.Create(b.ctx, spec)
 	must(t, err)
 	return c
 }
 
-func (b *bed) inspect(t *testing.T, id string) runtime.Container {
+func (b *fixture) inspect(t *testing.T, id string) runtime.Container {
 	t.Helper()
 	c, err := b.rt.Inspect(b.ctx, id)
 	must(t, err)
 	return c
 }
 
-func (b *bed) list(t *testing.T) []runtime.Container {
+func (b *fixture) list(t *testing.T) []runtime.Container {
 	t.Helper()
 	cs, err := b.rt.List(b.ctx, b.labels)
 	must(t, err)
@@ -233,7 +233,7 @@ func (b *bed) list(t *testing.T) []runtime.Container {
 }
 
 // run runs a command and fails the test unless it could be run.
-func (b *bed) run(t *testing.T, id string, e runtime.Exec) (stdout, stderr string, code int) {
+func (b *fixture) run(t *testing.T, id string, e runtime.Exec) (stdout, stderr string, code int) {
 	t.Helper()
 	var outBuf, errBuf bytes.Buffer
 	e.Stdout, e.Stderr = &outBuf, &errBuf
@@ -245,7 +245,7 @@ func (b *bed) run(t *testing.T, id string, e runtime.Exec) (stdout, stderr strin
 }
 
 // output is what a command prints; the test fails unless it succeeds.
-func (b *bed) output(t *testing.T, id string, command ...string) string {
+func (b *fixture) output(t *testing.T, id string, command ...string) string {
 	t.Helper()
 	stdout, stderr, code := b.run(t, id, runtime.Exec{Command: command})
 	if code != 0 {
@@ -255,7 +255,7 @@ func (b *bed) output(t *testing.T, id string, command ...string) string {
 }
 
 // alive checks that commands can be run.
-func (b *bed) alive(t *testing.T, id string) {
+func (b *fixture) alive(t *testing.T, id string) {
 	t.Helper()
 	if got := b.output(t, id, "echo", "alive"); got != "alive" {
 		t.Errorf("a command prints %q", got)
@@ -263,14 +263,14 @@ func (b *bed) alive(t *testing.T, id string) {
 }
 
 // shell is the output of a script, whatever its exit code.
-func (b *bed) shell(t *testing.T, id, script string) string {
+func (b *fixture) shell(t *testing.T, id, script string) string {
 	t.Helper()
 	stdout, stderr, _ := b.run(t, id, runtime.Exec{Command: []string{"sh", "-c", script}})
 	return strings.TrimSpace(stdout + stderr)
 }
 
 // awaitState waits until a container's main process has come to a state.
-func (b *bed) awaitState(t *testing.T, id string, want runtime.State) runtime.Container {
+func (b *fixture) awaitState(t *testing.T, id string, want runtime.State) runtime.Container {
 	t.Helper()
 	var c runtime.Container
 	b.await(t, "state "+string(want), func() bool {
@@ -281,7 +281,7 @@ func (b *bed) awaitState(t *testing.T, id string, want runtime.State) runtime.Co
 }
 
 // await waits until a condition holds.
-func (b *bed) await(t *testing.T, what string, holds func() bool) {
+func (b *fixture) await(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()

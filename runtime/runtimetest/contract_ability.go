@@ -19,7 +19,7 @@ var noID = strings.Repeat("0", 64)
 func pauserCases() []contractCase {
 	return []contractCase{
 		{"pause", testPause},
-		inOne("pause in one container", (*bed).spec,
+		inOne("pause in one container", (*fixture).spec,
 			containerCase{"while commands start", testPauseStart},
 			containerCase{"while a command runs", testPauseRunning},
 			containerCase{"canceled", testPauseCanceled},
@@ -29,7 +29,7 @@ func pauserCases() []contractCase {
 
 // A container that is frozen under a command that is just being started must not
 // be lost to the engine: old ones never answer for it again.
-func testPauseStart(t *testing.T, b *bed, id string) {
+func testPauseStart(t *testing.T, b *fixture, id string) {
 	for i := range 15 {
 		ctx, cancel := context.WithTimeout(b.ctx, 10*time.Second)
 		var wg sync.WaitGroup
@@ -57,7 +57,7 @@ func testPauseStart(t *testing.T, b *bed, id string) {
 	}
 }
 
-func testPause(t *testing.T, b *bed) {
+func testPause(t *testing.T, b *fixture) {
 	c := b.create(t, b.spec())
 	for range 2 {
 		must(t, b.rt.Pause(b.ctx, c.ID))
@@ -88,7 +88,7 @@ func testPause(t *testing.T, b *bed) {
 
 // testPauseRunning checks that a frozen command goes on where it was. One that is to be
 // killed while it is frozen may be beyond a backend's reach, which then says so.
-func testPauseRunning(t *testing.T, b *bed, id string) {
+func testPauseRunning(t *testing.T, b *fixture, id string) {
 	ctx, cancel := context.WithCancel(b.ctx)
 	defer cancel()
 	failed := b.underWay(ctx, t, id)
@@ -117,7 +117,7 @@ func testPauseRunning(t *testing.T, b *bed, id string) {
 }
 
 // testPauseCanceled ends the context at many stages of a pause, and of a resume.
-func testPauseCanceled(t *testing.T, b *bed, id string) {
+func testPauseCanceled(t *testing.T, b *fixture, id string) {
 	for delay := time.Millisecond; delay < 200*time.Millisecond; delay = delay*3/2 + time.Millisecond {
 		for _, tt := range []struct {
 			name string
@@ -142,7 +142,7 @@ func testPauseCanceled(t *testing.T, b *bed, id string) {
 }
 
 // testStatsCounts checks that what is measured is the container's own.
-func testStatsCounts(t *testing.T, b *bed) {
+func testStatsCounts(t *testing.T, b *fixture) {
 	must(t, b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}))
 	server, client := b.onNetwork(t, b.name), b.onNetwork(t, b.name)
 	b.serve(t, server.ID, "wc -c")
@@ -169,7 +169,7 @@ func testStatsCounts(t *testing.T, b *bed) {
 	}
 }
 
-func testStats(t *testing.T, b *bed) {
+func testStats(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.MemoryBytes = 64 << 20
 	c := b.create(t, spec)

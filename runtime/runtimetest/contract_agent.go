@@ -20,7 +20,7 @@ import (
 // agentCases are about work inside a container.
 func agentCases() []contractCase {
 	return []contractCase{
-		inOne("agent/process", (*bed).spec,
+		inOne("agent/process", (*fixture).spec,
 			containerCase{"any", testProcess},
 			containerCase{"that can't be", testProcessRefused},
 			containerCase{"with input", testProcessInput},
@@ -30,13 +30,13 @@ func agentCases() []contractCase {
 			containerCase{"with a slow follower", testProcessSlow},
 			containerCase{"with exclusive followers", testProcessExclusive},
 		),
-		inOne("agent/more of processes", (*bed).spec,
+		inOne("agent/more of processes", (*fixture).spec,
 			containerCase{"several writers", testProcessWriters},
 			containerCase{"events", testEvents},
 			containerCase{"signaled", testProcessSignaled},
 			containerCase{"timeout", testProcessTimeout},
 		),
-		inOne("agent/files", (*bed).spec,
+		inOne("agent/files", (*fixture).spec,
 			containerCase{"any", testFiles},
 			containerCase{"in lists", testFileLists},
 			containerCase{"watched", testFilesWatched},
@@ -45,7 +45,7 @@ func agentCases() []contractCase {
 	}
 }
 
-func (b *bed) start(t *testing.T, id string, p runtime.Process) runtime.ProcessInfo {
+func (b *fixture) start(t *testing.T, id string, p runtime.Process) runtime.ProcessInfo {
 	t.Helper()
 	info, w, err := b.rt.Start(b.ctx, id, p)
 	must(t, err)
@@ -56,12 +56,12 @@ func (b *bed) start(t *testing.T, id string, p runtime.Process) runtime.ProcessI
 }
 
 // follow follows a process without loss.
-func (b *bed) follow(t *testing.T, id, process string, from int64) runtime.Follower {
+func (b *fixture) follow(t *testing.T, id, process string, from int64) runtime.Follower {
 	t.Helper()
 	return b.followAs(t, id, process, runtime.Follow{From: from, Lossless: true})
 }
 
-func (b *bed) followAs(t *testing.T, id, process string, how runtime.Follow) runtime.Follower {
+func (b *fixture) followAs(t *testing.T, id, process string, how runtime.Follow) runtime.Follower {
 	t.Helper()
 	w, err := b.rt.Follow(b.ctx, id, process, how)
 	must(t, err)
@@ -69,7 +69,7 @@ func (b *bed) followAs(t *testing.T, id, process string, how runtime.Follow) run
 	return w
 }
 
-func (b *bed) input(t *testing.T, id, process string) runtime.Input {
+func (b *fixture) input(t *testing.T, id, process string) runtime.Input {
 	t.Helper()
 	in, err := b.rt.Input(b.ctx, id, process)
 	must(t, err)
@@ -78,7 +78,7 @@ func (b *bed) input(t *testing.T, id, process string) runtime.Input {
 }
 
 // types gives a process input, and leaves it open.
-func (b *bed) types(t *testing.T, id, process, text string) {
+func (b *fixture) types(t *testing.T, id, process, text string) {
 	t.Helper()
 	in := b.input(t, id, process)
 	if n, err := io.WriteString(in, text); err != nil || n != len(text) {
@@ -127,7 +127,7 @@ func sh(id, script string) runtime.Process {
 	return runtime.Process{ID: id, Command: []string{"sh", "-c", script}}
 }
 
-func testProcess(t *testing.T, b *bed, id string) {
+func testProcess(t *testing.T, b *fixture, id string) {
 	p := sh("p", "echo out; echo err >&2; exit 3")
 	p.Label = "a label"
 	info := b.start(t, id, p)
@@ -169,7 +169,7 @@ func testProcess(t *testing.T, b *bed, id string) {
 	b.start(t, id, p) // the ID is free again
 }
 
-func testProcessRefused(t *testing.T, b *bed, id string) {
+func testProcessRefused(t *testing.T, b *fixture, id string) {
 	for name, p := range map[string]runtime.Process{
 		"no ID": sh("", "true"), "odd ID": sh("a b", "true"), "long ID": sh(strings.Repeat("x", 129), "true"),
 		"no command": {ID: "p"}, "relative directory": {ID: "p", Command: []string{"true"}, WorkingDir: "x"},
@@ -200,7 +200,7 @@ func testProcessRefused(t *testing.T, b *bed, id string) {
 	class(t, "events in none", err, errdefs.IsNotFound, "NotFound")
 }
 
-func testProcessInput(t *testing.T, b *bed, id string) {
+func testProcessInput(t *testing.T, b *fixture, id string) {
 	p := runtime.Process{ID: "p", Command: []string{"cat"}, Stdin: true}
 	b.start(t, id, p)
 	w := b.follow(t, id, "p", 0)
@@ -226,7 +226,7 @@ func testProcessInput(t *testing.T, b *bed, id string) {
 	}
 }
 
-func testProcessFrom(t *testing.T, b *bed, id string) {
+func testProcessFrom(t *testing.T, b *fixture, id string) {
 	p := sh("p", "echo 0123456789; echo abcdefghi; exit 4")
 	p.KeepBytes = 12
 	b.start(t, id, p)
@@ -259,7 +259,7 @@ func testProcessFrom(t *testing.T, b *bed, id string) {
 	})
 }
 
-func testProcessSignaled(t *testing.T, b *bed, id string) {
+func testProcessSignaled(t *testing.T, b *fixture, id string) {
 	b.start(t, id, sh("p", "sleep 1000"))
 	must(t, b.rt.Signal(b.ctx, id, "p", 15))
 	if _, info := rest(t, b.follow(t, id, "p", 0)); info.ExitCode != 143 || info.Signal != 15 || info.Killed || info.TimedOut {
@@ -299,13 +299,13 @@ func testProcessSignaled(t *testing.T, b *bed, id string) {
 }
 
 // unreached is of a container whose program isn't reached by a socket.
-func (b *bed) unreached() runtime.Spec {
+func (b *fixture) unreached() runtime.Spec {
 	spec := b.spec()
 	spec.Agent = &runtime.Agent{Program: b.Agent}
 	return spec
 }
 
-func testProcessTimeout(t *testing.T, b *bed, id string) {
+func testProcessTimeout(t *testing.T, b *fixture, id string) {
 	p := sh("p", "sleep 1000")
 	p.Timeout = 300 * time.Millisecond
 	b.start(t, id, p)
@@ -315,7 +315,7 @@ func testProcessTimeout(t *testing.T, b *bed, id string) {
 }
 
 // testProcessKilled kills the same trees as testCancelKills, one of them by a timeout.
-func testProcessKilled(t *testing.T, b *bed, id string) {
+func testProcessKilled(t *testing.T, b *fixture, id string) {
 	b.start(t, id, sh("spared", "sleep 60000"))
 	for name, script := range map[string]string{ // by the IDs
 		"setsid":      "setsid sleep 70001 & setsid setsid sleep 70002 & sleep 70003",
@@ -343,7 +343,7 @@ func testProcessKilled(t *testing.T, b *bed, id string) {
 	}
 }
 
-func testProcessTerminal(t *testing.T, b *bed, id string) {
+func testProcessTerminal(t *testing.T, b *fixture, id string) {
 	p := sh("p", "test -t 0 && test -t 1 && test -t 2 && stty size; read x; stty size; echo $x >&2; exit 6")
 	p.TTY, p.Stdin, p.Rows, p.Cols = true, true, 30, 100
 	b.start(t, id, p)
@@ -360,7 +360,7 @@ func testProcessTerminal(t *testing.T, b *bed, id string) {
 
 // testProcessOutlives has a second client find what a first one started, but for what that
 // was waiting for.
-func testProcessOutlives(t *testing.T, b *bed) {
+func testProcessOutlives(t *testing.T, b *fixture) {
 	dir := t.TempDir()
 	first := b.Reopen(t, dir)
 	c, err := first.Create(b.ctx, b.spec())
@@ -442,7 +442,7 @@ func testProcessOutlives(t *testing.T, b *bed) {
 }
 
 // testExecUser runs commands as others than the container's user.
-func testExecUser(t *testing.T, b *bed) {
+func testExecUser(t *testing.T, b *fixture) {
 	for own, users := range map[string]map[string]string{
 		"":          {"": "0:0", "0:0": "0:0", "1000:1000": "1000:1000", "root": "0:0"},
 		"1000:1000": {"": "1000:1000", "1000:1000": "1000:1000", "0:0": "0:0", "1000:0": "1000:0"},
@@ -463,7 +463,7 @@ func testExecUser(t *testing.T, b *bed) {
 }
 
 // testProcessUser has a process of another user beside one of the container's own.
-func testProcessUser(t *testing.T, b *bed, id string) {
+func testProcessUser(t *testing.T, b *fixture, id string) {
 	p := sh("other", "id -u; setsid sleep 70001 & sleep 70003")
 	p.User = "1000:1000"
 	b.start(t, id, p)
@@ -488,7 +488,7 @@ func testProcessUser(t *testing.T, b *bed, id string) {
 
 // testServeStopped: where a container stops the program that serves another user, or kills
 // it, all of the command is killed all the same, and soon.
-func testServeStopped(t *testing.T, b *bed, id string) {
+func testServeStopped(t *testing.T, b *fixture, id string) {
 	for _, signal := range []string{"STOP", "KILL"} {
 		begun := time.Now()
 		_, err := b.rt.Exec(b.ctx, id, runtime.Exec{User: "1000:1000", Command: []string{
@@ -511,7 +511,7 @@ func testServeStopped(t *testing.T, b *bed, id string) {
 
 // testServePaused: a pause at any moment of a program's start holds up neither it nor others.
 // Each user has a program of its own.
-func testServePaused(t *testing.T, b *bed, id string) {
+func testServePaused(t *testing.T, b *fixture, id string) {
 	for uid := range 8 {
 		delay, command := time.Duration(uid)*20*time.Millisecond, runtime.Exec{Command: []string{"true"}, User: fmt.Sprint(2000 + uid)}
 		ended := make(chan error, 1)
@@ -536,7 +536,7 @@ func testServePaused(t *testing.T, b *bed, id string) {
 
 // testExecAlike: what a command is and may be doesn't depend on the carrier. A name for the
 // user has the engine start a program.
-func testExecAlike(t *testing.T, b *bed) {
+func testExecAlike(t *testing.T, b *fixture) {
 	for _, user := range []struct{ own, name string }{{"", "root"}, {"65534:65534", "nobody"}} {
 		spec := b.spec()
 		spec.User, spec.ReadOnlyRootfs, spec.Env, spec.CapAdd = user.own, true, []string{"A=container"}, []string{"CAP_NET_BIND_SERVICE"}
@@ -582,7 +582,7 @@ func testExecAlike(t *testing.T, b *bed) {
 
 // testImpostor: of those in a container that say they are its program, only its first
 // process is heard. The impostor is the same program; what it ran would have it above.
-func testImpostor(t *testing.T, b *bed, id string) {
+func testImpostor(t *testing.T, b *fixture, id string) {
 	b.start(t, id, runtime.Process{ID: "impostor", Command: []string{runtime.AgentProgram, "init", "/", "--", "sleep", "70001"}})
 	b.await(t, "the impostor to serve", func() bool {
 		return strings.Contains(b.output(t, id, "ps", "-o", "args"), "\nsleep 70001")
@@ -598,7 +598,7 @@ func testImpostor(t *testing.T, b *bed, id string) {
 
 // testAgentOff: a container whose program isn't reached by a socket is worked in all the
 // same, over the stdio of one that the engine starts.
-func testAgentOff(t *testing.T, b *bed, id string) {
+func testAgentOff(t *testing.T, b *fixture, id string) {
 	if res, err := b.rt.Exec(b.ctx, id, runtime.Exec{Command: []string{"true"}}); err != nil || res.ExitCode != 0 {
 		t.Errorf("%+v, %v", res, err)
 	}
@@ -633,7 +633,7 @@ func testAgentOff(t *testing.T, b *bed, id string) {
 	must(t, b.rt.Forget(b.ctx, id, "p"))
 }
 
-func testDial(t *testing.T, b *bed, id string) {
+func testDial(t *testing.T, b *fixture, id string) {
 	_, err := b.rt.Dial(b.ctx, id, 7777)
 	class(t, "a port that nobody listens at", err, errdefs.IsFailedPrecondition, "FailedPrecondition")
 	for _, port := range []int{0, -1, 65536} {
@@ -667,7 +667,7 @@ func testDial(t *testing.T, b *bed, id string) {
 }
 
 // dialed checks what a server at port 7777 says.
-func (b *bed) dialed(t *testing.T, id, want string) {
+func (b *fixture) dialed(t *testing.T, id, want string) {
 	t.Helper()
 	conn, err := b.rt.Dial(b.ctx, id, 7777)
 	if err != nil {

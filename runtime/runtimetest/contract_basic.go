@@ -34,7 +34,7 @@ func basicCases() []contractCase {
 	}
 }
 
-func testInfo(t *testing.T, b *bed) {
+func testInfo(t *testing.T, b *fixture) {
 	info, err := b.rt.Info(b.ctx)
 	must(t, err)
 	if info.Backend == "" || info.Version == "" || info.OS == "" || info.Architecture == "" ||
@@ -46,7 +46,7 @@ func testInfo(t *testing.T, b *bed) {
 	}
 }
 
-func testImage(t *testing.T, b *bed) {
+func testImage(t *testing.T, b *fixture) {
 	img, err := b.rt.Image(b.ctx, b.Image)
 	must(t, err)
 	byID, err := b.rt.Image(b.ctx, img.ID)
@@ -65,7 +65,7 @@ func testImage(t *testing.T, b *bed) {
 	}
 }
 
-func testCreateFields(t *testing.T, b *bed) {
+func testCreateFields(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.Labels["some.label"] = "some value"
 	spec.Labels["empty.label"] = ""
@@ -109,7 +109,7 @@ func testCreateFields(t *testing.T, b *bed) {
 	}
 }
 
-func testCreateMainEnds(t *testing.T, b *bed) {
+func testCreateMainEnds(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.Command = []string{"sh", "-c", "sleep 0.2; exit 3"}
 	c := b.awaitState(t, b.create(t, spec).ID, runtime.StateExited)
@@ -136,7 +136,7 @@ func testCreateMainEnds(t *testing.T, b *bed) {
 	}
 }
 
-func testCreateFailures(t *testing.T, b *bed) {
+func testCreateFailures(t *testing.T, b *fixture) {
 	missing := filepath.Join(t.TempDir(), "missing")
 	refused := func(name string, change func(*runtime.Spec), is func(error) bool, want string) {
 		t.Helper()
@@ -183,7 +183,7 @@ func testCreateFailures(t *testing.T, b *bed) {
 	b.create(t, spec)
 }
 
-func testEnsureNetwork(t *testing.T, b *bed) {
+func testEnsureNetwork(t *testing.T, b *fixture) {
 	var wg sync.WaitGroup
 	for range 10 {
 		wg.Go(func() {
@@ -207,7 +207,7 @@ func testEnsureNetwork(t *testing.T, b *bed) {
 	}
 }
 
-func testList(t *testing.T, b *bed) {
+func testList(t *testing.T, b *fixture) {
 	if cs := b.list(t); len(cs) != 0 {
 		t.Fatalf("before: %+v", cs)
 	}
@@ -254,7 +254,7 @@ func testList(t *testing.T, b *bed) {
 	}
 }
 
-func testRemove(t *testing.T, b *bed) {
+func testRemove(t *testing.T, b *fixture) {
 	running, exited := b.spec(), b.spec()
 	exited.Command = []string{"true"}
 	for _, spec := range []runtime.Spec{running, exited} {

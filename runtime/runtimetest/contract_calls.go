@@ -14,7 +14,7 @@ import (
 )
 
 // calls are all methods of a runtime, by name, on one container.
-func (b *bed) calls(rt runtime.AgentRuntime, id string) map[string]func(context.Context) error {
+func (b *fixture) calls(rt runtime.AgentRuntime, id string) map[string]func(context.Context) error {
 	spec := b.spec()
 	calls := map[string]func(context.Context) error{
 		"info":    func(ctx context.Context) error { _, err := rt.Info(ctx); return err },
@@ -47,11 +47,11 @@ func (b *bed) calls(rt runtime.AgentRuntime, id string) map[string]func(context.
 }
 
 // answered says that a call needs no engine, and so has nothing to wait for.
-func (b *bed) answered(call string) bool {
+func (b *fixture) answered(call string) bool {
 	return b.LocalNetworks && slices.Contains([]string{"ensure network", "networks", "remove network"}, call)
 }
 
-func testContextEnded(t *testing.T, b *bed) {
+func testContextEnded(t *testing.T, b *fixture) {
 	c := b.create(t, b.spec())
 	canceled, cancel := context.WithCancel(b.ctx)
 	cancel()
@@ -68,7 +68,7 @@ func testContextEnded(t *testing.T, b *bed) {
 
 // testRemoveCanceled ends the context at many stages of a removal: the next one
 // brings it to its end.
-func testRemoveCanceled(t *testing.T, b *bed) {
+func testRemoveCanceled(t *testing.T, b *fixture) {
 	removed := 0
 	for delay := time.Millisecond; delay < 300*time.Millisecond && removed < 2; delay = delay*5/2 + time.Millisecond {
 		c := b.create(t, b.spec())
@@ -94,7 +94,7 @@ func testRemoveCanceled(t *testing.T, b *bed) {
 
 // testRemoveWhileCreated removes containers as soon as they can be seen. Whatever
 // Create says then, nothing is left, and the name is free.
-func testRemoveWhileCreated(t *testing.T, b *bed) {
+func testRemoveWhileCreated(t *testing.T, b *fixture) {
 	for range 3 {
 		spec := b.spec()
 		var made runtime.Container
@@ -133,7 +133,7 @@ func testRemoveWhileCreated(t *testing.T, b *bed) {
 
 // testHang checks that no call waits for longer than its caller, nor than a backend's
 // own time, give or take what it needs to undo what it can't know.
-func testHang(t *testing.T, b *bed) {
+func testHang(t *testing.T, b *fixture) {
 	c := b.create(t, b.spec())
 	impatient, resume := b.Hang(t)
 	resume = sync.OnceFunc(resume)

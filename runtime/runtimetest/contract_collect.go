@@ -17,7 +17,7 @@ func collectorCases() []contractCase {
 	}
 }
 
-func (b *bed) cleanVolumes(ctx context.Context, t *testing.T) {
+func (b *fixture) cleanVolumes(ctx context.Context, t *testing.T) {
 	c := b.Collector
 	if c == nil {
 		return
@@ -33,7 +33,7 @@ func (b *bed) cleanVolumes(ctx context.Context, t *testing.T) {
 	}
 }
 
-func testVolumes(t *testing.T, b *bed) {
+func testVolumes(t *testing.T, b *fixture) {
 	c := b.Collector
 	for name, used := range map[string]bool{b.name + "-0": false, b.name + "-1": true} {
 		b.MakeVolume(t, name, map[string]string{labelCase: b.name, "name": name}, used)
@@ -63,7 +63,7 @@ func testVolumes(t *testing.T, b *bed) {
 }
 
 // testNetworkByID checks that an ID selects the network, not a name that looks like one.
-func testNetworkByID(t *testing.T, b *bed) {
+func testNetworkByID(t *testing.T, b *fixture) {
 	c := b.Collector
 	must(t, b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}))
 	made, err := b.rt.Networks(b.ctx, b.labels)

@@ -26,7 +26,7 @@ func createCases() []contractCase {
 
 // testCreateNameWanted checks that one of many creates gets the name, and that the others
 // leave its container alone.
-func testCreateNameWanted(t *testing.T, b *bed) {
+func testCreateNameWanted(t *testing.T, b *fixture) {
 	spec := b.spec()
 	var mu sync.Mutex
 	var made []string
@@ -53,7 +53,7 @@ func testCreateNameWanted(t *testing.T, b *bed) {
 	b.create(t, spec)
 }
 
-func testLongName(t *testing.T, b *bed) {
+func testLongName(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.Name += "-_." + strings.Repeat("Xy0", 40)
 	spec.Name = spec.Name[:128]
@@ -77,7 +77,7 @@ func testLongName(t *testing.T, b *bed) {
 // testOddLabels checks that labels come back, and are found by, whatever they hold. A
 // sandbox's whole spec is in one label, and the names of its variables, 512 of up to 255
 // characters, are in another.
-func testOddLabels(t *testing.T, b *bed) {
+func testOddLabels(t *testing.T, b *fixture) {
 	values := map[string]string{
 		"quotes":   `with "double" and 'single' ones`,
 		"commas":   "a,b,,c,",
@@ -131,7 +131,7 @@ func testOddLabels(t *testing.T, b *bed) {
 }
 
 // testOddEnvironment uses any characters, and as many as the policy allows.
-func testOddEnvironment(t *testing.T, b *bed) {
+func testOddEnvironment(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.Env = []string{`QUOTES="double" and 'single'`, "UNICODE=ünïcödé ✓ 世界", "SHELL_LIKE=$HOME `id` $(id) \\"}
 	for i := range 4 {
@@ -151,7 +151,7 @@ func testOddEnvironment(t *testing.T, b *bed) {
 }
 
 // testOddIDs checks that what isn't an ID reaches nothing.
-func testOddIDs(t *testing.T, b *bed) {
+func testOddIDs(t *testing.T, b *fixture) {
 	_, err := b.rt.Inspect(b.ctx, noID)
 	class(t, "inspect", err, errdefs.IsNotFound, "NotFound")
 	_, err = b.rt.Exec(b.ctx, noID, runtime.Exec{Command: []string{"true"}})
@@ -173,7 +173,7 @@ func testOddIDs(t *testing.T, b *bed) {
 	b.alive(t, c.ID)
 }
 
-func testImageConfiguration(t *testing.T, b *bed) {
+func testImageConfiguration(t *testing.T, b *fixture) {
 	img, err := b.rt.Image(b.ctx, b.Configured)
 	must(t, err)
 	if !slices.Contains(img.Env, "FROM_IMAGE=yes") || img.User != "nobody" || !slices.Equal(img.Command, []string{"sleep", "200000"}) {

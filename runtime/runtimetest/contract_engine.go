@@ -18,7 +18,7 @@ import (
 // testEngineRestart kills the engine and starts it again. One may take its containers
 // along, another leave them: what lives is usable afterwards, what ended is told so,
 // and nothing is lost.
-func testEngineRestart(t *testing.T, b *bed) {
+func testEngineRestart(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.Labels["kept"] = "yes"
 	c := b.create(t, spec)
@@ -111,7 +111,7 @@ func testEngineRestart(t *testing.T, b *bed) {
 }
 
 // ending makes a container whose main process exits with code 5 when end is called.
-func (b *bed) ending(t *testing.T) (id string, end func()) {
+func (b *fixture) ending(t *testing.T) (id string, end func()) {
 	t.Helper()
 	spec := b.spec()
 	if !b.Real {
@@ -131,7 +131,7 @@ func (b *bed) ending(t *testing.T) (id string, end func()) {
 }
 
 // afterRestart looks at one that ran, one that had ended and one that ended meanwhile.
-func (b *bed) afterRestart(t *testing.T, ran string, before runtime.Container, ending string) {
+func (b *fixture) afterRestart(t *testing.T, ran string, before runtime.Container, ending string) {
 	t.Helper()
 	if got := b.inspect(t, ran); got.State == runtime.StateRunning {
 		b.alive(t, ran)

@@ -44,14 +44,14 @@ func execCases(real bool) []contractCase {
 		)
 	}
 	return []contractCase{
-		inOne("exec/in one container", (*bed).spec, cases...),
+		inOne("exec/in one container", (*fixture).spec, cases...),
 		{"exec/env user directory", testExecFields},
 		{"exec/container removed", testExecContainerRemoved},
 		{"exec/container dies", testExecContainerDies},
 	}
 }
 
-func testExecStreams(t *testing.T, b *bed, id string) {
+func testExecStreams(t *testing.T, b *fixture, id string) {
 	stdout, stderr, code := b.run(t, id, runtime.Exec{Command: []string{"sh", "-c", "echo to stdout; echo to stderr >&2"}})
 	if stdout != "to stdout\n" || stderr != "to stderr\n" || code != 0 {
 		t.Errorf("stdout %q, stderr %q, exit code %d", stdout, stderr, code)
@@ -61,7 +61,7 @@ func testExecStreams(t *testing.T, b *bed, id string) {
 	}
 }
 
-func testExecExitCodes(t *testing.T, b *bed, id string) {
+func testExecExitCodes(t *testing.T, b *fixture, id string) {
 	for _, want := range []int{0, 1, 3, 126, 255} {
 		if _, _, code := b.run(t, id, runtime.Exec{Command: []string{"sh", "-c", fmt.Sprintf("exit %d", want)}}); code != want {
 			t.Errorf("exit %d is told as %d", want, code)
@@ -74,7 +74,7 @@ func testExecExitCodes(t *testing.T, b *bed, id string) {
 	}
 }
 
-func testExecStdin(t *testing.T, b *bed, id string) {
+func testExecStdin(t *testing.T, b *fixture, id string) {
 	if stdout, _, code := b.run(t, id, runtime.Exec{Command: []string{"cat"}}); stdout != "" || code != 0 {
 		t.Errorf("no stdin: %q, exit code %d", stdout, code)
 	}
@@ -91,7 +91,7 @@ func testExecStdin(t *testing.T, b *bed, id string) {
 	}
 }
 
-func testExecStdinLeftOpen(t *testing.T, b *bed, id string) {
+func testExecStdinLeftOpen(t *testing.T, b *fixture, id string) {
 	r, w := io.Pipe()
 	t.Cleanup(func() { _ = w.Close() })
 	begun := time.Now()
@@ -101,7 +101,7 @@ func testExecStdinLeftOpen(t *testing.T, b *bed, id string) {
 	}
 }
 
-func testExecFields(t *testing.T, b *bed) {
+func testExecFields(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.Env = []string{"A=container", "B=container"}
 	spec.User = "1000:1000"
@@ -129,7 +129,7 @@ func testExecFields(t *testing.T, b *bed) {
 	}
 }
 
-func testExecRefused(t *testing.T, b *bed, id string) {
+func testExecRefused(t *testing.T, b *fixture, id string) {
 	_, err := b.rt.Exec(b.ctx, id, runtime.Exec{})
 	class(t, "no command", err, errdefs.IsInvalidArgument, "InvalidArgument")
 	_, err = b.rt.Exec(b.ctx, id, runtime.Exec{Command: []string{"true"}, WorkingDir: "relative"})
@@ -138,7 +138,7 @@ func testExecRefused(t *testing.T, b *bed, id string) {
 
 // testExecNoRoom: a command that can't be started, as the limit of processes leaves no
 // room for it, has no exit code; one that isn't there has.
-func testExecNoRoom(t *testing.T, b *bed) {
+func testExecNoRoom(t *testing.T, b *fixture) {
 	for name, agent := range map[string]*runtime.Agent{"socket": nil, "engine": b.agent(t)} {
 		t.Run(name, func(t *testing.T) {
 			spec := b.spec()
@@ -178,7 +178,7 @@ func testExecNoRoom(t *testing.T, b *bed) {
 	}
 }
 
-func testExecCanceled(t *testing.T, b *bed, id string) {
+func testExecCanceled(t *testing.T, b *fixture, id string) {
 	for name, is := range map[string]func(error) bool{"Canceled": errdefs.IsCanceled, "DeadlineExceeded": errdefs.IsDeadlineExceeded} {
 		ctx, cancel := context.WithCancelCause(b.ctx)
 		out := newSignalWriter("started")
@@ -207,7 +207,7 @@ func testExecCanceled(t *testing.T, b *bed, id string) {
 }
 
 // testExecHalfClose: the end of the input isn't the end of the command.
-func testExecHalfClose(t *testing.T, b *bed, id string) {
+func testExecHalfClose(t *testing.T, b *fixture, id string) {
 	stdout, _, code := b.run(t, id, runtime.Exec{
 		Command: []string{"sh", "-c", "cat; sleep 0.3; echo after; exit 4"}, Stdin: strings.NewReader("before\n"),
 	})
@@ -217,7 +217,7 @@ func testExecHalfClose(t *testing.T, b *bed, id string) {
 }
 
 // testExecArguments: no shell comes in between.
-func testExecArguments(t *testing.T, b *bed, id string) {
+func testExecArguments(t *testing.T, b *fixture, id string) {
 	args := []string{"$HOME", "`id`", "a;b", "*", `"quoted"`, "ünïcödé", `back\slash`, "--", "-x"}
 	if got, _, _ := b.run(t, id, runtime.Exec{Command: append([]string{"echo"}, args...)}); got != strings.Join(args, " ")+"\n" {
 		t.Errorf("%q were printed as %q", args, got)
@@ -225,7 +225,7 @@ func testExecArguments(t *testing.T, b *bed, id string) {
 }
 
 // testExecCanceledAnytime ends the context at many stages of a command's start.
-func testExecCanceledAnytime(t *testing.T, b *bed, id string) {
+func testExecCanceledAnytime(t *testing.T, b *fixture, id string) {
 	for delay := time.Millisecond; delay < 300*time.Millisecond; delay = delay*3/2 + time.Millisecond {
 		ctx, cancel := context.WithTimeout(b.ctx, delay)
 		_, err := b.rt.Exec(ctx, id, runtime.Exec{Command: []string{"sleep", "100001"}})
@@ -245,7 +245,7 @@ func testExecCanceledAnytime(t *testing.T, b *bed, id string) {
 
 // underWay starts a command that doesn't end by itself, waits until it runs, and
 // gives its error once it has ended.
-func (b *bed) underWay(ctx context.Context, t *testing.T, id string) <-chan error {
+func (b *fixture) underWay(ctx context.Context, t *testing.T, id string) <-chan error {
 	t.Helper()
 	out, failed := newSignalWriter("started"), make(chan error, 1)
 	go func() {
@@ -269,7 +269,7 @@ func interrupted(t *testing.T, what string, err error) {
 	}
 }
 
-func testExecContainerRemoved(t *testing.T, b *bed) {
+func testExecContainerRemoved(t *testing.T, b *fixture) {
 	c := b.create(t, b.spec())
 	var failed []<-chan error
 	for range 3 {
@@ -286,7 +286,7 @@ func testExecContainerRemoved(t *testing.T, b *bed) {
 	}
 }
 
-func testExecContainerDies(t *testing.T, b *bed) {
+func testExecContainerDies(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.Command = []string{"sh", "-c", "until test -e /end; do sleep 0.1; done; exit 5"}
 	if !b.Real {
@@ -310,7 +310,7 @@ func testExecContainerDies(t *testing.T, b *bed) {
 
 // A container's first process is killed, and its commands with it, but it takes its time until
 // the engine hears of the former.
-func testExecContainerEndsSlowly(t *testing.T, b *bed) {
+func testExecContainerEndsSlowly(t *testing.T, b *fixture) {
 	c := b.create(t, b.spec())
 	command := b.underWay(b.ctx, t, c.ID)
 	c, err := b.rt.Inspect(b.ctx, c.ID)

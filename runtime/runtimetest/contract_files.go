@@ -56,17 +56,17 @@ func (a *FileAnswer) Paths() (paths []string) {
 }
 
 // file does an operation that ends by itself.
-func (b *bed) file(id string, op runtime.FileOp, in io.Reader) (*FileAnswer, error) {
+func (b *fixture) file(id string, op runtime.FileOp, in io.Reader) (*FileAnswer, error) {
 	return DoFile(b.ctx, b.rt, id, op, in)
 }
 
-func (b *bed) stat(id, path string) (runtime.FileInfo, error) {
+func (b *fixture) stat(id, path string) (runtime.FileInfo, error) {
 	a, err := b.file(id, runtime.FileOp{Verb: runtime.FileStat, Path: path}, nil)
 	return a.Info(), err
 }
 
 // write does a FileWrite that must succeed.
-func (b *bed) write(t *testing.T, id string, op runtime.FileOp, content string) runtime.FileInfo {
+func (b *fixture) write(t *testing.T, id string, op runtime.FileOp, content string) runtime.FileInfo {
 	t.Helper()
 	op.Verb = runtime.FileWrite
 	a, err := b.file(id, op, strings.NewReader(content))
@@ -74,14 +74,14 @@ func (b *bed) write(t *testing.T, id string, op runtime.FileOp, content string) 
 	return a.Info()
 }
 
-func (b *bed) read(t *testing.T, id, path string, offset, length int64) string {
+func (b *fixture) read(t *testing.T, id, path string, offset, length int64) string {
 	t.Helper()
 	a, err := b.file(id, runtime.FileOp{Verb: runtime.FileRead, Path: path, Offset: offset, Length: length}, nil)
 	must(t, err)
 	return a.Out.String()
 }
 
-func testFiles(t *testing.T, b *bed, id string) {
+func testFiles(t *testing.T, b *fixture, id string) {
 	info := b.write(t, id, runtime.FileOp{Path: "/tmp/a/b/file", Mode: 0o640, Parents: true}, "0123456789")
 	if info.Path != "/tmp/a/b/file" || info.Size != 10 || info.Mode != 0o640 || time.Since(info.ModTime).Abs() > time.Minute {
 		t.Errorf("written: %+v", info)
@@ -172,7 +172,7 @@ type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
-func testFileLists(t *testing.T, b *bed, id string) {
+func testFileLists(t *testing.T, b *fixture, id string) {
 	for _, path := range []string{"/tmp/l/b.txt", "/tmp/l/a.go", "/tmp/l/sub/c.txt", "/tmp/l/sub/sub/d.txt"} {
 		b.write(t, id, runtime.FileOp{Path: path, Parents: true}, "first of "+path+"\nNeedle here\nneedle there\n")
 	}
@@ -235,7 +235,7 @@ func testFileLists(t *testing.T, b *bed, id string) {
 	}
 }
 
-func testFilesWatched(t *testing.T, b *bed, id string) {
+func testFilesWatched(t *testing.T, b *fixture, id string) {
 	b.write(t, id, runtime.FileOp{Path: "/tmp/w/sub/x", Parents: true}, "")
 	ctx, cancel := context.WithCancel(b.ctx)
 	defer cancel()
@@ -270,7 +270,7 @@ func testFilesWatched(t *testing.T, b *bed, id string) {
 	class(t, "watch of none", err, errdefs.IsNotFound, "NotFound")
 }
 
-func testTar(t *testing.T, b *bed, id string) {
+func testTar(t *testing.T, b *fixture, id string) {
 	b.write(t, id, runtime.FileOp{Path: "/tmp/t/one", Parents: true, Mode: 0o600}, "content of one")
 	b.write(t, id, runtime.FileOp{Path: "/tmp/t/sub/two", Parents: true}, strings.Repeat("two", 100_000))
 	packed, err := b.file(id, runtime.FileOp{Verb: runtime.FileTarRead, Path: "/tmp/t"}, nil)
@@ -309,7 +309,7 @@ func testTar(t *testing.T, b *bed, id string) {
 
 // testFilesOfOthers: files are seen with the rights of the container's user, and links
 // lead where they lead inside.
-func testFilesOfOthers(t *testing.T, b *bed) {
+func testFilesOfOthers(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.User, spec.ReadOnlyRootfs = "1000:1000", true
 	spec.Tmpfs = []runtime.Tmpfs{{Target: "/tmp", SizeBytes: 1 << 20}}

@@ -45,7 +45,7 @@ func ending(w runtime.Follower) (n int, err error) {
 }
 
 // testProcessFollowed: whoever starts a process misses none of its output.
-func testProcessFollowed(t *testing.T, b *bed, id string) {
+func testProcessFollowed(t *testing.T, b *fixture, id string) {
 	p := sh("p", "echo 0123456789; echo abcdefghi; exit 4")
 	p.KeepBytes, p.Follow = 12, &runtime.Follow{From: 99, Lossless: true}
 	info, w, err := b.rt.Start(b.ctx, id, p)
@@ -65,7 +65,7 @@ func testProcessFollowed(t *testing.T, b *bed, id string) {
 	class(t, "an ID that is taken", err, errdefs.IsAlreadyExists, "AlreadyExists")
 }
 
-func testProcessFollowers(t *testing.T, b *bed, id string) {
+func testProcessFollowers(t *testing.T, b *fixture, id string) {
 	p := runtime.Process{ID: "p", Command: []string{"cat"}, Stdin: true}
 	if b.Real {
 		p.Command = []string{"sh", "-c", "echo $$; exec cat"}
@@ -103,7 +103,7 @@ func testProcessFollowers(t *testing.T, b *bed, id string) {
 
 // testProcessSlow: a follower that doesn't read delays its process if it is lossless, and
 // nobody else.
-func testProcessSlow(t *testing.T, b *bed, id string) {
+func testProcessSlow(t *testing.T, b *fixture, id string) {
 	const size = 2 << 20 // more than is on the way
 	p := runtime.Process{ID: "p", Command: []string{"cat"}, Stdin: true, KeepBytes: 4 << 10}
 	b.start(t, id, p)
@@ -147,7 +147,7 @@ func testProcessSlow(t *testing.T, b *bed, id string) {
 	}
 }
 
-func testProcessExclusive(t *testing.T, b *bed, id string) {
+func testProcessExclusive(t *testing.T, b *fixture, id string) {
 	b.start(t, id, runtime.Process{ID: "p", Command: []string{"cat"}, Stdin: true})
 	plain, first := b.follow(t, id, "p", 0), b.followAs(t, id, "p", runtime.Follow{Exclusive: true})
 	_, err := b.rt.Follow(b.ctx, id, "p", runtime.Follow{Exclusive: true})
@@ -173,7 +173,7 @@ func testProcessExclusive(t *testing.T, b *bed, id string) {
 	b.followAs(t, id, "p", runtime.Follow{Exclusive: true})
 }
 
-func testProcessWriters(t *testing.T, b *bed, id string) {
+func testProcessWriters(t *testing.T, b *fixture, id string) {
 	b.start(t, id, runtime.Process{ID: "p", Command: []string{"cat"}, Stdin: true})
 	w, first := b.follow(t, id, "p", 0), b.input(t, id, "p")
 	if _, err := io.WriteString(first, "first\n"); err != nil {
@@ -224,7 +224,7 @@ func told(t *testing.T, events runtime.Events) []runtime.ProcessInfo {
 	return got
 }
 
-func testEvents(t *testing.T, b *bed, id string) {
+func testEvents(t *testing.T, b *fixture, id string) {
 	open := func() runtime.Events {
 		events, err := b.rt.Events(b.ctx, id)
 		must(t, err)

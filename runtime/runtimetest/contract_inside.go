@@ -31,7 +31,7 @@ func insideCases() []contractCase {
 }
 
 // environ is the environment that a process was started with.
-func (b *bed) environ(t *testing.T, id, pid string) map[string]string {
+func (b *fixture) environ(t *testing.T, id, pid string) map[string]string {
 	t.Helper()
 	env := make(map[string]string)
 	for v := range strings.SplitSeq(b.output(t, id, "cat", "/proc/"+pid+"/environ"), "\x00") {
@@ -41,7 +41,7 @@ func (b *bed) environ(t *testing.T, id, pid string) map[string]string {
 	return env
 }
 
-func testEnvironment(t *testing.T, b *bed) {
+func testEnvironment(t *testing.T, b *fixture) {
 	for _, tt := range []struct{ user, home, other, otherHome string }{
 		{"", "/root", "1000:1000", "/"},
 		{"1000:1000", "/", "0:0", "/root"},
@@ -66,7 +66,7 @@ func testEnvironment(t *testing.T, b *bed) {
 	}
 }
 
-func testGroups(t *testing.T, b *bed) {
+func testGroups(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.User = "1234:4321"
 	c := b.create(t, spec)
@@ -89,7 +89,7 @@ func testGroups(t *testing.T, b *bed) {
 	}
 }
 
-func testEtcFiles(t *testing.T, b *bed) {
+func testEtcFiles(t *testing.T, b *fixture) {
 	must(t, b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}))
 	for _, network := range []string{"", b.name} {
 		spec := b.spec()
@@ -123,7 +123,7 @@ func testEtcFiles(t *testing.T, b *bed) {
 	}
 }
 
-func testOpenFiles(t *testing.T, b *bed, id string) {
+func testOpenFiles(t *testing.T, b *fixture, id string) {
 	for line := range strings.Lines(b.output(t, id, "cat", "/proc/"+b.mainPid(t, id)+"/limits")) {
 		rest, ok := strings.CutPrefix(line, "Max open files")
 		if !ok {
@@ -143,7 +143,7 @@ func testOpenFiles(t *testing.T, b *bed, id string) {
 	}
 }
 
-func testDevices(t *testing.T, b *bed) {
+func testDevices(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.ReadOnlyRootfs = true
 	c := b.create(t, spec)
@@ -173,7 +173,7 @@ func testDevices(t *testing.T, b *bed) {
 	}
 }
 
-func testSysProc(t *testing.T, b *bed, id string) {
+func testSysProc(t *testing.T, b *fixture, id string) {
 	for _, target := range []string{"/sys", "/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"} {
 		if _, err := os.Stat(target); err != nil {
 			continue // this kernel has none
@@ -202,7 +202,7 @@ func testSysProc(t *testing.T, b *bed, id string) {
 }
 
 // testNoLimits: zero is none, not nothing.
-func testNoLimits(t *testing.T, b *bed, id string) {
+func testNoLimits(t *testing.T, b *fixture, id string) {
 	if got := b.cgroup(t, id, "pids/pids.max", "pids.max"); got != "max" {
 		t.Errorf("pids: %s", got)
 	}
@@ -216,7 +216,7 @@ func testNoLimits(t *testing.T, b *bed, id string) {
 }
 
 // testMountsBelow: what is mounted below a source was never judged, and stays outside.
-func testMountsBelow(t *testing.T, b *bed) {
+func testMountsBelow(t *testing.T, b *fixture) {
 	source := t.TempDir()
 	below := filepath.Join(source, "below")
 	must(t, os.Mkdir(below, 0o755))
@@ -245,7 +245,7 @@ func testMountsBelow(t *testing.T, b *bed) {
 }
 
 // testImageVolumes: an image may declare places of its own, but a read-only root is one.
-func testImageVolumes(t *testing.T, b *bed) {
+func testImageVolumes(t *testing.T, b *fixture) {
 	for _, readonly := range []bool{true, false} {
 		spec := b.spec()
 		spec.Image, spec.ReadOnlyRootfs, spec.User = b.Configured, readonly, "0:0"
@@ -260,7 +260,7 @@ func testImageVolumes(t *testing.T, b *bed) {
 	}
 }
 
-func testRuntimeClass(t *testing.T, b *bed) {
+func testRuntimeClass(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.RuntimeClass = "runc" // every engine has it
 	b.alive(t, b.create(t, spec).ID)
@@ -276,7 +276,7 @@ func testRuntimeClass(t *testing.T, b *bed) {
 	}
 }
 
-func testMainKilled(t *testing.T, b *bed) {
+func testMainKilled(t *testing.T, b *fixture) {
 	for signal, want := range map[string]int{"KILL": 137, "TERM": 143} {
 		spec := b.spec()
 		spec.Command = []string{"sh", "-c", "sleep 0.2; kill -" + signal + " $$"}

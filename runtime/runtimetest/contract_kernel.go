@@ -23,18 +23,18 @@ func kernelCases() []contractCase {
 		{"agent/exec like the engine's", testExecAlike},
 		{"agent/files of others", testFilesOfOthers},
 		{"agent/process outlives its client", testProcessOutlives},
-		inOne("agent/serve", (*bed).spec,
+		inOne("agent/serve", (*fixture).spec,
 			containerCase{"process of another user", testProcessUser},
 			containerCase{"stopped", testServeStopped},
 			containerCase{"started while paused", testServePaused},
 			containerCase{"impostor", testImpostor},
 		),
-		inOne("agent/with a kernel", (*bed).spec,
+		inOne("agent/with a kernel", (*fixture).spec,
 			containerCase{"process killed with its tree", testProcessKilled},
 			containerCase{"process with a terminal", testProcessTerminal},
 			containerCase{"dial", testDial},
 		),
-		inOne("agent/not reached", (*bed).unreached,
+		inOne("agent/not reached", (*fixture).unreached,
 			containerCase{"no directory", testAgentAlone},
 			containerCase{"any", testAgentOff},
 			containerCase{"signaled", testProcessSignaled},
@@ -55,7 +55,7 @@ func kernelCases() []contractCase {
 		{"create/mounts", testMounts},
 		{"create/tmpfs", testTmpfs},
 		{"create/read-only root", testReadOnlyRoot},
-		inOne("create/confined", (*bed).spec,
+		inOne("create/confined", (*fixture).spec,
 			containerCase{"privileges", testPrivileges},
 			containerCase{"kernel interfaces", testKernelInterfaces},
 			containerCase{"no network", testNoNetwork},
@@ -73,7 +73,7 @@ func kernelCases() []contractCase {
 
 // testCreateMissingProgram allows for engines that start the init process before
 // they know: then the container ends as a shell would have it.
-func testCreateMissingProgram(t *testing.T, b *bed) {
+func testCreateMissingProgram(t *testing.T, b *fixture) {
 	for _, program := range []string{"no-such-program", "/etc/passwd"} {
 		spec := b.spec()
 		spec.Command = []string{program}
@@ -92,7 +92,7 @@ func testCreateMissingProgram(t *testing.T, b *bed) {
 }
 
 // mountOptions finds a mount point's line of mountinfo; options are the mount's own.
-func (b *bed) mountOptions(t *testing.T, id, target string) (options []string, line string) {
+func (b *fixture) mountOptions(t *testing.T, id, target string) (options []string, line string) {
 	t.Helper()
 	for line := range strings.Lines(b.output(t, id, "cat", "/proc/self/mountinfo")) {
 		if fields := strings.Fields(line); len(fields) > 6 && fields[4] == target {
@@ -103,7 +103,7 @@ func (b *bed) mountOptions(t *testing.T, id, target string) (options []string, l
 	return nil, ""
 }
 
-func testMounts(t *testing.T, b *bed) {
+func testMounts(t *testing.T, b *fixture) {
 	writable, readonly := t.TempDir(), t.TempDir()
 	must(t, os.Chmod(writable, 0o777))
 	must(t, os.WriteFile(filepath.Join(readonly, "file"), []byte("from outside"), 0o644))
@@ -135,7 +135,7 @@ func testMounts(t *testing.T, b *bed) {
 	}
 }
 
-func testTmpfs(t *testing.T, b *bed) {
+func testTmpfs(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.ReadOnlyRootfs = true
 	spec.User = "1000:1000"
@@ -160,7 +160,7 @@ func testTmpfs(t *testing.T, b *bed) {
 	}
 }
 
-func testReadOnlyRoot(t *testing.T, b *bed) {
+func testReadOnlyRoot(t *testing.T, b *fixture) {
 	for _, readonly := range []bool{true, false} {
 		spec := b.spec()
 		spec.ReadOnlyRootfs = readonly
@@ -183,7 +183,7 @@ func testReadOnlyRoot(t *testing.T, b *bed) {
 }
 
 // status reads a process's status file.
-func (b *bed) status(t *testing.T, id, pid string) map[string]string {
+func (b *fixture) status(t *testing.T, id, pid string) map[string]string {
 	t.Helper()
 	status := make(map[string]string)
 	for line := range strings.Lines(b.output(t, id, "cat", "/proc/"+pid+"/status")) {
@@ -195,7 +195,7 @@ func (b *bed) status(t *testing.T, id, pid string) map[string]string {
 
 // mainPid is the pid of the main process in the container, which may have an init
 // process above it.
-func (b *bed) mainPid(t *testing.T, id string) (pid string) {
+func (b *fixture) mainPid(t *testing.T, id string) (pid string) {
 	t.Helper()
 	b.await(t, "the main process", func() bool { // init starts it when it has started itself
 		for line := range strings.Lines(b.output(t, id, "ps", "-o", "pid,args")) {
@@ -209,7 +209,7 @@ func (b *bed) mainPid(t *testing.T, id string) (pid string) {
 	return pid
 }
 
-func testPrivileges(t *testing.T, b *bed, id string) {
+func testPrivileges(t *testing.T, b *fixture, id string) {
 	for _, pid := range []string{"self", "1", b.mainPid(t, id)} {
 		status := b.status(t, id, pid)
 		for _, set := range []string{"CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"} {
@@ -232,7 +232,7 @@ func testPrivileges(t *testing.T, b *bed, id string) {
 	}
 }
 
-func testCapabilityAdded(t *testing.T, b *bed) {
+func testCapabilityAdded(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.CapAdd, spec.CPUs = []string{"CAP_NET_BIND_SERVICE"}, 4096
 	c := b.create(t, spec)
@@ -251,7 +251,7 @@ func testCapabilityAdded(t *testing.T, b *bed) {
 	}
 }
 
-func testNamespaces(t *testing.T, b *bed) {
+func testNamespaces(t *testing.T, b *fixture) {
 	names := []string{"cgroup", "ipc", "mnt", "net", "pid", "uts"}
 	seen := make(map[string]bool)
 	for _, ns := range names {
@@ -273,7 +273,7 @@ func testNamespaces(t *testing.T, b *bed) {
 	}
 }
 
-func testKernelInterfaces(t *testing.T, b *bed, id string) {
+func testKernelInterfaces(t *testing.T, b *fixture, id string) {
 	keep := func(file string) string { return fmt.Sprintf("v=$(cat %s) && echo $v >%s", file, file) }
 	for _, script := range []string{ // as harmless
 		"echo h >/proc/sysrq-trigger", keep("/proc/sys/kernel/panic"), keep("/sys/kernel/mm/transparent_hugepage/defrag"),
@@ -288,12 +288,12 @@ func testKernelInterfaces(t *testing.T, b *bed, id string) {
 }
 
 // cgroup reads a limit from inside, under its name in version 1 or 2.
-func (b *bed) cgroup(t *testing.T, id, v1, v2 string) string {
+func (b *fixture) cgroup(t *testing.T, id, v1, v2 string) string {
 	t.Helper()
 	return b.shell(t, id, fmt.Sprintf("cat /sys/fs/cgroup/%s 2>/dev/null || cat /sys/fs/cgroup/%s", v2, v1))
 }
 
-func testLimits(t *testing.T, b *bed) {
+func testLimits(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.CPUs, spec.MemoryBytes, spec.PidsLimit = 0.5, 64<<20, 33
 	c := b.create(t, spec)
@@ -318,7 +318,7 @@ func testLimits(t *testing.T, b *bed) {
 }
 
 // cpuLimit is in cores.
-func (b *bed) cpuLimit(t *testing.T, id string) float64 {
+func (b *fixture) cpuLimit(t *testing.T, id string) float64 {
 	t.Helper()
 	text := b.shell(t, id, "cat /sys/fs/cgroup/cpu.max 2>/dev/null || cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us /sys/fs/cgroup/cpu/cpu.cfs_period_us")
 	var quota, period float64
@@ -328,7 +328,7 @@ func (b *bed) cpuLimit(t *testing.T, id string) float64 {
 	return quota / period
 }
 
-func testReaped(t *testing.T, b *bed, id string) {
+func testReaped(t *testing.T, b *fixture, id string) {
 	b.shell(t, id, "for i in 1 2 3 4 5; do (sleep 0.1 & ) ; done")
 	b.await(t, "the orphans to be reaped", func() bool {
 		ps := b.output(t, id, "ps", "-o", "stat,args")
@@ -336,7 +336,7 @@ func testReaped(t *testing.T, b *bed, id string) {
 	})
 }
 
-func testNoNetwork(t *testing.T, b *bed, id string) {
+func testNoNetwork(t *testing.T, b *fixture, id string) {
 	if ip := b.inspect(t, id).IP; ip != "" {
 		t.Errorf("address %s", ip)
 	}
@@ -353,7 +353,7 @@ func testNoNetwork(t *testing.T, b *bed, id string) {
 }
 
 // testCreateCanceled ends the context at many stages of a create.
-func testCreateCanceled(t *testing.T, b *bed) {
+func testCreateCanceled(t *testing.T, b *fixture) {
 	var made, failed int
 	for delay := time.Millisecond; delay < 2*time.Second && made < 2; delay = 2*delay + time.Millisecond {
 		ctx, cancel := context.WithTimeout(b.ctx, delay)

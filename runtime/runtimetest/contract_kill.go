@@ -28,10 +28,10 @@ func killCases() []contractCase {
 		"emptied env":     "env -i sleep 70001 & sleep 70003",
 		"keeps forking":   "f() { while true; do sleep 70001 & usleep 20000; done; }; f & sleep 70003",
 	} {
-		own = append(own, containerCase{name, func(t *testing.T, b *bed, id string) { testCancelKills(t, b, id, "", script) }})
-		other = append(other, containerCase{name, func(t *testing.T, b *bed, id string) { testCancelKills(t, b, id, "1000:1000", script) }})
+		own = append(own, containerCase{name, func(t *testing.T, b *fixture, id string) { testCancelKills(t, b, id, "", script) }})
+		other = append(other, containerCase{name, func(t *testing.T, b *fixture, id string) { testCancelKills(t, b, id, "1000:1000", script) }})
 	}
-	crowded := func(b *bed) runtime.Spec {
+	crowded := func(b *fixture) runtime.Spec {
 		spec := b.spec()
 		spec.PidsLimit = 200
 		return spec
@@ -45,7 +45,7 @@ func killCases() []contractCase {
 }
 
 // testCancelKills checks that all of a command's processes are gone, and none else.
-func testCancelKills(t *testing.T, b *bed, id, user, script string) {
+func testCancelKills(t *testing.T, b *fixture, id, user, script string) {
 	spared := make(chan error, 1)
 	release := newSignalWriter("up")
 	go func() {
@@ -98,7 +98,7 @@ func testCancelKills(t *testing.T, b *bed, id, user, script string) {
 	}
 }
 
-func testExecSignals(t *testing.T, b *bed, id string) {
+func testExecSignals(t *testing.T, b *fixture, id string) {
 	for signal, want := range map[string]int{"KILL": 137, "TERM": 143, "SEGV": 139} {
 		got, err := b.rt.Exec(b.ctx, id, runtime.Exec{Command: []string{"sh", "-c", "kill -" + signal + " $$"}})
 		if err != nil || got.ExitCode != want || got.OOMKilled {
@@ -107,7 +107,7 @@ func testExecSignals(t *testing.T, b *bed, id string) {
 	}
 }
 
-func testExecDescendant(t *testing.T, b *bed, id string) {
+func testExecDescendant(t *testing.T, b *fixture, id string) {
 	begun := time.Now()
 	stdout, _, code := b.run(t, id, runtime.Exec{Command: []string{"sh", "-c", "sleep 60 & echo done; exit 5"}})
 	if took := time.Since(begun); stdout != "done\n" || code != 5 || took > 4*time.Second {
@@ -118,7 +118,7 @@ func testExecDescendant(t *testing.T, b *bed, id string) {
 	}
 }
 
-func testExecNotExecutable(t *testing.T, b *bed, id string) {
+func testExecNotExecutable(t *testing.T, b *fixture, id string) {
 	for _, program := range []string{"/etc/passwd", "/etc"} {
 		if _, _, code := b.run(t, id, runtime.Exec{Command: []string{program}}); code != 126 && code != 127 {
 			t.Errorf("%s ended with %d, want 126 or 127", program, code)
@@ -126,7 +126,7 @@ func testExecNotExecutable(t *testing.T, b *bed, id string) {
 	}
 }
 
-func testExecDirectoryRefused(t *testing.T, b *bed) {
+func testExecDirectoryRefused(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.ReadOnlyRootfs = true
 	c := b.create(t, spec)
@@ -136,7 +136,7 @@ func testExecDirectoryRefused(t *testing.T, b *bed) {
 	}
 }
 
-func testExecOOM(t *testing.T, b *bed) {
+func testExecOOM(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.MemoryBytes = 48 << 20
 	c := b.create(t, spec)

@@ -57,7 +57,7 @@ func heap() uint64 {
 	return stats.HeapAlloc
 }
 
-func testMuchOutput(t *testing.T, b *bed) {
+func testMuchOutput(t *testing.T, b *fixture) {
 	const size = 64 << 20
 	c := b.create(t, b.spec())
 	goruntime.GC()
@@ -72,7 +72,7 @@ func testMuchOutput(t *testing.T, b *bed) {
 	}
 }
 
-func testManyAtOnce(t *testing.T, b *bed) {
+func testManyAtOnce(t *testing.T, b *fixture) {
 	const n = 20
 	ids := make([]string, n)
 	slots := make(chan struct{}, 8) // an engine starts few at a time anyway
@@ -117,7 +117,7 @@ func testManyAtOnce(t *testing.T, b *bed) {
 }
 
 // testNothingLeftOpen counts goroutines and open files before and after some work.
-func testNothingLeftOpen(t *testing.T, b *bed) {
+func testNothingLeftOpen(t *testing.T, b *fixture) {
 	use := func() {
 		c := b.create(t, b.spec())
 		b.output(t, c.ID, "true")

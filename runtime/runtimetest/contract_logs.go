@@ -23,7 +23,7 @@ func loggerCases() []contractCase {
 	}
 }
 
-func testLogs(t *testing.T, b *bed) {
+func testLogs(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.Command = []string{"sh", "-c", "echo one; sleep 0.1; echo two >&2; sleep 0.3; echo three"}
 	c := b.awaitState(t, b.create(t, spec).ID, runtime.StateExited)
@@ -69,7 +69,7 @@ func testLogs(t *testing.T, b *bed) {
 	class(t, "logs", b.rt.Logs(b.ctx, noID, runtime.LogOptions{}, nil, nil), errdefs.IsNotFound, "NotFound")
 }
 
-func testLogsFollow(t *testing.T, b *bed) {
+func testLogsFollow(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.Command = []string{"sh", "-c", "echo one; sleep 1; echo two; sleep 100000"}
 	c := b.create(t, spec)
@@ -104,7 +104,7 @@ func testLogsFollow(t *testing.T, b *bed) {
 }
 
 // testLogsFollowToTheEnd has several followers, from before the end to after it.
-func testLogsFollowToTheEnd(t *testing.T, b *bed) {
+func testLogsFollowToTheEnd(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.Command = []string{"sh", "-c", "echo one; sleep 1; echo two >&2; echo three; exit 3"}
 	c := b.create(t, spec)
@@ -128,7 +128,7 @@ func testLogsFollowToTheEnd(t *testing.T, b *bed) {
 }
 
 // kept returns what a log has kept of both streams.
-func (b *bed) kept(t *testing.T, id string) string {
+func (b *fixture) kept(t *testing.T, id string) string {
 	t.Helper()
 	var out bytes.Buffer
 	must(t, b.rt.Logs(b.ctx, id, runtime.LogOptions{}, &out, &out))
@@ -137,7 +137,7 @@ func (b *bed) kept(t *testing.T, id string) string {
 
 // testLogsBounded checks that a log keeps the end of the output, within its bound. The bound
 // includes an engine's own bytes, so that the text may be much shorter.
-func testLogsBounded(t *testing.T, b *bed) {
+func testLogsBounded(t *testing.T, b *fixture) {
 	const limit, lines = 16 << 10, 1500
 	var script, all strings.Builder
 	for i := range lines {
@@ -158,7 +158,7 @@ func testLogsBounded(t *testing.T, b *bed) {
 
 // testLogsText prints long lines, control characters and invalid UTF-8. An engine that keeps
 // logs in JSON returns replacement characters for the latter.
-func testLogsText(t *testing.T, b *bed) {
+func testLogsText(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.Command = []string{"sh", "-c", `head -c 100000 /dev/zero | tr '\0' x; echo; ` +
 		`printf 'nul \000 bell \007 escape \033 quote " back\\slash \303\274\342\234\223\r\n'; printf 'not \377 text\n\n'; printf 'no newline'`}
@@ -171,7 +171,7 @@ func testLogsText(t *testing.T, b *bed) {
 
 // testLogsFlood prints more than a log keeps. The container mustn't wait for its log, nor stop
 // at the bound.
-func testLogsFlood(t *testing.T, b *bed) {
+func testLogsFlood(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.LogMaxBytes = 1 << 20
 	spec.Command = []string{"sh", "-c", "yes 'a line of the flood' | head -n 1000000; echo the end"}

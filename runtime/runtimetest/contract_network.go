@@ -21,7 +21,7 @@ func networkerCases() []contractCase {
 	}
 }
 
-func testNetworks(t *testing.T, b *bed) {
+func testNetworks(t *testing.T, b *fixture) {
 	for i := range 2 {
 		network := runtime.Network{Name: fmt.Sprintf("%s-%d", b.name, i), Labels: map[string]string{labelCase: b.name, "index": fmt.Sprint(i)}}
 		network.Internal, network.Isolated = i == 1, i == 1
@@ -54,7 +54,7 @@ func testNetworks(t *testing.T, b *bed) {
 	}
 }
 
-func (b *bed) onNetwork(t *testing.T, network string) runtime.Container {
+func (b *fixture) onNetwork(t *testing.T, network string) runtime.Container {
 	t.Helper()
 	spec := b.spec()
 	spec.Network = network
@@ -67,7 +67,7 @@ func (b *bed) onNetwork(t *testing.T, network string) runtime.Container {
 
 // testNetworkReach checks that from an isolated network a container reaches the world and no
 // neighbour, and from an internal one a neighbour and not the world.
-func testNetworkReach(t *testing.T, b *bed) {
+func testNetworkReach(t *testing.T, b *fixture) {
 	for _, isolated := range []bool{true, false} {
 		name := fmt.Sprintf("%s-%t", b.name, isolated)
 		must(t, b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: name, Labels: b.labels, Isolated: isolated, Internal: !isolated}))
@@ -87,7 +87,7 @@ func testNetworkReach(t *testing.T, b *bed) {
 }
 
 // serve has a container run a command for each connection to its port 7777.
-func (b *bed) serve(t *testing.T, id, command string) {
+func (b *fixture) serve(t *testing.T, id, command string) {
 	t.Helper()
 	b.shell(t, id, "setsid nc -ll -p 7777 -e "+command+" >/dev/null 2>&1 &")
 	b.await(t, "the server to listen", func() bool {
@@ -98,7 +98,7 @@ func (b *bed) serve(t *testing.T, id, command string) {
 // testNetworksApart checks that containers don't reach other networks. It runs alone, as a
 // Docker Engine 20.10 lets all networks reach each other for some milliseconds whenever it
 // makes one.
-func testNetworksApart(t *testing.T, b *bed) {
+func testNetworksApart(t *testing.T, b *fixture) {
 	var on []runtime.Container
 	for i := range 2 {
 		name := fmt.Sprintf("%s-%d", b.name, i)
@@ -116,7 +116,7 @@ func testNetworksApart(t *testing.T, b *bed) {
 	}
 }
 
-func testNetworkRefused(t *testing.T, b *bed) {
+func testNetworkRefused(t *testing.T, b *fixture) {
 	class(t, "no name", b.rt.EnsureNetwork(b.ctx, runtime.Network{Labels: b.labels}), errdefs.IsInvalidArgument, "InvalidArgument")
 	if err := b.rt.RemoveNetwork(b.ctx, b.name+"-never"); err != nil {
 		t.Errorf("remove one that never was: %v", err)
@@ -131,7 +131,7 @@ func testNetworkRefused(t *testing.T, b *bed) {
 }
 
 // testNetworkMany checks that no address is given twice, and that all come back.
-func testNetworkMany(t *testing.T, b *bed) {
+func testNetworkMany(t *testing.T, b *fixture) {
 	const n = 4
 	must(t, b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}))
 	for range 2 {

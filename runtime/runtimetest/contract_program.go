@@ -21,7 +21,7 @@ func programCases() []contractCase {
 	}
 }
 
-func testPid(t *testing.T, b *bed) {
+func testPid(t *testing.T, b *fixture) {
 	spec := b.spec()
 	c := b.create(t, spec)
 	pid := b.inspect(t, c.ID).Pid
@@ -50,7 +50,7 @@ func testPid(t *testing.T, b *bed) {
 }
 
 // agent returns an Agent whose directory has a file.
-func (b *bed) agent(t *testing.T) *runtime.Agent {
+func (b *fixture) agent(t *testing.T) *runtime.Agent {
 	t.Helper()
 	dir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, "s"), []byte("hello\n"), 0o644))
@@ -58,7 +58,7 @@ func (b *bed) agent(t *testing.T) *runtime.Agent {
 	return &runtime.Agent{Program: b.Agent, Dir: dir}
 }
 
-func testAgent(t *testing.T, b *bed) {
+func testAgent(t *testing.T, b *fixture) {
 	for _, readOnly := range []bool{true, false} {
 		spec := b.spec()
 		spec.Agent, spec.ReadOnlyRootfs, spec.User, spec.WorkingDir = b.agent(t), readOnly, "1000:1000", "/made/for it"
@@ -85,7 +85,7 @@ func testAgent(t *testing.T, b *bed) {
 }
 
 // wantAgent checks that the first process is the agent, and its child the command.
-func (b *bed) wantAgent(t *testing.T, id, command string) {
+func (b *fixture) wantAgent(t *testing.T, id, command string) {
 	t.Helper()
 	first := strings.ReplaceAll(b.output(t, id, "cat", "/proc/1/cmdline"), "\x00", " ")
 	if !strings.HasPrefix(first, runtime.AgentProgram+" init ") || !strings.HasSuffix(strings.TrimSpace(first), " -- "+command) {
@@ -94,14 +94,14 @@ func (b *bed) wantAgent(t *testing.T, id, command string) {
 	b.await(t, "the command to be its child", func() bool { return strings.Contains(b.output(t, id, "ps", "-o", "ppid,args"), "  1 "+command) })
 }
 
-func testAgentAlone(t *testing.T, b *bed, id string) {
+func testAgentAlone(t *testing.T, b *fixture, id string) {
 	b.wantAgent(t, id, "sleep 100000")
 	if got := b.shell(t, id, "ls "+runtime.AgentDir); !strings.Contains(got, "No such file") {
 		t.Errorf("%s: %s", runtime.AgentDir, got)
 	}
 }
 
-func testAgentTmpfs(t *testing.T, b *bed) {
+func testAgentTmpfs(t *testing.T, b *fixture) {
 	for _, readOnly := range []bool{true, false} {
 		spec := b.spec()
 		spec.Agent, spec.ReadOnlyRootfs = b.agent(t), readOnly
@@ -113,7 +113,7 @@ func testAgentTmpfs(t *testing.T, b *bed) {
 	}
 }
 
-func testAgentImageCommand(t *testing.T, b *bed) {
+func testAgentImageCommand(t *testing.T, b *fixture) {
 	for _, readOnly := range []bool{true, false} {
 		spec := b.spec()
 		spec.Image, spec.Command, spec.Agent, spec.ReadOnlyRootfs = b.Configured, nil, b.agent(t), readOnly
@@ -133,7 +133,7 @@ func testAgentImageCommand(t *testing.T, b *bed) {
 
 // testAgentInWay checks that Create refuses mounts that would hide the agent's places, or make
 // them in a directory of the host's, and that it makes nothing there.
-func testAgentInWay(t *testing.T, b *bed) {
+func testAgentInWay(t *testing.T, b *fixture) {
 	source := t.TempDir()
 	for _, target := range []string{"/run/berm", "/run/berm/", "/run/./berm/x", "/run", "/sbin", "/sbin/", "/sbin/berm-init", "/sbin/berm-init/x", "/"} {
 		spec := b.spec()

@@ -12,7 +12,7 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-func testPull(t *testing.T, b *bed) {
+func testPull(t *testing.T, b *fixture) {
 	ref := b.Registry + "/contract:latest"
 	canceled, cancel := context.WithCancel(b.ctx)
 	cancel()

@@ -11,7 +11,7 @@ import (
 )
 
 // testClientRestart has a second client find all that a first one left, and use it.
-func testClientRestart(t *testing.T, b *bed) {
+func testClientRestart(t *testing.T, b *fixture) {
 	running, exited, paused := b.spec(), b.spec(), b.spec()
 	running.Env, running.Labels["kind"] = []string{"A=1"}, "running"
 	exited.Command = []string{"sh", "-c", "echo to stdout; echo to stderr >&2; exit 3"}

@@ -19,7 +19,7 @@ import (
 
 func starterCases() []contractCase {
 	return []contractCase{
-		inOne("start/in one container", (*bed).spec,
+		inOne("start/in one container", (*fixture).spec,
 			containerCase{"bytes both ways", testStartBytes},
 			containerCase{"end of the input", testStartEnd},
 			containerCase{"exit codes", testStartExitCodes},
@@ -36,7 +36,7 @@ func starterCases() []contractCase {
 }
 
 // program starts a program, and closes its streams at the end of the test.
-func (b *bed) program(t *testing.T, id, user string, command ...string) runtime.Stdio {
+func (b *fixture) program(t *testing.T, id, user string, command ...string) runtime.Stdio {
 	t.Helper()
 	s, err := b.Starter.Start(b.ctx, id, runtime.Program{Command: command, User: user})
 	if err != nil {
@@ -47,7 +47,7 @@ func (b *bed) program(t *testing.T, id, user string, command ...string) runtime.
 }
 
 // said is all that a program prints; the test fails unless it ends with a code.
-func (b *bed) said(t *testing.T, s runtime.Stdio, want int) (stdout, stderr string) {
+func (b *fixture) said(t *testing.T, s runtime.Stdio, want int) (stdout, stderr string) {
 	t.Helper()
 	out, err := io.ReadAll(s)
 	if err != nil {
@@ -60,7 +60,7 @@ func (b *bed) said(t *testing.T, s runtime.Stdio, want int) (stdout, stderr stri
 	return string(out), stderr
 }
 
-func testStartBytes(t *testing.T, b *bed, id string) {
+func testStartBytes(t *testing.T, b *fixture, id string) {
 	s := b.program(t, id, "", "/bin/cat")
 	const size = 64 << 20
 	source := func() io.Reader { return io.LimitReader(rand.NewChaCha8([32]byte{}), size) }
@@ -83,7 +83,7 @@ func testStartBytes(t *testing.T, b *bed, id string) {
 }
 
 // testStartEnd checks that Close ends the input, and that Wait still returns the exit code.
-func testStartEnd(t *testing.T, b *bed, id string) {
+func testStartEnd(t *testing.T, b *fixture, id string) {
 	s := b.program(t, id, "", "/bin/sh", "-c", "cat; echo end >&2; exit 5")
 	if _, err := s.Write([]byte("x")); err != nil {
 		t.Fatal(err)
@@ -100,7 +100,7 @@ func testStartEnd(t *testing.T, b *bed, id string) {
 	}
 }
 
-func testStartFields(t *testing.T, b *bed) {
+func testStartFields(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.User, spec.WorkingDir, spec.Env = "1000:1000", "/tmp", []string{"A=container"}
 	c := b.create(t, spec)
@@ -113,14 +113,14 @@ func testStartFields(t *testing.T, b *bed) {
 	}
 }
 
-func testStartExitCodes(t *testing.T, b *bed, id string) {
+func testStartExitCodes(t *testing.T, b *fixture, id string) {
 	for script, want := range map[string]int{"exit 0": 0, "exit 3": 3, "exit 126": 126, "kill -TERM $$": 143, "kill -KILL $$": 137} {
 		b.said(t, b.program(t, id, "", "/bin/sh", "-c", script), want)
 	}
 }
 
 // testStartStderr checks that a program isn't blocked by more standard error than is kept.
-func testStartStderr(t *testing.T, b *bed, id string) {
+func testStartStderr(t *testing.T, b *fixture, id string) {
 	s := b.program(t, id, "", "/bin/sh", "-c", "echo begin >&2; yes | head -c 1000000 >&2; echo out")
 	out, stderr := b.said(t, s, 0)
 	if out != "out\n" || len(stderr) != 4<<10 || !strings.HasPrefix(stderr, "begin\ny\n") {
@@ -128,7 +128,7 @@ func testStartStderr(t *testing.T, b *bed, id string) {
 	}
 }
 
-func testStartRefused(t *testing.T, b *bed, id string) {
+func testStartRefused(t *testing.T, b *fixture, id string) {
 	refused := func(id string, is func(error) bool, name string, command ...string) {
 		t.Helper()
 		s, err := b.Starter.Start(b.ctx, id, runtime.Program{Command: command})
@@ -145,7 +145,7 @@ func testStartRefused(t *testing.T, b *bed, id string) {
 	refused(noID, errdefs.IsNotFound, "NotFound", "/bin/cat")
 }
 
-func testStartPaused(t *testing.T, b *bed, id string) {
+func testStartPaused(t *testing.T, b *fixture, id string) {
 	s := b.program(t, id, "", "/bin/cat")
 	must(t, b.rt.Pause(b.ctx, id))
 	begun := time.Now()
@@ -159,7 +159,7 @@ func testStartPaused(t *testing.T, b *bed, id string) {
 }
 
 // echo checks that a cat is there.
-func (b *bed) echo(t *testing.T, s runtime.Stdio) {
+func (b *fixture) echo(t *testing.T, s runtime.Stdio) {
 	t.Helper()
 	if _, err := s.Write([]byte("x")); err != nil {
 		t.Fatal(err)
@@ -169,7 +169,7 @@ func (b *bed) echo(t *testing.T, s runtime.Stdio) {
 	}
 }
 
-func testStartRemoved(t *testing.T, b *bed, id string) {
+func testStartRemoved(t *testing.T, b *fixture, id string) {
 	s := b.program(t, id, "", "/bin/cat")
 	b.echo(t, s)
 	must(t, b.rt.Remove(b.ctx, id))
@@ -187,7 +187,7 @@ func testStartRemoved(t *testing.T, b *bed, id string) {
 }
 
 // testStartCanceled ends the context at many stages of a start.
-func testStartCanceled(t *testing.T, b *bed, id string) {
+func testStartCanceled(t *testing.T, b *fixture, id string) {
 	for delay := time.Duration(0); delay < 300*time.Millisecond; delay = delay*3/2 + 2*time.Millisecond {
 		ctx, cancel := context.WithCancelCause(b.ctx)
 		time.AfterFunc(delay, func() { cancel(errCause) })
@@ -209,7 +209,7 @@ func testStartCanceled(t *testing.T, b *bed, id string) {
 
 // testStartClose checks that no call is blocked by a program that ignores the end of its
 // input, or doesn't read it, or whose output nobody reads.
-func testStartClose(t *testing.T, b *bed, id string) {
+func testStartClose(t *testing.T, b *fixture, id string) {
 	for _, script := range []string{"sleep 70000", "exec yes", "trap '' PIPE; yes; sleep 70000"} {
 		s := b.program(t, id, "", "/bin/sh", "-c", script)
 		wrote, read := make(chan struct{}), make(chan struct{})
@@ -247,7 +247,7 @@ func testStartClose(t *testing.T, b *bed, id string) {
 	}
 }
 
-func testStartNoRoom(t *testing.T, b *bed) {
+func testStartNoRoom(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.PidsLimit = 64 // enough for the threads with which the OCI runtime starts the first program
 	c := b.create(t, spec)

@@ -18,7 +18,7 @@ func sweeperCases() []contractCase {
 
 // testSweepBusy sweeps while containers and networks come and go. A sweep mustn't remove what
 // is in use or being made.
-func testSweepBusy(t *testing.T, b *bed) {
+func testSweepBusy(t *testing.T, b *fixture) {
 	kept := b.spec()
 	kept.Network = b.name
 	must(t, b.rt.EnsureNetwork(b.ctx, runtime.Network{Name: b.name, Labels: b.labels}))
@@ -96,7 +96,7 @@ func testSweepBusy(t *testing.T, b *bed) {
 }
 
 // testSweepCanceled ends the context at many stages of a sweep.
-func testSweepCanceled(t *testing.T, b *bed) {
+func testSweepCanceled(t *testing.T, b *fixture) {
 	c := b.create(t, b.spec())
 	for delay := time.Millisecond; delay < 100*time.Millisecond; delay *= 2 {
 		ctx, cancel := context.WithTimeout(b.ctx, delay)

@@ -21,7 +21,7 @@ func syscallCases() []contractCase {
 	if goruntime.GOARCH != "amd64" {
 		return nil
 	}
-	return []contractCase{inOne("create/system calls", (*bed).spec,
+	return []contractCase{inOne("create/system calls", (*fixture).spec,
 		containerCase{"foreign", testForeignSyscalls},
 		containerCase{"refused", testRefusedSyscalls},
 		containerCase{"ioctl requests", testIoctls},
@@ -75,7 +75,7 @@ func SyscallProgram(t *testing.T, number, first, second uint32) []byte {
 }
 
 // programs puts programs into the directory /t of a container.
-func (b *bed) programs(t *testing.T, id string, programs map[string][]byte) {
+func (b *fixture) programs(t *testing.T, id string, programs map[string][]byte) {
 	t.Helper()
 	for name, program := range programs {
 		b.write(t, id, runtime.FileOp{Path: "/t/" + name, Mode: 0o755, Parents: true}, string(program))
@@ -83,7 +83,7 @@ func (b *bed) programs(t *testing.T, id string, programs map[string][]byte) {
 }
 
 // testForeignSyscalls checks that system calls of other architectures kill the process.
-func testForeignSyscalls(t *testing.T, b *bed, id string) {
+func testForeignSyscalls(t *testing.T, b *fixture, id string) {
 	// exit(42), by syscall, by int 0x80 in 64 and 32 bits, and as x32.
 	programs := map[string][]byte{
 		"native": tinyELF(t, 64, []byte{0xb8, 60, 0, 0, 0, 0xbf, 42, 0, 0, 0, 0x0f, 0x05, 0x0f, 0x0b}),
@@ -113,7 +113,7 @@ func lacks32(t *testing.T, program []byte) bool {
 }
 
 // testRefusedSyscalls makes calls that any user may make, but for the profile.
-func testRefusedSyscalls(t *testing.T, b *bed, id string) {
+func testRefusedSyscalls(t *testing.T, b *fixture, id string) {
 	const eperm = 1
 	calls := map[string][]byte{
 		"keyctl":         errnoOf(250, 0, 0xfffffffd), // the serial number of the session's keyring
@@ -143,7 +143,7 @@ func testRefusedSyscalls(t *testing.T, b *bed, id string) {
 // testIoctls makes ioctl requests with all values of the lower 16 bits, on no file, which
 // is another error than what the profile refuses: FS_IOC_FSSETXATTR and FS_IOC_SETFLAGS,
 // whatever is above, and nothing else.
-func testIoctls(t *testing.T, b *bed, id string) {
+func testIoctls(t *testing.T, b *fixture, id string) {
 	// The exit code is the number of those that answered EPERM.
 	count := func(above uint64) []byte {
 		code := []byte{0x31, 0xdb, 0x45, 0x31, 0xe4} // xor ebx, ebx; xor r12d, r12d
@@ -175,7 +175,7 @@ func testIoctls(t *testing.T, b *bed, id string) {
 }
 
 // testSetuid runs a program that belongs to root, with the bit set, as another user.
-func testSetuid(t *testing.T, b *bed, id string) {
+func testSetuid(t *testing.T, b *fixture, id string) {
 	// exit(geteuid())
 	b.programs(t, id, map[string][]byte{"euid": tinyELF(t, 64, []byte{0xb8, 107, 0, 0, 0, 0x0f, 0x05, 0x89, 0xc7, 0xb8, 60, 0, 0, 0, 0x0f, 0x05})})
 	b.output(t, id, "sh", "-c", "chmod 4755 /t/euid && test -u /t/euid")

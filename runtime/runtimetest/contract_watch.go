@@ -22,12 +22,12 @@ func watcherCases() []contractCase {
 }
 
 // watch starts a watcher that ends with the test, and returns what it has seen so far.
-func (b *bed) watch(t *testing.T, labels map[string]string) (seen func() []runtime.Event) {
+func (b *fixture) watch(t *testing.T, labels map[string]string) (seen func() []runtime.Event) {
 	t.Helper()
 	return b.watchWith(t, b.rt, labels)
 }
 
-func (b *bed) watchWith(t *testing.T, w runtime.Runtime, labels map[string]string) (seen func() []runtime.Event) {
+func (b *fixture) watchWith(t *testing.T, w runtime.Runtime, labels map[string]string) (seen func() []runtime.Event) {
 	t.Helper()
 	var mu sync.Mutex
 	var events []runtime.Event
@@ -83,7 +83,7 @@ func types(events []runtime.Event) string {
 	return strings.Join(s, " ")
 }
 
-func testWatch(t *testing.T, b *bed) {
+func testWatch(t *testing.T, b *fixture) {
 	begun := time.Now()
 	labels := map[string]string{labelCase: b.name, "watched": "yes"}
 	seen, named := b.watch(t, labels), b.watch(t, map[string]string{labelCase: b.name, "watched": ""})
@@ -123,7 +123,7 @@ func testWatch(t *testing.T, b *bed) {
 }
 
 // testWatchReady checks that no event after ready is lost, time and again.
-func testWatchReady(t *testing.T, b *bed) {
+func testWatchReady(t *testing.T, b *fixture) {
 	c := b.create(t, b.spec())
 	for i := range 10 {
 		ctx, cancel := context.WithCancel(b.ctx)
@@ -156,7 +156,7 @@ func testWatchReady(t *testing.T, b *bed) {
 	}
 }
 
-func testWatchOOM(t *testing.T, b *bed) {
+func testWatchOOM(t *testing.T, b *fixture) {
 	seen := b.watch(t, b.labels)
 	spec := b.spec()
 	spec.MemoryBytes = 48 << 20
@@ -170,7 +170,7 @@ func testWatchOOM(t *testing.T, b *bed) {
 	})
 }
 
-func testWatchExecOOM(t *testing.T, b *bed) {
+func testWatchExecOOM(t *testing.T, b *fixture) {
 	seen := b.watch(t, b.labels)
 	spec := b.spec()
 	spec.MemoryBytes = 48 << 20
@@ -187,7 +187,7 @@ func testWatchExecOOM(t *testing.T, b *bed) {
 }
 
 // testWatchNoReplay: what happened before ready is for a list to tell.
-func testWatchNoReplay(t *testing.T, b *bed) {
+func testWatchNoReplay(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.Command = []string{"true"}
 	before := b.awaitState(t, b.create(t, spec).ID, runtime.StateExited)
@@ -208,7 +208,7 @@ func testWatchNoReplay(t *testing.T, b *bed) {
 
 // testWatchLaterClient watches, by a client of its own, containers that were there
 // before it: their labels must be known all the same.
-func testWatchLaterClient(t *testing.T, b *bed) {
+func testWatchLaterClient(t *testing.T, b *fixture) {
 	spec := b.spec()
 	spec.Labels["watched"] = "with, commas = \"and\" more"
 	c := b.create(t, spec)

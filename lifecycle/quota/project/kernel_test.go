@@ -105,14 +105,14 @@ func tenant(t *testing.T, task ...string) string {
 	return string(out)
 }
 
-// kernelBed is a directory with project quotas, and one in it that belongs to a user and
+// kernelFixture is a directory with project quotas, and one in it that belongs to a user and
 // to a project.
-func kernelBed(t *testing.T) (q *Quotas, dir, mine string) {
+func kernelFixture(t *testing.T) (q *Quotas, dir, mine string) {
 	t.Helper()
 	if os.Getenv(dirEnv) == "" {
 		t.Skip("needs a directory with project quotas in " + dirEnv)
 	}
-	dir, err := os.MkdirTemp(os.Getenv(dirEnv), "bed-")
+	dir, err := os.MkdirTemp(os.Getenv(dirEnv), "fixture-")
 	must(t, err, os.Chmod(dir, 0o755)) //nolint:gosec // another user's process goes in
 	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
 	q, err = openQuotas(dir)
@@ -151,7 +151,7 @@ func TestKernelLacks(t *testing.T) {
 }
 
 func TestKernelLimits(t *testing.T) {
-	q, dir, mine := kernelBed(t)
+	q, dir, mine := kernelFixture(t)
 	const limit = 1 << 20
 	must(t, q.Limit(7, limit))
 	total, answer, _ := strings.Cut(tenant(t, "fill", mine+"/f"), " ")
@@ -181,7 +181,7 @@ func TestKernelLimits(t *testing.T) {
 }
 
 func TestKernelStaging(t *testing.T) {
-	q, dir, mine := kernelBed(t)
+	q, dir, mine := kernelFixture(t)
 	staged := func(name string, project uint32) string {
 		at := filepath.Join(dir, name)
 		must(t, os.Mkdir(at, 0o700))
@@ -213,7 +213,7 @@ func TestKernelStaging(t *testing.T) {
 }
 
 func TestKernelAdopts(t *testing.T) {
-	q, dir, _ := kernelBed(t)
+	q, dir, _ := kernelFixture(t)
 	tree := filepath.Join(dir, "tree")
 	at := tree
 	for i := range 100 { // deeper than the handles that are held
@@ -254,7 +254,7 @@ func TestKernelAdopts(t *testing.T) {
 // A directory that was taken is held to its limit; one that was let go of takes anything
 // from anywhere.
 func TestKernelTakesAndDrops(t *testing.T) {
-	q, dir, mine := kernelBed(t)
+	q, dir, mine := kernelFixture(t)
 	must(t, q.Limit(7, 0))
 	f, err := os.Open(mine)
 	must(t, err)
@@ -295,7 +295,7 @@ func TestKernelTakesAndDrops(t *testing.T) {
 // Without a filter of system calls a file's owner leaves its project, which is why
 // sandboxes have one.
 func TestKernelOwnerLeaves(t *testing.T) {
-	_, dir, mine := kernelBed(t)
+	_, dir, mine := kernelFixture(t)
 	for _, task := range []string{"mkdir " + mine + "/d", "make " + mine + "/f", "leave " + mine + "/f", "unmark " + mine + "/d"} {
 		if got := tenant(t, strings.Fields(task)...); got != "done" {
 			t.Errorf("%s: %s", task, got)
@@ -309,7 +309,7 @@ func TestKernelOwnerLeaves(t *testing.T) {
 
 // Kernels before 5.14 want the device.
 func TestKernelByDevice(t *testing.T) {
-	q, dir, mine := kernelBed(t)
+	q, dir, mine := kernelFixture(t)
 	must(t, os.WriteFile(mine+"/f", make([]byte, 50_000), 0o600))
 	device, err := deviceOf(q.dev)
 	if device == "" {

@@ -18,7 +18,7 @@ import (
 )
 
 func TestAttach(t *testing.T) {
-	b := newNetBed(t, nil)
+	b := newNetFixture(t, nil)
 	n := b.ensure(t, runtime.Network{Name: "n", Isolated: true})
 	if _, err := b.Attach(t.Context(), newID(), "none"); !errdefs.IsNotFound(err) {
 		t.Errorf("no such network: %v", err)
@@ -71,7 +71,7 @@ func TestAttach(t *testing.T) {
 
 // TestAttachMany takes more addresses than there are, one after the other.
 func TestAttachMany(t *testing.T) {
-	b := newNetBed(t, nil)
+	b := newNetFixture(t, nil)
 	n := b.ensure(t, runtime.Network{Name: "n"})
 	// All but 13 of the network's are others'.
 	must(t, b.Detach(t.Context(), b.container(t, "n").id))
@@ -105,7 +105,7 @@ func TestAttachMany(t *testing.T) {
 }
 
 func TestAttachAtOnce(t *testing.T) {
-	b := newNetBed(t, nil)
+	b := newNetFixture(t, nil)
 	n := b.ensure(t, runtime.Network{Name: "n"})
 	b.standing.Clear() // all of them find it so
 	const at = 50
@@ -149,7 +149,7 @@ func TestAttachAtOnce(t *testing.T) {
 
 // TestDetachRecovery cuts attach and detach short, and detaches.
 func TestDetachRecovery(t *testing.T) {
-	b := newNetBed(t, nil)
+	b := newNetFixture(t, nil)
 	n := b.ensure(t, runtime.Network{Name: "n"})
 	must := func(t *testing.T, errs ...error) {
 		t.Helper()
@@ -239,7 +239,7 @@ func TestAttachFails(t *testing.T) {
 		"hangs": {"exec sleep 60", errdefs.IsUnavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newNetBed(t, nil)
+			b := newNetFixture(t, nil)
 			n := b.ensure(t, runtime.Network{Name: "n"})
 			real := b.opts
 			dir := t.TempDir()
@@ -271,7 +271,7 @@ func TestAttachFails(t *testing.T) {
 
 // awaitNoPorts waits for links of namespaces that have ended: the kernel clears them
 // away some time later.
-func (b *netBed) awaitNoPorts(t *testing.T) {
+func (b *netFixture) awaitNoPorts(t *testing.T) {
 	t.Helper()
 	b.in(t, b.host, func() error {
 		for {
@@ -290,7 +290,7 @@ func (b *netBed) awaitNoPorts(t *testing.T) {
 }
 
 func BenchmarkAttach(bm *testing.B) {
-	b := newNetBed(bm, nil)
+	b := newNetFixture(bm, nil)
 	b.ensure(bm, runtime.Network{Name: "n"})
 	for bm.Loop() {
 		c := b.container(bm, "n")
@@ -299,7 +299,7 @@ func BenchmarkAttach(bm *testing.B) {
 }
 
 func BenchmarkNetwork(bm *testing.B) {
-	b := newNetBed(bm, nil)
+	b := newNetFixture(bm, nil)
 	for bm.Loop() {
 		b.ensure(bm, runtime.Network{Name: "n"})
 		must(bm, b.RemoveNetwork(bm.Context(), "n"))
@@ -307,7 +307,7 @@ func BenchmarkNetwork(bm *testing.B) {
 }
 
 func BenchmarkEnsureNetwork(bm *testing.B) {
-	b := newNetBed(bm, nil)
+	b := newNetFixture(bm, nil)
 	for bm.Loop() {
 		b.ensure(bm, runtime.Network{Name: "n"})
 	}

@@ -24,7 +24,7 @@ func TestNetworkReach(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("internal %t isolated %t br_netfilter %t", tt.internal, tt.isolated, tt.bridgeNetfilter), func(t *testing.T) {
 			t.Parallel() // it mostly waits for what must not answer
-			b := newNetBed(t, nil)
+			b := newNetFixture(t, nil)
 			setBridgeNetfilter(t, b, tt.bridgeNetfilter)
 			b.ipt(t, "-P FORWARD DROP") // as Docker has it
 			n := b.ensure(t, runtime.Network{Name: "n", Internal: tt.internal, Isolated: tt.isolated})
@@ -73,7 +73,7 @@ func TestNetworkReach(t *testing.T) {
 	}
 }
 
-func setBridgeNetfilter(t *testing.T, b *netBed, on bool) {
+func setBridgeNetfilter(t *testing.T, b *netFixture, on bool) {
 	t.Helper()
 	value := map[bool]string{true: "1", false: "0"}[on]
 	b.in(t, b.host, func() error {
@@ -86,7 +86,7 @@ func setBridgeNetfilter(t *testing.T, b *netBed, on bool) {
 }
 
 func TestNetworkInternalHost(t *testing.T) {
-	b := newNetBed(t, nil)
+	b := newNetFixture(t, nil)
 	n := b.ensure(t, runtime.Network{Name: "n", Internal: true})
 	x := b.container(t, "n")
 	b.serve(t, b.host)
@@ -120,7 +120,7 @@ func TestNetworkInternalHost(t *testing.T) {
 }
 
 func TestFirewallSenders(t *testing.T) {
-	b := newNetBed(t, nil)
+	b := newNetFixture(t, nil)
 	n := b.ensure(t, runtime.Network{Name: "n"})
 	x := b.container(t, "n")
 	b.serve(t, b.outside)
@@ -200,7 +200,7 @@ func TestFirewallRestore(t *testing.T) {
 // TestRulesAsSaved holds the rules to the way in which iptables-save prints them:
 // otherwise each sweep would put them in place anew.
 func TestRulesAsSaved(t *testing.T) {
-	b := newNetBed(t, nil)
+	b := newNetFixture(t, nil)
 	for _, n := range []runtime.Network{{Name: "a"}, {Name: "b", Isolated: true}, {Name: "c", Internal: true}} {
 		rec := b.ensure(t, n)
 		b.in(t, b.host, func() error {

@@ -32,16 +32,16 @@ const (
 	outsideAddr = "198.51.100.2" // the world
 )
 
-// netBed is a host in a network namespace of its own, with a world outside.
-type netBed struct {
+// netFixture is a host in a network namespace of its own, with a world outside.
+type netFixture struct {
 	*Manager
 	host, outside string
 }
 
-func newNetBed(t testing.TB, change func(*Options)) *netBed {
+func newNetFixture(t testing.TB, change func(*Options)) *netFixture {
 	t.Helper()
 	engine.Require(t, "containerd")
-	b := &netBed{host: testNetns(t), outside: testNetns(t)}
+	b := &netFixture{host: testNetns(t), outside: testNetns(t)}
 	b.in(t, b.outside, func() error { return up("lo") })
 	b.in(t, b.host, func() error {
 		if err := up("lo"); err != nil {
@@ -72,7 +72,7 @@ func newNetBed(t testing.TB, change func(*Options)) *netBed {
 }
 
 // clear detaches and removes everything, and looks for what is left of it.
-func (b *netBed) clear(t testing.TB) {
+func (b *netFixture) clear(t testing.TB) {
 	ids, err := b.Attachments()
 	for _, id := range ids {
 		err = errors.Join(err, b.Detach(context.Background(), id))
@@ -154,13 +154,13 @@ func up(name string, addrs ...string) error {
 }
 
 // in runs f on a thread in a network namespace.
-func (b *netBed) in(t testing.TB, netns string, f func() error) {
+func (b *netFixture) in(t testing.TB, netns string, f func() error) {
 	t.Helper()
 	r := &Manager{opts: Options{Netns: netns}}
 	must(t, r.onHost(context.Background(), func(context.Context) error { return f() }))
 }
 
-func (b *netBed) ensure(t testing.TB, n runtime.Network) *network {
+func (b *netFixture) ensure(t testing.TB, n runtime.Network) *network {
 	t.Helper()
 	must(t, b.EnsureNetwork(t.Context(), n))
 	rec, err := readNetwork(b.networkDir(n.Name))
@@ -172,7 +172,7 @@ func (b *netBed) ensure(t testing.TB, n runtime.Network) *network {
 
 type testContainer struct{ id, netns, ip string }
 
-func (b *netBed) container(t testing.TB, network string) testContainer {
+func (b *netFixture) container(t testing.TB, network string) testContainer {
 	t.Helper()
 	c := testContainer{id: newID()}
 	var err error
@@ -186,7 +186,7 @@ func (b *netBed) container(t testing.TB, network string) testContainer {
 }
 
 // serve returns everyone on port 7 with his address, within a network namespace.
-func (b *netBed) serve(t testing.TB, netns string) {
+func (b *netFixture) serve(t testing.TB, netns string) {
 	t.Helper()
 	var l net.Listener
 	b.in(t, netns, func() (err error) {
@@ -213,7 +213,7 @@ func (b *netBed) serve(t testing.TB, netns string) {
 
 // reach dials from a network namespace, and answers as whom the server sees it;
 // empty when it isn't reached.
-func (b *netBed) reach(t testing.TB, netns, ip string) string {
+func (b *netFixture) reach(t testing.TB, netns, ip string) string {
 	t.Helper()
 	var seen string
 	b.in(t, netns, func() error {
@@ -231,7 +231,7 @@ func (b *netBed) reach(t testing.TB, netns, ip string) string {
 	return seen
 }
 
-func (b *netBed) route(t testing.TB, netns, prefix, via string) {
+func (b *netFixture) route(t testing.TB, netns, prefix, via string) {
 	t.Helper()
 	b.in(t, netns, func() error {
 		p := netip.MustParsePrefix(prefix).Masked()
@@ -241,7 +241,7 @@ func (b *netBed) route(t testing.TB, netns, prefix, via string) {
 }
 
 // ipt runs iptables on the host.
-func (b *netBed) ipt(t testing.TB, args string) {
+func (b *netFixture) ipt(t testing.TB, args string) {
 	t.Helper()
 	b.in(t, b.host, func() error {
 		path, err := FindProgram("iptables")
@@ -256,7 +256,7 @@ func (b *netBed) ipt(t testing.TB, args string) {
 }
 
 // rules are all of the host's rules, counters left out.
-func (b *netBed) rules(t testing.TB) []string {
+func (b *netFixture) rules(t testing.TB) []string {
 	t.Helper()
 	var all []string
 	b.in(t, b.host, func() error {

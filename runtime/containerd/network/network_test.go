@@ -23,7 +23,7 @@ import (
 )
 
 func TestEnsureNetwork(t *testing.T) {
-	b := newNetBed(t, nil)
+	b := newNetFixture(t, nil)
 	var wg sync.WaitGroup
 	errs := make([]error, 10)
 	for i := range errs {
@@ -52,7 +52,7 @@ func TestEnsureNetwork(t *testing.T) {
 }
 
 func TestNetworksAtOnce(t *testing.T) {
-	b := newNetBed(t, nil)
+	b := newNetFixture(t, nil)
 	const at = 16
 	all := func(call func(name string) error) {
 		t.Helper()
@@ -84,7 +84,7 @@ func TestNetworksAtOnce(t *testing.T) {
 }
 
 func TestRemoveNetwork(t *testing.T) {
-	b := newNetBed(t, nil)
+	b := newNetFixture(t, nil)
 	b.ipt(t, "-A FORWARD -s 192.0.2.1 -j DROP")
 	others := b.rules(t)
 	b.ensure(t, runtime.Network{Name: "n"})
@@ -106,26 +106,26 @@ func TestRemoveNetwork(t *testing.T) {
 
 // TestNetworkRecovery cuts the making and the removal of a network short.
 func TestNetworkRecovery(t *testing.T) {
-	calls := map[string]func(*netBed, context.Context) error{
-		"ensure": func(b *netBed, ctx context.Context) error {
+	calls := map[string]func(*netFixture, context.Context) error{
+		"ensure": func(b *netFixture, ctx context.Context) error {
 			return b.EnsureNetwork(ctx, runtime.Network{Name: "n"})
 		},
-		"remove": func(b *netBed, ctx context.Context) error { return b.RemoveNetwork(ctx, "n") },
-		"sweep":  func(b *netBed, ctx context.Context) error { return b.Sweep(ctx) },
+		"remove": func(b *netFixture, ctx context.Context) error { return b.RemoveNetwork(ctx, "n") },
+		"sweep":  func(b *netFixture, ctx context.Context) error { return b.Sweep(ctx) },
 	}
 	stages := map[string]struct {
-		cut     func(*testing.T, *netBed, *network)
+		cut     func(*testing.T, *netFixture, *network)
 		removed bool // the sweep removes it
 	}{
-		"directory": {func(t *testing.T, _ *netBed, n *network) {
+		"directory": {func(t *testing.T, _ *netFixture, n *network) {
 			must(t, os.Remove(filepath.Join(n.dir, networkRecord)))
 		}, true},
-		"record": {func(*testing.T, *netBed, *network) {}, false},
-		"marked": {func(t *testing.T, _ *netBed, n *network) {
+		"record": {func(*testing.T, *netFixture, *network) {}, false},
+		"marked": {func(t *testing.T, _ *netFixture, n *network) {
 			n.Removing = true
 			must(t, n.write())
 		}, true},
-		"temporary": {func(t *testing.T, _ *netBed, n *network) {
+		"temporary": {func(t *testing.T, _ *netFixture, n *network) {
 			must(t, os.WriteFile(filepath.Join(n.dir, atomicfile.TempPrefix+"x"), []byte("{"), 0o600))
 		}, false},
 	}
@@ -136,7 +136,7 @@ func TestNetworkRecovery(t *testing.T) {
 			}
 			for call, f := range calls {
 				t.Run(stage+map[bool]string{true: " and the rest ", false: " "}[rest]+call, func(t *testing.T) {
-					b := newNetBed(t, nil)
+					b := newNetFixture(t, nil)
 					n := b.ensure(t, runtime.Network{Name: "n"})
 					if !rest {
 						b.in(t, b.host, func() error {
@@ -160,7 +160,7 @@ func TestNetworkRecovery(t *testing.T) {
 }
 
 // works reports whether a container on a network gets out of it.
-func (b *netBed) works(t *testing.T, network string) {
+func (b *netFixture) works(t *testing.T, network string) {
 	t.Helper()
 	b.serve(t, b.outside)
 	c := b.container(t, network)
@@ -183,7 +183,7 @@ func TestSweepNetworks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := newNetBed(t, nil)
+			b := newNetFixture(t, nil)
 			n := b.ensure(t, runtime.Network{Name: "n", Isolated: true})
 			x, y := b.container(t, "n"), b.container(t, "n")
 			b.serve(t, b.outside)
@@ -279,7 +279,7 @@ func TestFreeSubnet(t *testing.T) {
 }
 
 func TestNetworkSubnets(t *testing.T) {
-	b := newNetBed(t, func(o *Options) { o.Subnets = netip.MustParsePrefix("10.77.0.0/21") })
+	b := newNetFixture(t, func(o *Options) { o.Subnets = netip.MustParsePrefix("10.77.0.0/21") })
 	b.in(t, b.host, func() error { return up("out", "10.77.0.9/25") })
 	b.route(t, b.host, "10.77.2.0/23", outsideAddr)
 	b.in(t, b.host, func() error { // a route of a table of its own
@@ -310,7 +310,7 @@ func TestNetworkSubnets(t *testing.T) {
 }
 
 func TestNetworkLacking(t *testing.T) {
-	b := newNetBed(t, func(o *Options) { o.PluginDirs = []string{"/nonexistent"} })
+	b := newNetFixture(t, func(o *Options) { o.PluginDirs = []string{"/nonexistent"} })
 	if err := b.EnsureNetwork(t.Context(), runtime.Network{Name: "n"}); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("without plug-ins: %v", err)
 	}
@@ -322,7 +322,7 @@ func TestNetworkLacking(t *testing.T) {
 }
 
 func TestNetworkLocked(t *testing.T) {
-	b := newNetBed(t, nil)
+	b := newNetFixture(t, nil)
 	n := b.ensure(t, runtime.Network{Name: "n"})
 	unlock, err := LockDir(t.Context(), n.dir)
 	must(t, err)
