@@ -359,7 +359,7 @@ func cut(s string, most int) string {
 
 // WriteJSON answers v. A caller that is gone by then is no error.
 func WriteJSON(w http.ResponseWriter, status int, contentType string, v any) error {
-	b, err := json.Marshal(v)
+	b, err := stdjson.Marshal(v)
 	if err != nil {
 		return fmt.Errorf("encode answer: %w", err)
 	}
