@@ -2,7 +2,7 @@ package proxy
 
 import (
 	"bytes"
-	stdjson "encoding/json"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-json-experiment/json"
+	jsonv2 "github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	jsonv1 "github.com/go-json-experiment/json/v1"
 
@@ -182,8 +182,8 @@ func DecodeJSON(data []byte, v any) error { return decodeJSON(data, v, withoutNu
 var withoutNulls, withNulls = strict(false), strict(true)
 
 // strict are the options of a decoder for which null is the zero value of everything, or not.
-func strict(nulls bool) json.Options {
-	check := json.UnmarshalFromFunc(func(d *jsontext.Decoder, v any) error {
+func strict(nulls bool) jsonv2.Options {
+	check := jsonv2.UnmarshalFromFunc(func(d *jsontext.Decoder, v any) error {
 		t := reflect.TypeOf(v).Elem()
 		within, _ := d.StackIndex(d.StackDepth())
 		switch {
@@ -203,26 +203,26 @@ func strict(nulls bool) json.Options {
 		}
 		return errNull
 	})
-	return json.JoinOptions(json.RejectUnknownMembers(true), json.WithUnmarshalers(check), jsonv1.FormatDurationAsNano(true))
+	return jsonv2.JoinOptions(jsonv2.RejectUnknownMembers(true), jsonv2.WithUnmarshalers(check), jsonv1.FormatDurationAsNano(true))
 }
 
 var errNull = errors.New("must not be null")
 
 // decodesItself tells whether a type has a decoder of its own.
 func decodesItself(t reflect.Type) bool {
-	return reflect.PointerTo(t).Implements(reflect.TypeFor[json.Unmarshaler]())
+	return reflect.PointerTo(t).Implements(reflect.TypeFor[jsonv2.Unmarshaler]())
 }
 
-func decodeJSON(data []byte, v any, opts json.Options, ignored ...string) error {
+func decodeJSON(data []byte, v any, opts jsonv2.Options, ignored ...string) error {
 	switch values, depth := shape(data); {
 	case depth > maxDepth:
 		return Malformed(fmt.Sprintf("the body is nested more than %d levels deep", maxDepth))
 	case values > maxValues:
 		return Malformed(fmt.Sprintf("the body has more than %d values", maxValues))
 	}
-	err := json.Unmarshal(data, v, opts)
+	err := jsonv2.Unmarshal(data, v, opts)
 	var syntax *jsontext.SyntacticError
-	var meaning *json.SemanticError
+	var meaning *jsonv2.SemanticError
 	switch {
 	case err == nil:
 		return nil
@@ -232,7 +232,7 @@ func decodeJSON(data []byte, v any, opts json.Options, ignored ...string) error 
 		return Malformed(fmt.Sprintf("the body is not one valid JSON value: %v, after byte %d", syntax.Err, syntax.ByteOffset))
 	case !errors.As(err, &meaning):
 		return err
-	case errors.Is(err, json.ErrUnknownName):
+	case errors.Is(err, jsonv2.ErrUnknownName):
 		if name := meaning.JSONPointer.LastToken(); meaning.JSONPointer.Parent() == "" && slices.Contains(ignored, name) {
 			return decodeWithout(data, v, opts, name, ignored)
 		}
@@ -242,13 +242,13 @@ func decodeJSON(data []byte, v any, opts json.Options, ignored ...string) error 
 }
 
 // decodeWithout decodes an object without one of its fields.
-func decodeWithout(data []byte, v any, opts json.Options, name string, ignored []string) error {
+func decodeWithout(data []byte, v any, opts jsonv2.Options, name string, ignored []string) error {
 	var fields map[string]jsontext.Value
-	if err := json.Unmarshal(data, &fields); err != nil {
+	if err := jsonv2.Unmarshal(data, &fields); err != nil {
 		return err
 	}
 	delete(fields, name)
-	data, err := json.Marshal(fields)
+	data, err := jsonv2.Marshal(fields)
 	if err != nil {
 		return err
 	}
@@ -273,9 +273,9 @@ func fieldAt(p jsontext.Pointer) string {
 }
 
 // mismatch says what a value should have been.
-func mismatch(e *json.SemanticError) string {
+func mismatch(e *jsonv2.SemanticError) string {
 	t := e.GoType
-	if wrong, ok := errors.AsType[*stdjson.UnmarshalTypeError](e.Err); ok {
+	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](e.Err); ok {
 		return "can't be of type " + wrong.Value
 	}
 	if e.Err != nil && (t.Kind() == reflect.Pointer || decodesItself(t)) {
@@ -359,7 +359,7 @@ func cut(s string, most int) string {
 
 // WriteJSON answers v. A caller that is gone by then is no error.
 func WriteJSON(w http.ResponseWriter, status int, contentType string, v any) error {
-	b, err := stdjson.Marshal(v)
+	b, err := json.Marshal(v)
 	if err != nil {
 		return fmt.Errorf("encode answer: %w", err)
 	}

@@ -12,7 +12,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/go-json-experiment/json"
+	jsonv2 "github.com/go-json-experiment/json"
 	jsonv1 "github.com/go-json-experiment/json/v1"
 	"github.com/google/uuid"
 
@@ -216,7 +216,7 @@ func (r *Report) count(ctx context.Context, q querier) (err error) {
 		}
 	}
 	records := recordScanner(func(data []byte, v any) error { // fields that this version doesn't know would be lost
-		return json.Unmarshal(data, v, json.RejectUnknownMembers(true), jsonv1.FormatDurationAsNano(true))
+		return jsonv2.Unmarshal(data, v, jsonv2.RejectUnknownMembers(true), jsonv1.FormatDurationAsNano(true))
 	})
 	rows(&r.Sandboxes, "SELECT "+columns+" FROM sandboxes", func(row scanner) error {
 		rec, err := records(row)
