@@ -184,13 +184,13 @@ var withoutNulls, withNulls = strict(false), strict(true)
 // strict are the options of a decoder for which null is the zero value of everything, or not.
 func strict(nulls bool) jsonv2.Options {
 	check := jsonv2.UnmarshalFromFunc(func(d *jsontext.Decoder, v any) error {
+		if d.PeekKind() != jsontext.KindNull {
+			return errors.ErrUnsupported // has it decoded as without this function
+		}
 		t := reflect.TypeOf(v).Elem()
-		within, _ := d.StackIndex(d.StackDepth())
 		switch {
-		case d.PeekKind() != jsontext.KindNull:
-			return errors.ErrUnsupported // what follows is decoded as ever
 		case t.Kind() == reflect.Pointer:
-			if within == jsontext.KindBeginArray {
+			if within, _ := d.StackIndex(d.StackDepth()); within == jsontext.KindBeginArray {
 				return errNull
 			}
 			return d.SkipValue()

@@ -530,7 +530,13 @@ func testServePaused(t *testing.T, b *fixture, id string) {
 		case <-time.After(30 * time.Second):
 			t.Fatalf("paused after %s: it doesn't end", delay)
 		}
-		b.run(t, id, command)
+		b.await(t, "the engine to know that the pause is over", func() bool { // dockerd 20.10 hears of the pause late
+			_, err := b.rt.Exec(b.ctx, id, command)
+			if err != nil && !errdefs.IsFailedPrecondition(err) {
+				t.Errorf("paused after %s: the next: %v", delay, err)
+			}
+			return !errdefs.IsFailedPrecondition(err)
+		})
 	}
 }
 
