@@ -146,9 +146,9 @@ type fixture struct {
 	pace   pace
 }
 
-func newFixture(t testing.TB) *fixture { return newBedOf(t, hurry) }
+func newFixture(t testing.TB) *fixture { return newFixtureOf(t, hurry) }
 
-func newBedOf(t testing.TB, p pace) *fixture {
+func newFixtureOf(t testing.TB, p pace) *fixture {
 	t.Helper()
 	root, err := os.MkdirTemp("", "berm") // a short path
 	must(t, err)

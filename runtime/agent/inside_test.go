@@ -175,6 +175,9 @@ func TestMisled(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b, id := answers(t, tt.answer)
+			if name != "no answer" {
+				b.Runtime.pace.answer = time.Minute
+			}
 			err := tt.call(b, id)
 			if !errdefs.IsFailedPrecondition(err) || !errors.Is(err, runtime.ErrInterrupted) {
 				t.Fatal(err)
