@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// budgetWait is how long a lease waits for others to give back what it asks for.
+// budgetWait is how long Resize waits for other leases to give bytes back.
 const budgetWait = 10 * time.Second
 
 // Budget bounds the bytes that requests hold, for each tenant and in all. A nil Budget
@@ -60,8 +60,8 @@ type Lease struct {
 	n      int64
 }
 
-// Resize makes the lease n bytes large. It waits a few seconds for bytes that others hold,
-// and then fails with a Fault of 429; the lease keeps what it has.
+// Resize makes the lease n bytes large. It waits up to 10 s for bytes that other leases
+// hold, and then fails with a Fault of status 429. A lease that can't grow keeps its size.
 func (l *Lease) Resize(ctx context.Context, n int64) error {
 	if l == nil || l.share == nil || n == l.n {
 		return nil
@@ -114,14 +114,14 @@ func (l *Lease) Release() {
 // Bodies bounds nothing.
 type Bodies struct{ small, large, output *Budget }
 
-// NewBodies makes Bodies for a server with 512 MB of memory, of which Go's garbage
-// collector may need half as much again as is held.
+// NewBodies returns Bodies for a server with 512 MB of memory. The budgets add up to
+// 256 MiB: Go's garbage collector may need half as much again.
 func NewBodies() *Bodies {
 	const what = "memory for request bodies"
 	return &Bodies{small: NewBudget(what, 64<<20, 16<<20), large: NewBudget(what, 96<<20, 48<<20), output: NewBudget("memory for output", 96<<20, 48<<20)}
 }
 
-// lease begins a lease for a body of at most so many bytes.
+// lease begins a lease for a body of at most the given number of bytes.
 func (b *Bodies) lease(tenant string, most int64) *Lease {
 	switch {
 	case b == nil:
@@ -133,13 +133,14 @@ func (b *Bodies) lease(tenant string, most int64) *Lease {
 }
 
 const (
-	outputStart  = 16 << 10 // that a command's output may take without a lease
-	outputCopies = 3        // of what is kept: itself, its text and the answer
+	outputStart  = 16 << 10 // bytes that a command's output may take without a lease
+	outputCopies = 3        // of kept output: the bytes, their text and the answer
 )
 
-// LeaseOutput leases memory for the output of a command. Keep leases so many bytes more, and
-// fails once it has to wait for too long. Many goroutines may call it. The first bytes need no
-// lease: commands that print much, for long, must not keep those of other tenants from running.
+// LeaseOutput leases memory for the output of a command. Keep leases memory for the given
+// number of further bytes, and fails for good once Resize has failed. Both functions are safe
+// for many goroutines. The first bytes need no lease: otherwise commands that print much could
+// keep those of other tenants from running.
 func (ex *Exchange) LeaseOutput(ctx context.Context) (keep func(bytes int) error, release func()) {
 	if ex.bodies == nil {
 		return nil, func() {}

@@ -28,8 +28,8 @@ const MaxBody = 1 << 20
 const (
 	maxDepth    = 16       // of objects and arrays within each other
 	maxValues   = 1 << 15  // in one body
-	fewValues   = 128      // that every body may have without a further lease
-	valueCost   = 128      // bytes of memory, beside those of its text
+	fewValues   = 128      // for which readBody leases memory before it has counted them
+	valueCost   = 128      // bytes of memory that a value takes beside its text
 	maxName     = 128      // bytes of a field's name in an error
 	maxMessage  = 4 << 10  // bytes that are kept and logged of an error
 	bodyStart   = 64 << 10 // bytes of a body of unknown length that are leased first
@@ -38,16 +38,16 @@ const (
 	sendTimeout = 2 * time.Minute // for a whole answer to leave
 )
 
-// BodyLinger is for what is left of the body of a request that was answered already.
+// BodyLinger is how long the rest of a body may take to arrive once its request was answered.
 const BodyLinger = 5 * time.Second
 
-// LastRequest tells whether the server will close the connection without a look at what
-// is left of the body. To a caller that is still sending, that loses the answer. One that
-// waits to be told to send isn't.
+// LastRequest reports whether the server will close the connection after the answer without
+// reading the rest of the body. A caller that is still sending then loses the answer. A
+// caller with an Expect header waits before it sends, so it doesn't count.
 func LastRequest(r *http.Request) bool { return r.Close && r.Header.Get("Expect") == "" }
 
-// boundBody gives the rest of a request's body time to arrive, whoever reads it: the
-// server does so when no handler did. A handler may set another deadline.
+// boundBody sets a deadline for the rest of a request's body. It also holds for net/http,
+// which reads a body that no handler has read. A handler may set another deadline.
 func boundBody(w http.ResponseWriter, r *http.Request, within time.Duration) {
 	if r.ContentLength != 0 {
 		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(within)) // an in-process writer has none
@@ -57,8 +57,9 @@ func boundBody(w http.ResponseWriter, r *http.Request, within time.Duration) {
 // maxDrain bounds what is read of a refused body, in bytes.
 const maxDrain = 256 << 20
 
-// drain sends the answer and reads on for a moment. A caller that is still sending loses an
-// answer after which the connection is closed: some look for it only once they have sent all.
+// drain sends the answer and reads the rest of the body until its deadline. Some callers look
+// for an answer only once they have sent everything. If the connection closed before, they
+// would lose the answer.
 func drain(w http.ResponseWriter, r *http.Request) {
 	if r.ContentLength == 0 || r.Body == nil || r.Header.Get("Expect") != "" {
 		return
@@ -67,9 +68,9 @@ func drain(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.CopyN(io.Discard, r.Body, maxDrain)
 }
 
-// DecodeBody reads a JSON body of at most limit bytes into v, as DecodeJSON does.
-// No body at all leaves v as it is when that is allowed. The memory that the body takes is
-// leased until the request ends, or until whoever called Exchange.KeepBody releases it.
+// DecodeBody reads a JSON body of at most limit bytes into v, as DecodeJSON does. If the body
+// is optional, an empty one leaves v as it is. DecodeBody leases the memory that the body
+// takes until the request ends. Exchange.KeepBody hands that lease over.
 func DecodeBody(w http.ResponseWriter, r *http.Request, limit int64, optional bool, v any) error {
 	return decodeBody(w, r, limit, optional, v, DecodeJSON)
 }
@@ -91,9 +92,10 @@ func decodeBody(w http.ResponseWriter, r *http.Request, limit int64, optional bo
 	return ex.body.Resize(r.Context(), size)
 }
 
-// readJSON reads a body that says that it is JSON; nil is none at all.
+// readJSON reads a body whose Content-Type is JSON. It returns nil for an optional body that
+// is empty.
 func readJSON(w http.ResponseWriter, r *http.Request, limit int64, optional bool) ([]byte, error) {
-	if r.ContentLength > limit { // the caller may still send, and would lose an answer before that
+	if r.ContentLength > limit { // a caller that is still sending would lose an answer
 		boundBody(w, r, BodyLinger)
 		_, err := io.CopyN(io.Discard, r.Body, limit)
 		return nil, errors.Join(&http.MaxBytesError{Limit: limit}, err)
@@ -112,9 +114,10 @@ func readJSON(w http.ResponseWriter, r *http.Request, limit int64, optional bool
 	return body, nil
 }
 
-// readBody reads a body to its end, within the time that one may take. It leases twice its
-// size: for the text, and for what is decoded from it. A body of unknown length that is more
-// than small leases as much as it may have, as several that grow could wait for each other.
+// readBody reads a body to its end, within bodyTimeout. It leases twice the body's size: for
+// the text, and for the decoded value. A body of unknown length first leases bodyStart. If it
+// is larger, it leases the whole limit at once: bodies that grew step by step could wait for
+// each other for ever.
 func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
 	ex, room := ExchangeOf(r.Context()), r.ContentLength
 	if room < 0 {
@@ -161,9 +164,9 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 	}
 }
 
-// DecodeNulls is DecodeBody for an API whose clients write null for what they leave out:
-// it stands for the zero value, as the whole body only if v is a pointer to a pointer. It skips
-// top-level fields with the ignored names that v hasn't.
+// DecodeNulls is DecodeBody for an API whose clients send null for fields that they leave out.
+// Null decodes as the zero value. The whole body may be null only if v is a pointer to a
+// pointer. DecodeNulls skips unknown top-level fields whose names are ignored.
 func DecodeNulls(w http.ResponseWriter, r *http.Request, limit int64, v any, ignored ...string) error {
 	return decodeBody(w, r, limit, false, v, func(data []byte, v any) error {
 		return decodeJSON(data, v, withNulls, ignored...)
@@ -174,18 +177,20 @@ func DecodeNulls(w http.ResponseWriter, r *http.Request, limit int64, v any, ign
 func DecodeJSONNulls(data []byte, v any) error { return decodeJSON(data, v, withNulls) }
 
 // DecodeJSON reads one JSON value into v, a non-nil pointer to a zero value. Names must match
-// exactly, unknown and repeated ones are refused, as are trailing data, invalid UTF-8 and deep
-// nesting. Null is for pointers, maps and slices only, and for no element of a slice of pointers.
-// Malformed JSON is a Fault of 400, a value of the wrong kind a *lifecycle.InvalidError.
+// exactly. It refuses unknown and repeated names, trailing data, invalid UTF-8, deep nesting
+// and too many values. Null is allowed for pointers, maps and slices only, except that the
+// elements of a slice of pointers can't be null. For malformed JSON it returns a *Fault with
+// status 400, and for a value of the wrong kind a *lifecycle.InvalidError.
 func DecodeJSON(data []byte, v any) error { return decodeJSON(data, v, withoutNulls) }
 
 var withoutNulls, withNulls = strict(false), strict(true)
 
-// strict are the options of a decoder for which null is the zero value of everything, or not.
+// strict returns the options of a strict decoder. With nulls, null decodes as the zero value
+// of every type.
 func strict(nulls bool) jsonv2.Options {
 	check := jsonv2.UnmarshalFromFunc(func(d *jsontext.Decoder, v any) error {
 		if d.PeekKind() != jsontext.KindNull {
-			return errors.ErrUnsupported // has it decoded as without this function
+			return errors.ErrUnsupported // the decoder goes on as usual
 		}
 		t := reflect.TypeOf(v).Elem()
 		switch {
@@ -208,7 +213,7 @@ func strict(nulls bool) jsonv2.Options {
 
 var errNull = errors.New("must not be null")
 
-// decodesItself tells whether a type has a decoder of its own.
+// decodesItself reports whether a type has an UnmarshalJSON method.
 func decodesItself(t reflect.Type) bool {
 	return reflect.PointerTo(t).Implements(reflect.TypeFor[jsonv2.Unmarshaler]())
 }
@@ -255,8 +260,8 @@ func decodeWithout(data []byte, v any, opts jsonv2.Options, name string, ignored
 	return decodeJSON(data, v, opts, ignored...)
 }
 
-// fieldAt writes a place in JSON as "mounts[0].mode", with names that a caller may have made
-// as long as it likes.
+// fieldAt writes a JSON pointer as "mounts[0].mode". It shortens long names, as they may be
+// the caller's.
 func fieldAt(p jsontext.Pointer) string {
 	var b strings.Builder
 	for name := range p.Tokens() {
@@ -301,7 +306,8 @@ func mismatch(e *jsonv2.SemanticError) string {
 	return "must be " + t.Kind().String()
 }
 
-// shape counts the values of JSON, at most one too many, and tells how deeply they are nested.
+// shape counts the values of JSON, with the names of members, and how deeply they are nested.
+// It counts an empty object or array as two values.
 func shape(data []byte) (values int64, depth int) {
 	at, inString := 0, false
 	values = 1
@@ -325,8 +331,9 @@ func shape(data []byte) (values int64, depth int) {
 	return values, depth
 }
 
-// CutField splits the text of a JSON object around the value of a field, as it is in what
-// engines answer. The value is nil if there is no such field.
+// CutField splits the text of a JSON object around the value of its field name. The value is
+// nil if there is no such field, or if the JSON before it is malformed. CutField doesn't
+// refuse repeated names, as it is meant for engines' answers.
 func CutField(object []byte, name string) (before, value, after []byte) {
 	d := jsontext.NewDecoder(bytes.NewBuffer(object), jsontext.AllowDuplicateNames(true))
 	if t, err := d.ReadToken(); err != nil || t.Kind() != jsontext.KindBeginObject {
@@ -349,7 +356,7 @@ func CutField(object []byte, name string) (before, value, after []byte) {
 	return object, nil, nil
 }
 
-// cut shortens a text that a caller may have made as long as it likes.
+// cut shortens s to at most the given number of bytes, and marks that with an ellipsis.
 func cut(s string, most int) string {
 	if len(s) <= most {
 		return s
@@ -357,7 +364,8 @@ func cut(s string, most int) string {
 	return strings.ToValidUTF8(s[:most], "") + "…"
 }
 
-// WriteJSON answers v. A caller that is gone by then is no error.
+// WriteJSON answers with v as JSON. It fails only if v can't be encoded, not if the caller
+// is gone.
 func WriteJSON(w http.ResponseWriter, status int, contentType string, v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {

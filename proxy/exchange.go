@@ -29,7 +29,7 @@ type Exchange struct {
 	start   time.Time
 	route   string
 	quiet   bool
-	unnamed bool // nobody has to show a token
+	unnamed bool // the route needs no token
 	fault   Fault
 	cause   error
 
@@ -37,8 +37,8 @@ type Exchange struct {
 	body   *Lease // of the memory for the request's body; nil before it is read
 }
 
-// KeepBody hands the lease of the memory for the request's body over to the caller, which
-// releases it. Without a call it ends with the request.
+// KeepBody hands the lease of the memory for the request's body over to its caller, which
+// must release the lease. If KeepBody isn't called, the lease ends with the request.
 func (ex *Exchange) KeepBody() *Lease {
 	l := ex.body
 	ex.body = nil
@@ -57,8 +57,9 @@ func (g *Gate) Wrap(next http.Handler) http.Handler {
 		w.Header().Set("X-Request-Id", ex.RequestID)
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		w.Header().Set("Cache-Control", "no-store")
-		// The server drops a Content-Length beside a Transfer-Encoding without a word. Who
-		// counts by the length would take what follows the chunks for another request.
+		// net/http silently ignores a Content-Length beside a Transfer-Encoding. A proxy that
+		// goes by the length would take bytes of the body for another request. So the
+		// connection carries no other request.
 		if len(r.TransferEncoding) > 0 || !r.ProtoAtLeast(1, 1) {
 			w.Header().Set("Connection", "close")
 		}
@@ -80,12 +81,12 @@ func (g *Gate) Wrap(next http.Handler) http.Handler {
 	})
 }
 
-// maxTraceState bounds what a caller's tracestate may hold, in bytes: what W3C asks that
-// at least be passed on. Engines and commands are given it.
+// maxTraceState bounds a caller's tracestate in bytes, as Berm passes it on to engines and
+// commands. W3C Trace Context asks that at least this much is passed on.
 const maxTraceState = 512
 
-// continued gives a request's context, with the W3C trace context that came in. What is
-// malformed of it is left out, and so is a tracestate that is too long.
+// continued returns a request's context with the W3C trace context of its headers. It leaves
+// out malformed parts, and a tracestate that is too long.
 func (g *Gate) continued(r *http.Request) context.Context {
 	ctx := g.trace.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
 	if sc := trace.SpanContextFromContext(ctx); len(sc.TraceState().String()) > maxTraceState {
@@ -94,8 +95,8 @@ func (g *Gate) continued(r *http.Request) context.Context {
 	return ctx
 }
 
-// recovered logs a panic, answers it if nothing has been answered yet, and tells
-// whether the connection has to be broken off instead.
+// recovered logs the panic v, if there was one, and answers it with an error. It returns
+// true if an answer had begun already, so that the connection must be broken off instead.
 func (g *Gate) recovered(w *writer, r *http.Request, v any) (broken bool) {
 	ex := ExchangeOf(r.Context())
 	if v == nil {
@@ -114,7 +115,7 @@ func (g *Gate) recovered(w *writer, r *http.Request, v any) (broken bool) {
 	return false
 }
 
-// Panicked counts and logs a panic of a request, of which v is what recover returned.
+// Panicked counts and logs a panic of a request. V is the value that recover returned.
 func (g *Gate) Panicked(ctx context.Context, v any) {
 	stack := debug.Stack()
 	if p, ok := v.(*taskPanic); ok {
@@ -125,7 +126,7 @@ func (g *Gate) Panicked(ctx context.Context, v any) {
 	g.opts.Logger.ErrorContext(ctx, "http_panic", "request_id", ex.RequestID, "route", ex.route, "panic", fmt.Sprint(v), "stack", string(stack))
 }
 
-// finish tells of the exchange by metric, span and log.
+// finish records the exchange in its metric, span and log line.
 func (g *Gate) finish(w *writer, r *http.Request, ex *Exchange, span trace.Span) {
 	if w.status == 0 {
 		w.status = http.StatusOK
@@ -184,9 +185,9 @@ func method(r *http.Request) string {
 	return "OTHER"
 }
 
-// hostAllowed tells whether the Host header names this server: a loopback name,
-// the address that the request came in on, or a configured name. Over a unix
-// socket there is no name to speak of.
+// hostAllowed reports whether the Host header names this server: by a loopback name or
+// address, the address that the request came in on, or a configured name. Over a unix
+// socket any Host is allowed.
 func (g *Gate) hostAllowed(r *http.Request) bool {
 	local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	if local != nil && local.Network() == "unix" {
@@ -228,7 +229,7 @@ func (w *writer) Write(b []byte) (int, error) {
 	return w.ResponseWriter.Write(b)
 }
 
-// ReadFrom keeps the kernel's copying within reach.
+// ReadFrom lets io.Copy use the server's sendfile.
 func (w *writer) ReadFrom(r io.Reader) (int64, error) {
 	if w.status == 0 {
 		w.status = http.StatusOK

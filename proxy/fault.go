@@ -20,10 +20,10 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// StatusClientClosed is what is logged for a caller that went away; nobody sees it.
+// StatusClientClosed is the status that is logged for a caller that went away.
 const StatusClientClosed = 499
 
-// retrySoon is after how long to ask again when the engine is away.
+// retrySoon is the Retry-After of errors that should pass soon, such as an engine's outage.
 const retrySoon = 2 * time.Second
 
 // Fault is an error as callers see it. It may also be returned by a handler.
@@ -36,7 +36,7 @@ type Fault struct {
 	Differences []policy.Difference
 	Reasons     []policy.Reason
 	Result      *lifecycle.ExecResult // of a command that ran all the same
-	FirstSeq    *int64                // after which there still is output, of output that is gone; nil if not known
+	FirstSeq    *int64                // with code output_gone: output after it is kept; nil if not known
 	Cause       error                 // for the log only; nil if Detail says it all
 }
 
@@ -65,8 +65,8 @@ func UnsupportedMedia(detail string) *Fault {
 	return &Fault{Status: http.StatusUnsupportedMediaType, Code: "unsupported_media_type", Title: "Unsupported media type", Detail: detail}
 }
 
-// FaultOf says how callers see an error. What they read comes from errors that
-// were made to be read; of all others only the class is told.
+// FaultOf returns an error as callers see it. Only errors whose text was written for callers
+// show it. Of all others, callers learn only the class.
 func FaultOf(err error) Fault {
 	if errors.Is(err, ErrGoingDown) {
 		return Fault{Status: http.StatusServiceUnavailable, Code: "going_down", Title: "Server going down",
@@ -105,7 +105,8 @@ type class struct {
 	code, title string
 }
 
-// saysByClass is says for a type whose errors are of several classes. The last one is of any.
+// saysByClass is says for a type whose errors are of several classes. It takes the first
+// class that matches. The last one must match all errors.
 func saysByClass[E error](classes ...class) rule {
 	return as(func(e E) Fault {
 		i := slices.IndexFunc(classes, func(c class) bool { return c.is == nil || c.is(e) })
@@ -115,7 +116,7 @@ func saysByClass[E error](classes ...class) rule {
 
 // rules are tried in this order: an error may wrap others.
 var rules = []rule{
-	as(func(e *lifecycle.UnavailableError) Fault { // whatever its cause is
+	as(func(e *lifecycle.UnavailableError) Fault { // first, since its cause may match another rule
 		f := faultOfClass(e)
 		f.Detail = cmp.Or(e.Message, f.Detail)
 		return f
@@ -177,7 +178,7 @@ var rules = []rule{
 	says[*lifecycle.ActiveError](http.StatusConflict, "chat_has_active_sandbox", "Chat has a sandbox"),
 	says[*chat.FileNotFoundError](http.StatusNotFound, "chat_file_not_found", "No such file"),
 	saysByClass[*chat.FileError](
-		// An error only to those who asked for that.
+		// Only a caller that sent If-None-Match gets this error.
 		class{errdefs.IsAlreadyExists, http.StatusPreconditionFailed, "precondition_failed", "Precondition failed"},
 		class{errdefs.IsResourceExhausted, http.StatusInsufficientStorage, "no_space", "No space left"},
 		class{nil, http.StatusConflict, "chat_file_wrong_kind", "File of another kind"},
@@ -193,7 +194,7 @@ func publicFault(err error) Fault {
 	}
 	f := faultOfClass(err)
 	if _, start := errors.AsType[*lifecycle.StartError](err); start && f.Code != "backend_unavailable" {
-		// The class is that of an engine's object, not of the caller's.
+		// The engine's error is about its own objects, not about what the caller named.
 		return Fault{Status: http.StatusServiceUnavailable, Code: "sandbox_start_failed", Title: "Sandbox not started", Detail: startReason(err)}
 	}
 	return f
@@ -211,7 +212,7 @@ func faultOfClass(err error) Fault {
 			Detail: "the container engine in use can't do this"}
 	case errdefs.IsInvalidArgument(err):
 		return invalid("the container engine refuses a value of the request")
-	// What the engine doesn't find is no reason to say that there is no sandbox.
+	// An object that the engine doesn't find doesn't mean that there is no such sandbox.
 	case errdefs.IsNotFound(err), errdefs.IsFailedPrecondition(err), errdefs.IsConflict(err), errdefs.IsAlreadyExists(err):
 		return Fault{Status: http.StatusConflict, Code: "wrong_state", Title: "Wrong state",
 			Detail: "the sandbox isn't in a state that allows this"}
@@ -232,8 +233,8 @@ func Unreachable(engine string, err error) *Fault {
 	return &f
 }
 
-// startReason tells why a sandbox could not be started, by class only: engines'
-// own words may carry what isn't for callers. Of a pull it gives what pullReason leaves.
+// startReason says why a sandbox could not be started, by the error's class only: an
+// engine's text may hold secrets. For a failed pull it adds the text that pullReason leaves.
 func startReason(err error) string {
 	if pull, ok := errors.AsType[*lifecycle.PullError](err); ok {
 		return fmt.Sprintf("the image %s can't be pulled: %s", cut(pull.Image, maxPullReason), pullReason(pull.Err))

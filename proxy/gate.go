@@ -1,6 +1,6 @@
-// Package proxy is what Berm's APIs share: it listens and drains, tells callers
-// apart, keeps strangers' hosts and origins out, gives every request an id, a span,
-// a log line and a metric, reads bodies strictly, and turns errors into answers.
+// Package proxy holds what Berm's APIs share. It listens and drains, authenticates
+// callers, and checks the Host and Origin headers. It gives every request an ID, a span,
+// a log line and a metric, decodes bodies strictly, and turns errors into answers.
 package proxy
 
 import (
@@ -34,8 +34,9 @@ type GateOptions struct {
 	TokenHeader string   // header that carries a token; empty is X-API-Token
 	Hosts       []string // further names that the Host header may carry, without port
 	Origins     []string // values that the Origin header may have; none by default
-	// AnyOrigin tells which requests may come from a page of any origin, as nothing lets
-	// them in but what is in their own address. Nil is none.
+	// AnyOrigin reports whether a request may come from a page of any origin. It is for
+	// requests whose URL alone authorizes them, not a browser's cookie or a token. Nil
+	// allows none.
 	AnyOrigin func(r *http.Request) bool
 	// Fail writes the body of an error in the API's own shape. Mandatory.
 	Fail     func(w http.ResponseWriter, r *http.Request, f Fault)
@@ -89,7 +90,7 @@ type Route struct {
 	Quiet bool   // logged at debug level: probes and scrapes
 }
 
-// Handle gives the route's requests to h, if their caller may.
+// Handle passes the route's requests to h if the caller's token allows the route's scope.
 func (g *Gate) Handle(rt Route, h Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ex := ExchangeOf(r.Context())
@@ -112,8 +113,7 @@ func (g *Gate) Handle(rt Route, h Handler) http.Handler {
 	})
 }
 
-// Refuse answers every request with the error: for paths and methods that there
-// aren't.
+// Refuse returns a handler that answers every request with err, for unknown paths and methods.
 func (g *Gate) Refuse(err error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { g.fail(w, r, err) })
 }
@@ -122,7 +122,8 @@ func (g *Gate) Refuse(err error) http.Handler {
 func (g *Gate) fail(w http.ResponseWriter, r *http.Request, err error) {
 	ex := ExchangeOf(r.Context())
 	f := FaultOf(Explained(r.Context(), err))
-	// The server takes a caller for gone who has let a read's deadline pass.
+	// net/http also cancels the context when a read passes its deadline. That caller is
+	// still there.
 	if r.Context().Err() != nil && !GoingDown(r.Context()) && !errors.Is(f.Cause, os.ErrDeadlineExceeded) {
 		f = Fault{Status: StatusClientClosed, Code: "canceled", Title: "Request cancelled", Detail: "the caller went away", Cause: err}
 	}
@@ -137,7 +138,7 @@ func (g *Gate) fail(w http.ResponseWriter, r *http.Request, err error) {
 		w.Header().Set("WWW-Authenticate", "Bearer")
 	}
 	SetRetryAfter(w, f.RetryAfter)
-	if !errors.Is(f.Cause, os.ErrDeadlineExceeded) { // one that was too slow has no more time
+	if !errors.Is(f.Cause, os.ErrDeadlineExceeded) { // a caller that was too slow gets no more time
 		boundBody(w, r, BodyLinger)
 	}
 	g.opts.Fail(w, r, f)
@@ -149,8 +150,8 @@ func (g *Gate) fail(w http.ResponseWriter, r *http.Request, err error) {
 // RecentErrors gives the tenant's last errors, 50 at most, newest first.
 func (g *Gate) RecentErrors(tenant string) []RecentError { return g.ring.recent(tenant) }
 
-// admit refuses requests that were meant for somebody else: a page in a browser
-// may reach this address under a name of its own, or from an origin of its own.
+// admit refuses a request whose Host or Origin isn't allowed. A hostile page in a browser
+// can reach this address under its own host name, by DNS rebinding, or from its own origin.
 func (g *Gate) admit(r *http.Request) error {
 	if !g.hostAllowed(r) {
 		return &Fault{
@@ -172,7 +173,7 @@ func (g *Gate) admit(r *http.Request) error {
 
 var saneID = regexp.MustCompile(`^[0-9A-Za-z_.:/+=-]{1,128}$`)
 
-// requestID takes the caller's id if it is sane, else makes one.
+// requestID returns the caller's request ID if it is well-formed, or else a new one.
 func requestID(r *http.Request) string {
 	id := r.Header.Get("X-Request-Id")
 	if saneID.MatchString(id) {
@@ -183,8 +184,8 @@ func requestID(r *http.Request) string {
 
 type exchangeKey struct{}
 
-// ExchangeOf gives what is known about the request that the context belongs to.
-// Outside of a Gate it is an empty one.
+// ExchangeOf returns the Exchange of the request that ctx belongs to. Outside of a Gate it
+// returns a new, empty one.
 func ExchangeOf(ctx context.Context) *Exchange {
 	if ex, ok := ctx.Value(exchangeKey{}).(*Exchange); ok {
 		return ex

@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HungUp reports whether a connection has one of the events of poll(2), has failed, or has lost
-// its peer altogether, even if some of what that sent is unread. It is false for a connection
-// in-process.
+// HungUp reports whether a connection has one of the events of poll(2), has failed, or has
+// lost its peer. It does so even while bytes of the peer are unread. It returns false for an
+// in-process connection.
 func HungUp(c net.Conn, events int16) bool {
 	sc, ok := c.(syscall.Conn)
 	if !ok {
@@ -24,5 +24,5 @@ func HungUp(c net.Conn, events int16) bool {
 		fds[0].Fd = int32(fd)
 		_, _ = unix.Poll(fds, 0) // if it is interrupted, the next look tells
 	})
-	return err != nil || fds[0].Revents != 0 // an error is that it is closed by us
+	return err != nil || fds[0].Revents != 0 // Control fails once Berm has closed the connection
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// maxPullReason bounds what callers are told of a failed pull, in bytes.
+// maxPullReason bounds the reason of a failed pull that callers see, in bytes.
 const maxPullReason = 400
 
 var (
@@ -17,7 +17,7 @@ var (
 	query    = regexp.MustCompile(`(\w://[^\s"'?#]*)[?#][^\s"']*`)
 	// assigned are values after a word like password, and those of an Authorization header.
 	assigned = regexp.MustCompile(`((?i:password|passwd|secret|token|authorization|credentials?|api[-_]?key)["']?\s*[:=]\s*["']?(?i:(?:basic|bearer)\s+)?|\b(?:Basic|Bearer)\s+)[^\s"',;]+`)
-	// opaque are words that may be keys. The digest of an image isn't.
+	// opaque matches words that may be keys. It takes in the sha256: of a digest, which isn't one.
 	opaque = regexp.MustCompile(`(?:sha256:)?[A-Za-z0-9+_=~-]{24,}`)
 	// hostPath is a path of the engine's host, not one in an address.
 	hostPath = regexp.MustCompile(`(^|[\s"'(=:,])/[^/\s"':,)][^\s"':,)]*`)
@@ -27,7 +27,7 @@ var (
 // without credentials, tokens, addresses' queries and paths of the engine's host.
 func pullReason(err error) string {
 	text := strings.ToValidUTF8(err.Error(), "")
-	if len(text) > 16*maxPullReason { // no end of a secret may come to stand alone
+	if len(text) > 16*maxPullReason { // cutting it could leave the end of a secret that no pattern finds
 		return "the registry's answer is too long to show"
 	}
 	text = strings.Join(strings.FieldsFunc(text, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) }), " ")

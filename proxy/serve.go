@@ -25,8 +25,8 @@ import (
 
 const unixScheme = "unix://"
 
-// CheckExposure refuses an address that strangers can reach when there are no
-// tokens to keep them out. Addresses are those of Listen.
+// CheckExposure refuses an address that is neither a unix socket nor a loopback address,
+// unless there are tokens. The address has the form that Listen takes.
 func CheckExposure(address string, tokens int) error {
 	if tokens > 0 || strings.HasPrefix(address, unixScheme) {
 		return nil
@@ -41,14 +41,14 @@ func CheckExposure(address string, tokens int) error {
 	return fmt.Errorf("without a token, only a loopback address or a unix socket may be listened on, and %q is neither: configure a token, or listen on 127.0.0.1", address)
 }
 
-// Listen opens "host:port" or "unix:///path". A unix socket gets the mode, is
-// never there with another, and replaces one that nobody listens on any more.
+// Listen opens "host:port" or "unix:///path". A unix socket has the mode from the moment
+// that it appears at its path. It replaces a socket on which no process listens any more.
 func Listen(ctx context.Context, address string, mode fs.FileMode) (net.Listener, error) {
 	return ListenOwned(ctx, address, mode, -1, -1)
 }
 
-// ListenOwned is Listen with an owner for the unix socket, which it has from the start
-// too; -1 leaves the user or the group as it is.
+// ListenOwned is Listen with an owner for the unix socket, which the socket also has from
+// the start. A uid or gid of -1 leaves the user or the group as it is.
 func ListenOwned(ctx context.Context, address string, mode fs.FileMode, uid, gid int) (net.Listener, error) {
 	var lc net.ListenConfig
 	path, ok := strings.CutPrefix(address, unixScheme)
@@ -71,7 +71,7 @@ func ListenOwned(ctx context.Context, address string, mode fs.FileMode, uid, gid
 	if err := os.Mkdir(filepath.Dir(path), 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // the socket has a mode
 		return nil, fmt.Errorf("listen on %s: %w", address, err)
 	}
-	// The socket is made where nobody else looks, and moved when it has its mode.
+	// The socket is made in a private directory, and moved once it has its owner and mode.
 	dir, err := os.MkdirTemp(filepath.Dir(path), ".berm-*")
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", address, err)
@@ -108,8 +108,8 @@ func (l *unixListener) Close() error {
 // ErrGoingDown is the cause with which a request's context ends when the server does.
 var ErrGoingDown = errors.New("the server is going down")
 
-// lastWords is how long requests that are broken off have to tell their callers so, and to
-// end what they began.
+// lastWords is how long handlers have, once their requests were cancelled at the end of the
+// drain, to tell their callers so and to clean up.
 const lastWords = 5 * time.Second
 
 // ServeOptions configure Serve.
@@ -122,10 +122,10 @@ type ServeOptions struct {
 	ConnContext func(ctx context.Context, c net.Conn) context.Context
 }
 
-// Serve answers requests on l until ctx ends, then takes no more, lets those in
-// flight finish, also those that have taken over their connection, and ends the contexts
-// of what hasn't by the end of the drain timeout, with ErrGoingDown. What then doesn't
-// return within a few seconds is cut off. It closes l.
+// Serve answers requests on l until ctx ends, and then drains: it accepts no more requests
+// and waits for those in flight, hijacked connections included. At the end of the drain
+// timeout it cancels the contexts of the remaining requests with ErrGoingDown. A few seconds
+// later it closes their connections. Serve closes l.
 func Serve(ctx context.Context, l net.Listener, h http.Handler, opts ServeOptions) error {
 	opts.Logger = cmp.Or(opts.Logger, slog.New(slog.DiscardHandler))
 	opts.DrainTimeout = cmp.Or(opts.DrainTimeout, 30*time.Second)
@@ -146,7 +146,7 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, opts ServeOption
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
-		// Or OPTIONS * would be answered without a look at who asks.
+		// net/http would answer OPTIONS * itself, without authentication.
 		DisableGeneralOptionsHandler: true,
 		ErrorLog:                     slog.NewLogLogger(opts.Logger.Handler(), slog.LevelDebug),
 	}
@@ -161,7 +161,7 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, opts ServeOption
 	defer cancel()
 	err := srv.Shutdown(grace)
 	if err == nil {
-		err = wait(grace, &handlers) // for those of connections that the server doesn't know any more
+		err = wait(grace, &handlers) // Shutdown doesn't wait for hijacked connections
 	}
 	if err != nil {
 		opts.Logger.WarnContext(ctx, "requests_broken_off", "error", err.Error())
@@ -169,7 +169,7 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, opts ServeOption
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWords)
 		defer cancel()
 		_ = wait(last, &handlers)
-		_ = srv.Shutdown(last) // what they said is on its way
+		_ = srv.Shutdown(last) // lets the last answers leave
 		err = srv.Close()
 	}
 	return errors.Join(err, notClosed(<-served))
@@ -178,7 +178,7 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, opts ServeOption
 // maxConns is how many connections a client may have. Each takes some 20 KiB.
 const maxConns = 2048
 
-// clients counts the connections of each client, also those that handlers have taken over.
+// clients counts the connections of each client, hijacked ones included.
 type clients struct {
 	most int
 	one  bool // all are one client
@@ -192,7 +192,7 @@ type clients struct {
 // connSlot is a connection's place among those of its client.
 type connSlot struct {
 	client string
-	taken  atomic.Bool // over by a handler, with which it ends
+	taken  atomic.Bool // hijacked; the connection ends with its handler
 }
 
 type slotKey struct{}
@@ -212,7 +212,7 @@ func (c *clients) enter(next func(context.Context, net.Conn) context.Context) fu
 		if n > c.most {
 			_ = conn.Close()
 		}
-		if n == c.most+1 { // of those that come after it nothing is said
+		if n == c.most+1 { // further ones aren't logged
 			c.log.WarnContext(ctx, "too_many_connections", "client", s.client, "max", c.most)
 		}
 		if ctx = context.WithValue(ctx, slotKey{}, s); next != nil {
@@ -236,7 +236,7 @@ func (c *clients) changed(conn net.Conn, state http.ConnState) {
 	c.leave(slot)
 }
 
-// after ends the connection that the request's handler took over, if it did.
+// after gives back the slot of the request's connection if the handler hijacked it.
 func (c *clients) after(r *http.Request) {
 	if s, ok := r.Context().Value(slotKey{}).(*connSlot); ok && s.taken.Load() {
 		c.leave(s)
@@ -276,7 +276,7 @@ func PeerOf(conn net.Conn) (cred unix.Ucred, ok bool) {
 	return cred, err == nil
 }
 
-// wait waits for a group until ctx ends. What waits on is ended by the group's end.
+// wait waits for a group until ctx ends. Its goroutine stays until the group is done.
 func wait(ctx context.Context, g *sync.WaitGroup) error {
 	done := make(chan struct{})
 	go func() {
@@ -291,7 +291,7 @@ func wait(ctx context.Context, g *sync.WaitGroup) error {
 	}
 }
 
-// notClosed leaves out what Serve says after every shutdown.
+// notClosed returns nil for the error that http.Server.Serve returns after every shutdown.
 func notClosed(err error) error {
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
@@ -302,7 +302,7 @@ func notClosed(err error) error {
 type drainKey struct{}
 
 // UntilDrain derives a context that also ends when the server begins to drain, with
-// ErrGoingDown: for streams that would otherwise hold it up.
+// ErrGoingDown as the cause. Long streams use it so that they don't delay the drain.
 func UntilDrain(ctx context.Context) (context.Context, context.CancelFunc) {
 	out, cancel := context.WithCancelCause(ctx)
 	stop := func() bool { return true }
@@ -312,7 +312,7 @@ func UntilDrain(ctx context.Context) (context.Context, context.CancelFunc) {
 	return out, func() { stop(); cancel(nil) }
 }
 
-// Draining tells whether the server of a request takes no more of them.
+// Draining reports whether the server of a request has begun to drain.
 func Draining(ctx context.Context) bool {
 	drain, ok := ctx.Value(drainKey{}).(context.Context)
 	return ok && drain.Err() != nil
@@ -321,7 +321,7 @@ func Draining(ctx context.Context) bool {
 // GoingDown tells whether a context ended because the server goes down.
 func GoingDown(ctx context.Context) bool { return errors.Is(context.Cause(ctx), ErrGoingDown) }
 
-// Explained gives ErrGoingDown for an error that came of that.
+// Explained wraps err with ErrGoingDown if ctx ended because the server goes down.
 func Explained(ctx context.Context, err error) error {
 	if err != nil && GoingDown(ctx) {
 		return fmt.Errorf("%w: %w", ErrGoingDown, err)

@@ -17,7 +17,7 @@ type Tasks struct {
 	bad atomic.Pointer[taskPanic]
 }
 
-// taskPanic is a panic of another goroutine than the one it is repeated in.
+// taskPanic is the value with which Wait panics: the panic of one of the goroutines.
 type taskPanic struct {
 	value any
 	stack []byte

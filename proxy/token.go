@@ -49,14 +49,14 @@ func (c Caller) Allows(s Scope) bool {
 	return slices.Contains(c.Scopes, s) || slices.Contains(c.Scopes, ScopeAll)
 }
 
-// Tokens are the tokens that callers may show. Only their hashes are kept. They
-// are immutable, and safe for many goroutines.
+// Tokens are the tokens that callers may show. It keeps only their hashes. It is immutable,
+// and safe for many goroutines.
 type Tokens struct {
 	callers []Caller
 	hashes  [][sha256.Size]byte
 }
 
-// Len is how many there are; 0 for nil.
+// Len returns the number of tokens. It is 0 for nil.
 func (t *Tokens) Len() int {
 	if t == nil {
 		return 0
@@ -64,8 +64,8 @@ func (t *Tokens) Len() int {
 	return len(t.callers)
 }
 
-// Find gives the caller that a token belongs to. It takes the same time whichever
-// token matches, or none.
+// Find returns the caller that a token belongs to. It takes the same time whether or not a
+// token matches, and whichever it is.
 func (t *Tokens) Find(token string) (Caller, bool) {
 	sum := sha256.Sum256([]byte(token))
 	found := -1
@@ -230,9 +230,9 @@ func (g *Gate) authenticate(r *http.Request) (Caller, error) {
 	return c, nil
 }
 
-// StripCredentials takes out of a header what Berm's callers show to be let in, before
-// it is passed on. With authenticated, the request was let in by it, so that a bearer
-// token is Berm's whatever it is; otherwise those are that Berm knows.
+// StripCredentials removes Berm's tokens from the header of a request that is passed on. If
+// a token authenticated the request, every bearer token is Berm's. Otherwise only known
+// tokens are. Without any tokens, StripCredentials leaves Authorization as it is.
 func (g *Gate) StripCredentials(h http.Header, authenticated bool) {
 	h.Del(g.opts.TokenHeader)
 	if g.opts.Tokens.Len() == 0 {

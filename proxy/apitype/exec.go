@@ -16,17 +16,17 @@ type ExecRequest struct {
 	OutputLimit *int              `json:"output_limit,omitempty"` // code points (bytes, if raw) per stream; nil is 4,000
 	Raw         bool              `json:"raw,omitempty"`          // answer StdoutBase64 and StderrBase64
 	Sandbox     *SandboxRequest   `json:"sandbox,omitempty"`      // makes the sandbox if there is none
-	Serialize   bool              `json:"serialize,omitempty"`    // wait for those with it that came before
+	Serialize   bool              `json:"serialize,omitempty"`    // wait for earlier commands with Serialize
 
-	// What follows is for commands that are started or streamed, not for those whose
-	// whole result is the answer; OutputLimit is for the latter only.
+	// The following fields are for commands that are started or streamed. OutputLimit is
+	// only for commands whose whole result is the answer.
 
-	ExecID    string `json:"exec_id,omitempty"`    // the caller's own name for it; asking again answers the same
+	ExecID    string `json:"exec_id,omitempty"`    // the caller's own ID for it; a repeated start finds the command
 	StdinOpen bool   `json:"stdin_open,omitempty"` // more input follows, by calls of its own
 	TTY       bool   `json:"tty,omitempty"`        // a terminal, whose output is all stdout
 	Rows      int    `json:"rows,omitempty"`       // of the terminal; 0 is 24
 	Cols      int    `json:"cols,omitempty"`       // of the terminal; 0 is 80
-	KeepBytes int    `json:"keep_bytes,omitempty"` // of output, for those who come back; 0 is 1 MiB, at most 4 MiB
+	KeepBytes int    `json:"keep_bytes,omitempty"` // of output, for callers that resume; 0 is 1 MiB, at most 4 MiB
 }
 
 // Command is a program and its arguments. In JSON it may also be one string,
@@ -54,7 +54,7 @@ func (c *Command) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// ExecResult is what a command came to.
+// ExecResult is how a command ended, with its output.
 type ExecResult struct {
 	SessionID       string `json:"session_id"`
 	Backend         string `json:"backend"`
@@ -71,7 +71,7 @@ type ExecResult struct {
 	CPUTimeMS       int64  `json:"cpu_time_ms"`       // of the command and the children it waited for; 0 if not known
 	PeakMemoryBytes int64  `json:"peak_memory_bytes"` // likewise
 
-	Timeout           Duration   `json:"timeout"` // as it was in force
+	Timeout           Duration   `json:"timeout"` // the effective one
 	Overridden        []Override `json:"overridden"`
 	Created           bool       `json:"created"`            // the sandbox was made for this command
 	Recreated         bool       `json:"recreated"`          // its container had died and was made anew

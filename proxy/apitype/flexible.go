@@ -9,20 +9,20 @@ import (
 	"time"
 )
 
-// Seconds is a whole number of seconds that may be left out; its zero value is.
-// In JSON it may come as 30, 30.0 or "30".
+// Seconds is a whole number of seconds that may be left out. The zero value is left out. In
+// JSON it may come as 30, 30.0 or "30".
 type Seconds struct {
 	n   int64
 	set bool
 }
 
-// SecondsOf is a number of seconds that is not left out.
+// SecondsOf returns n seconds.
 func SecondsOf(n int64) Seconds { return Seconds{n, true} }
 
-// IsZero tells whether it is left out.
+// IsZero reports whether s is left out.
 func (s Seconds) IsZero() bool { return !s.set }
 
-// Value is nil when left out.
+// Value returns the seconds, or nil if s is left out.
 func (s Seconds) Value() *int64 {
 	if !s.set {
 		return nil
@@ -43,8 +43,8 @@ func (s *Seconds) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// Duration is a span of time. In JSON it comes as a whole number of seconds (30,
-// 30.0, "30") or as a string like "1h30m"; it is always answered as the latter.
+// Duration is a span of time. Its JSON is a whole number of seconds (30, 30.0, "30") or a
+// string like "1h30m". It always encodes as a string with units.
 type Duration time.Duration
 
 // MarshalJSON gives a string like "1h30m0s".
@@ -68,7 +68,7 @@ func (d *Duration) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// unquote gives a JSON string's value, and everything else as it is.
+// unquote returns the value of a JSON string, or the text of any other JSON as it is.
 func unquote(b []byte) string {
 	var s string
 	if len(b) > 0 && b[0] == '"' && json.Unmarshal(b, &s) == nil {

@@ -4,8 +4,8 @@ package apitype
 
 import "time"
 
-// SandboxRequest asks for a sandbox. What is left out, or null, takes the
-// profile's value.
+// SandboxRequest asks for a sandbox. A field that is left out or null takes the profile's
+// value.
 type SandboxRequest struct {
 	Profile          *string           `json:"profile,omitempty"`
 	Image            *string           `json:"image,omitempty"`
@@ -68,8 +68,8 @@ type Sandbox struct {
 	Pull      *Pull  `json:"pull,omitempty"`      // while the image is on its way
 }
 
-// Spec is what a sandbox really has. Of the environment only the names are
-// shown: the values may be secrets.
+// Spec is a sandbox's effective configuration. It shows only the names of environment
+// variables, since the values may be secrets.
 type Spec struct {
 	Profile          string   `json:"profile"`
 	Image            string   `json:"image"`
@@ -88,8 +88,8 @@ type Spec struct {
 	User             string   `json:"user,omitempty"`
 	CapAdd           []string `json:"cap_add,omitempty"`
 	RuntimeClass     string   `json:"runtime_class,omitempty"`
-	Agent            string   `json:"agent,omitempty"`  // "on" or "off"; empty if it was made before there was one
-	Userns           string   `json:"userns,omitempty"` // "auto" if it has IDs of the host of its own
+	Agent            string   `json:"agent,omitempty"`  // "on" or "off"; empty if an older Berm without agents made it
+	Userns           string   `json:"userns,omitempty"` // "auto" if the sandbox has its own range of the host's IDs
 	TTL              Duration `json:"ttl"`
 	IdleTTL          Duration `json:"idle_ttl"` // 0: never idles out
 	MaxLifetime      Duration `json:"max_lifetime"`
@@ -116,13 +116,13 @@ type Endpoint struct {
 	Port int    `json:"port"` // 0 if none is configured
 }
 
-// Enforcement says how strictly limits are held.
+// Enforcement says how strictly mounts and the quota are enforced.
 type Enforcement struct {
 	Mounts         string `json:"mounts,omitempty"`          // "held" or "trusted"; empty without mounts
 	WorkspaceQuota string `json:"workspace_quota,omitempty"` // "hard" or "soft"; empty without a quota
 }
 
-// Pull is how far an image has come.
+// Pull is the progress of an image pull.
 type Pull struct {
 	Status       string `json:"status"`
 	CurrentBytes int64  `json:"current_bytes"`

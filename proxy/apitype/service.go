@@ -9,12 +9,12 @@ type Problem struct {
 	Status      int          `json:"status"`
 	Detail      string       `json:"detail"`
 	Instance    string       `json:"instance"` // the request's path; of a signed URL, what is before its signature
-	Code        string       `json:"code"`     // stable; what programs look at
+	Code        string       `json:"code"`     // stable, for programs
 	RequestID   string       `json:"request_id"`
 	Differences []Difference `json:"differences,omitempty"` // with code sandbox_conflict
 	Reasons     []Reason     `json:"reasons,omitempty"`     // with codes policy_denied and validation
 	Result      *ExecResult  `json:"result,omitempty"`      // with code quota_exceeded, if the command ran
-	FirstSeq    *int64       `json:"first_seq,omitempty"`   // with code output_gone, if it is known: what follows it is there
+	FirstSeq    *int64       `json:"first_seq,omitempty"`   // with code output_gone: output after it is kept; nil if not known
 }
 
 // Difference is a field in which an existing sandbox differs from a request.
@@ -33,7 +33,7 @@ type Reason struct {
 	Message string `json:"message"`
 }
 
-// Status is how the service is. Counts are those of the caller's tenant.
+// Status is the state of the service. Counts are those of the caller's tenant.
 type Status struct {
 	Version          string   `json:"version"`
 	Tenant           string   `json:"tenant"`

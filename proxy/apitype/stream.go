@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Execution is a command that was started, rather than run to its end in one call.
+// Execution is a command that one call started, and that other calls follow or end.
 type Execution struct {
 	ExecID    string   `json:"exec_id"`
 	SessionID string   `json:"session_id"`
@@ -18,7 +18,7 @@ type Execution struct {
 	StartedAt time.Time  `json:"started_at"`
 	EndedAt   *time.Time `json:"ended_at"` // nil while it runs
 
-	Timeout    Duration   `json:"timeout"` // as it was in force; 0 is none
+	Timeout    Duration   `json:"timeout"` // the effective one; 0 is none
 	Overridden []Override `json:"overridden"`
 	Created    bool       `json:"created"`   // the sandbox was made for this command
 	Recreated  bool       `json:"recreated"` // its container had died and was made anew
@@ -29,10 +29,10 @@ type Execution struct {
 	NextSeq  int64 `json:"next_seq"`
 }
 
-// Exit is how a command or process is, and how it ended.
+// Exit is the state of a command or process, and how it ended.
 type Exit struct {
-	// Status is "running"; or "completed", "timed_out", "killed" or "oom_killed" of a
-	// command, "exited" of a process.
+	// Status is "running", or else how it ended. A command is "completed", "timed_out",
+	// "killed" or "oom_killed"; a process is "exited".
 	Status          string `json:"status"`
 	ExitCode        *int   `json:"exit_code"`         // nil unless it ended by itself
 	Signal          int    `json:"signal"`            // that killed it; 0 if none did
@@ -43,7 +43,7 @@ type Exit struct {
 	WorkspaceQuota *WorkspaceQuota `json:"workspace_quota,omitempty"` // of a command's sandbox; nil if it has none
 }
 
-// WorkspaceQuota is how a command left the workspace.
+// WorkspaceQuota says whether a command left its workspace within the quota.
 type WorkspaceQuota struct {
 	Enforcement string `json:"enforcement"` // "hard" or "soft", as in Enforcement
 	// Exceeded says that the workspace was over its quota when the command had ended. The
@@ -62,8 +62,8 @@ const (
 	EventStdout    = "stdout"     // output
 	EventStderr    = "stderr"     // output
 	EventExit      = "exit"       // the last: how it ended
-	EventTakenOver = "taken_over" // the last: somebody else follows now, in place of this caller
-	EventGoingDown = "going_down" // the last: the server goes down, and what is followed may go on
+	EventTakenOver = "taken_over" // the last: another follower has taken over
+	EventGoingDown = "going_down" // the last: the server goes down; the command or process may go on
 	EventHeartbeat = "heartbeat"  // nothing has happened for a while
 )
 
@@ -71,8 +71,8 @@ const (
 // in text/event-stream.
 type StreamEvent struct {
 	Event string `json:"event"`
-	// Seq is the place in the output, in bytes of both streams, up to which everything
-	// was told; asked for what is after it, the stream goes on.
+	// Seq is the place in the output up to which everything was sent, in bytes of both
+	// streams together. A request with it as the parameter after resumes the stream.
 	Seq        int64      `json:"seq"`
 	Data       string     `json:"data,omitempty"`        // output as text
 	DataBase64 []byte     `json:"data_base64,omitempty"` // output as bytes, if they were asked for
@@ -112,10 +112,10 @@ type ProcessRequest struct {
 	Sandbox   *SandboxRequest   `json:"sandbox,omitempty"` // makes the sandbox if there is none
 }
 
-// Readiness is when the start of a process is to be answered. The first of what is
-// asked for decides.
+// Readiness says when a process counts as ready, so that the call that started it is
+// answered. If both Port and Line are set, the first that happens decides.
 type Readiness struct {
-	Port    int       `json:"port,omitempty"`    // somebody listens at it
+	Port    int       `json:"port,omitempty"`    // a process listens on it
 	Line    string    `json:"line,omitempty"`    // a line of its output contains it
 	Timeout *Duration `json:"timeout,omitempty"` // nil is 30 s
 }
@@ -150,29 +150,30 @@ type AttachLine struct {
 	// Seq is the place in the output at which the line ends.
 	Seq  int64  `json:"seq"`
 	Line string `json:"line"` // without its end
-	// Partial says that the line goes on in the next message of the stream: it is very
-	// long, or the output ends without a line's end.
+	// Partial says that the message has no line end. Either the line is very long and
+	// goes on in the stream's next message, or the output ended within it.
 	Partial bool `json:"partial,omitempty"`
-	// Resume is what to go on after, if that isn't Seq: a line of the other stream
-	// began before this one ended, say. Empty otherwise.
+	// Resume is the value of the parameter after that resumes the attachment, if that
+	// isn't Seq. For example, a line of the other stream began before this one ended.
+	// Empty otherwise.
 	Resume string `json:"resume,omitempty"`
 }
 
-// AttachStart is the first message of an attachment in bytes: after which place in the
-// output the bytes begin.
+// AttachStart is the first message of an attachment in bytes, which begin after the place Seq
+// in the output.
 type AttachStart struct {
 	Seq int64 `json:"seq"`
 }
 
-// AttachControl is what a text message asks for in an attachment in bytes. It has one
-// of these.
+// AttachControl is a text message that a caller sends in an attachment in bytes. Exactly one
+// field is set.
 type AttachControl struct {
 	Resize     *ResizeRequest `json:"resize,omitempty"`
 	Signal     *Signal        `json:"signal,omitempty"`
 	CloseStdin bool           `json:"close_stdin,omitempty"`
 }
 
-// AttachError is a message that says that an AttachControl could not be done.
+// AttachError is a message that says that an AttachControl or a message of input failed.
 type AttachError struct {
 	Error struct {
 		Code   string `json:"code"`
@@ -190,11 +191,11 @@ type AttachEnd struct {
 	QuotaExceeded bool `json:"quota_exceeded,omitempty"`
 }
 
-// Signal is a signal's number on Linux. In JSON it comes as a number or a name (15,
-// "TERM", "SIGTERM"); it is always sent as the former.
+// Signal is a signal's number on Linux. Its JSON is a number or a name: 15, "TERM" or
+// "SIGTERM". It always encodes as a number.
 type Signal int
 
-// signals are those that have a name.
+// signals are the names of signals, by number.
 var signals = []string{
 	1: "HUP", 2: "INT", 3: "QUIT", 4: "ILL", 5: "TRAP", 6: "ABRT", 7: "BUS", 8: "FPE", 9: "KILL", 10: "USR1",
 	11: "SEGV", 12: "USR2", 13: "PIPE", 14: "ALRM", 15: "TERM", 16: "STKFLT", 17: "CHLD", 18: "CONT", 19: "STOP", 20: "TSTP",

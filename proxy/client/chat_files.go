@@ -17,9 +17,9 @@ import (
 // ErrMoreFiles says that a chat has more files than the server ever lists.
 var ErrMoreFiles = errors.New("the chat has more files than are listed")
 
-// ChatFiles gives a chat's files in the order of their names, page by page, also those that
-// its sandbox has written; a page size of 0 is the server's. It ends after the first error,
-// which is ErrMoreFiles after the last file that is listed if there are others.
+// ChatFiles yields a chat's files in the order of their names, page by page, including files
+// that its sandbox has written. A page size of 0 is the server's. The sequence ends after the
+// first error. It ends with ErrMoreFiles if the chat has more files than the server lists.
 func (c *Client) ChatFiles(ctx context.Context, chatID string, pageSize int) iter.Seq2[apitype.ChatFile, error] {
 	return pages(ctx, c, at("chats", chatID, "files"), pageQuery(pageSize), func(page *apitype.ChatFileList) ([]apitype.ChatFile, string, error) {
 		if page.Truncated && page.NextCursor == "" {
@@ -29,12 +29,13 @@ func (c *Client) ChatFiles(ctx context.Context, chatID string, pageSize int) ite
 	})
 }
 
-// ChatFile answers a file by its ID.
+// ChatFile returns a file by its ID.
 func (c *Client) ChatFile(ctx context.Context, fileID string) (*apitype.ChatFile, error) {
 	return get[apitype.ChatFile](ctx, c, at("files", fileID), nil)
 }
 
-// ChatFileNamed answers a file of a chat by its name. Code chat_file_not_found: it has none.
+// ChatFileNamed returns a file of a chat by its name. If there is none, it returns an *Error
+// with the code chat_file_not_found.
 func (c *Client) ChatFileNamed(ctx context.Context, chatID, name string) (*apitype.ChatFile, error) {
 	var list apitype.ChatFileList
 	rep, err := c.do(ctx, call{method: http.MethodGet, path: at("chats", chatID, "files"), query: url.Values{"name": {name}}, out: &list})
@@ -53,10 +54,10 @@ func (c *Client) ChatFileNamed(ctx context.Context, chatID, name string) (*apity
 // PutChatFileOptions say how to write a file of a chat.
 type PutChatFileOptions struct {
 	ContentType string // empty: not known
-	NoClash     bool   // refuse to write over one that is there: code precondition_failed
-	// Size of what is written, in bytes. If it is known, an upload that the quota has no
-	// room for is refused before it begins. 0: not known, unless the reader is one of the
-	// standard library's that are in memory.
+	NoClash     bool   // fail with the code precondition_failed if the file exists
+	// Size of the content in bytes. With a known size, the server refuses an upload that
+	// exceeds the quota before it begins. 0 is unknown, unless the reader is a
+	// *bytes.Buffer, *bytes.Reader or *strings.Reader.
 	Size int64
 }
 
@@ -80,9 +81,10 @@ type NewChatFile struct {
 	Content     io.Reader
 }
 
-// PutChatFiles writes several files of a chat, at most 1000: all of them or none. Each is
-// read before the next one is asked for, in a goroutine that has ended when this returns;
-// an error of the sequence, or of a reader, ends it and is returned. It is never repeated.
+// PutChatFiles writes several files of a chat, at most 1000: all of them or none. It reads
+// each file before it takes the next one from the sequence. It does so in a goroutine that
+// has ended when PutChatFiles returns. It returns the first error of the sequence or of a
+// reader. The call is never repeated.
 func (c *Client) PutChatFiles(ctx context.Context, chatID string, files iter.Seq2[NewChatFile, error]) ([]apitype.ChatFile, error) {
 	r, w := io.Pipe()
 	form := multipart.NewWriter(w)
@@ -123,8 +125,8 @@ func writeForm(form *multipart.Writer, files iter.Seq2[NewChatFile, error]) erro
 	return form.Close()
 }
 
-// ReadChatFile opens a file of a chat from an offset on; a length of 0 is to its end. The
-// caller closes it. A read that ends without io.EOF hasn't seen all of it.
+// ReadChatFile opens a file of a chat from an offset on. A length of 0 is to the file's end.
+// The caller closes it. The content is complete only if reading ends with io.EOF.
 func (c *Client) ReadChatFile(ctx context.Context, chatID, name string, offset, length int64) (io.ReadCloser, error) {
 	return c.open(ctx, at("chats", chatID, "files", name), nil, offset, length)
 }
@@ -144,14 +146,14 @@ func (c *Client) DeleteChatFileID(ctx context.Context, fileID string) error {
 	return c.done(ctx, call{method: http.MethodDelete, path: at("files", fileID)})
 }
 
-// DeleteChatFiles removes all files of a chat but its history, and answers how many.
+// DeleteChatFiles removes all files of a chat but its history, and returns how many.
 func (c *Client) DeleteChatFiles(ctx context.Context, chatID string) (int, error) {
 	res, err := value[apitype.DeletedFiles](ctx, c, call{method: http.MethodDelete, path: at("chats", chatID, "files")})
 	return res.Deleted, err
 }
 
-// SignFileURL makes a URL that lets whoever has it read or write one file of a chat, without
-// a token, for a while. It ends with the chat.
+// SignFileURL signs a URL that lets anyone who has it read or write one file of a chat without
+// a token, for a limited time. It ends with the chat.
 func (c *Client) SignFileURL(ctx context.Context, chatID string, req apitype.FileURLRequest) (*apitype.FileURL, error) {
 	return post[apitype.FileURL](ctx, c, at("chats", chatID, "file-urls"), req, nil)
 }

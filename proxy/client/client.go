@@ -34,11 +34,11 @@ type Options struct {
 	BaseURL string
 	// Token to show; empty shows none.
 	Token string
-	// HTTPClient to send with, redirects apart, which are never followed. Nil has
-	// one made; it is mandatory to leave it nil for a unix socket.
+	// HTTPClient sends the requests. New copies it, and makes the copy follow no
+	// redirects. Nil is a default client. It must be nil for a unix socket.
 	HTTPClient *http.Client
-	// Retries after answers that ask for them (429 and 503 with Retry-After) of calls
-	// that can be repeated. 0 is 4; less than 0 is none.
+	// Retries is how often a call that can be repeated is repeated after answers that ask
+	// for it: 429 and 503 with Retry-After. 0 is 4; less than 0 is none.
 	Retries int
 }
 
@@ -86,10 +86,10 @@ func New(opts Options) (*Client, error) {
 	return c, nil
 }
 
-// Error is an answer that says no.
+// Error is an answer whose status isn't 2xx.
 type Error struct {
 	Status     int             // of HTTP
-	Code       string          // the problem's; empty if the answer was none of Berm's
+	Code       string          // the problem's; empty if the answer has no problem of Berm's
 	Problem    apitype.Problem // what the server said
 	RetryAfter time.Duration   // 0 unless the server asks for a retry
 }
@@ -115,7 +115,7 @@ type call struct {
 	again        func(*Error) bool // whether to repeat it after this error; nil is always
 }
 
-// at is the path of a call, by its parts.
+// at joins the escaped parts to the path of a call.
 func at(parts ...string) string {
 	path := "/api/v1"
 	for _, part := range parts {
@@ -124,15 +124,16 @@ func at(parts ...string) string {
 	return path
 }
 
-// unlessFull repeats calls that aren't the same twice: only when there was no room for them.
+// unlessFull is a call's again for calls that must not run twice. It repeats one only after
+// the code capacity, when the server hasn't begun the call.
 func unlessFull(e *Error) bool { return e.Code == "capacity" }
 
 func never(*Error) bool { return false }
 
-// reply is an answer that says yes. Its body is open only if the call is a stream.
+// reply is an answer with a status of 2xx. Its body is open only if the call is a stream.
 type reply struct{ *http.Response }
 
-// do makes a call, again where the server asks for it.
+// do makes a call, and repeats it when the server asks for that and the call allows it.
 func (c *Client) do(ctx context.Context, call call) (reply, error) {
 	var body []byte
 	if call.body != nil {
@@ -214,7 +215,7 @@ func (c *Client) done(ctx context.Context, call call) error {
 	return err
 }
 
-// authorize shows the token.
+// authorize sets the token in a request's header, if there is one.
 func (c *Client) authorize(h http.Header) {
 	if c.token != "" {
 		h.Set("Authorization", "Bearer "+c.token)
@@ -228,7 +229,7 @@ func value[T any](ctx context.Context, c *Client, call call) (v T, err error) {
 	return v, err
 }
 
-// out is value for answers that are large; nil with an error.
+// out is value for large answers. It returns a pointer, which is nil with an error.
 func out[T any](ctx context.Context, c *Client, call call) (*T, error) {
 	v, err := value[T](ctx, c, call)
 	if err != nil {
@@ -283,7 +284,8 @@ func pages[Page, T any](ctx context.Context, c *Client, path string, q url.Value
 	}
 }
 
-// ErrorOf is the error of an answer that says no, such as to a Handshake. Data is its body.
+// ErrorOf returns the error of an answer whose status isn't 2xx, such as that of a refused
+// Handshake. Data is the answer's body.
 func ErrorOf(resp *http.Response, data []byte) *Error {
 	e := &Error{Status: resp.StatusCode}
 	if resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode == http.StatusServiceUnavailable {
@@ -303,7 +305,7 @@ func retryAfter(resp *http.Response) time.Duration {
 	return min(time.Duration(n)*time.Second, maxWait)
 }
 
-// wait waits, and a little longer, so that many callers don't come back at once.
+// wait waits for d and up to a tenth longer, so that many callers don't come back at once.
 func wait(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d + rand.N(d/10+1))
 	defer t.Stop()

@@ -10,13 +10,14 @@ import (
 	"github.com/bermhq/berm/proxy/apitype"
 )
 
-// StartExec starts a command, and answers while it runs. It is repeated only when there
-// was no room for it, or it has an ExecID, so that it never runs twice.
+// StartExec starts a command, and returns while it runs. Without an ExecID, the call is
+// repeated only when the server had no room for it, so that the command never runs twice.
 func (c *Client) StartExec(ctx context.Context, key string, req apitype.ExecRequest) (*apitype.Execution, error) {
 	return post[apitype.Execution](ctx, c, at("sandboxes", key, "execs"), req, unlessNamed(req.ExecID))
 }
 
-// unlessNamed repeats a start that finds what it has started before by an ID.
+// unlessNamed returns a call's again for the start of a command. A start with an ID can always
+// be repeated, since it finds the command that it has started before.
 func unlessNamed(id string) func(*Error) bool {
 	if id == "" {
 		return unlessFull
@@ -24,18 +25,18 @@ func unlessNamed(id string) func(*Error) bool {
 	return nil
 }
 
-// Execution answers a command that was started.
+// Execution returns a command that was started.
 func (c *Client) Execution(ctx context.Context, key, execID string) (*apitype.Execution, error) {
 	return get[apitype.Execution](ctx, c, at("sandboxes", key, "execs", execID), nil)
 }
 
-// Executions answers a sandbox's commands in the order they were started.
+// Executions returns a sandbox's commands in the order they were started.
 func (c *Client) Executions(ctx context.Context, key string) ([]apitype.Execution, error) {
 	list, err := value[apitype.ExecutionList](ctx, c, call{method: http.MethodGet, path: at("sandboxes", key, "execs")})
 	return list.Execs, err
 }
 
-// KillExec kills a command with all its descendants. One that has ended is no error.
+// KillExec kills a command with all its descendants. It doesn't fail if the command has ended.
 func (c *Client) KillExec(ctx context.Context, key, execID string) (*apitype.Execution, error) {
 	return out[apitype.Execution](ctx, c, call{method: http.MethodDelete, path: at("sandboxes", key, "execs", execID)})
 }
@@ -50,8 +51,8 @@ func (c *Client) ResizeExec(ctx context.Context, key, execID string, rows, cols 
 	return post[apitype.Execution](ctx, c, at("sandboxes", key, "execs", execID, "resize"), apitype.ResizeRequest{Rows: rows, Cols: cols}, nil)
 }
 
-// WriteExec sends all of r to a command's input, and closes that then if end is set. It
-// answers how many bytes the command has taken. It is never repeated.
+// WriteExec sends all of r to a command's input, and then closes the input if end is set. It
+// returns how many bytes were sent. The call is never repeated.
 func (c *Client) WriteExec(ctx context.Context, key, execID string, r io.Reader, end bool) (int64, error) {
 	q := url.Values{}
 	set(q, "close", end)
@@ -61,18 +62,18 @@ func (c *Client) WriteExec(ctx context.Context, key, execID string, r io.Reader,
 	return w.Bytes, err
 }
 
-// StartProcess starts a managed process, and answers when it is ready. It is repeated
-// only when there was no room for it.
+// StartProcess starts a managed process, and returns when it is ready. The call is repeated
+// only when the server had no room for it.
 func (c *Client) StartProcess(ctx context.Context, key string, req apitype.ProcessRequest) (*apitype.Process, error) {
 	return post[apitype.Process](ctx, c, at("sandboxes", key, "processes"), req, unlessFull)
 }
 
-// Process answers a managed process.
+// Process returns a managed process.
 func (c *Client) Process(ctx context.Context, key, processID string) (*apitype.Process, error) {
 	return get[apitype.Process](ctx, c, at("sandboxes", key, "processes", processID), nil)
 }
 
-// Processes answers a sandbox's managed processes in the order they were started.
+// Processes returns a sandbox's managed processes in the order they were started.
 func (c *Client) Processes(ctx context.Context, key string) ([]apitype.Process, error) {
 	list, err := value[apitype.ProcessList](ctx, c, call{method: http.MethodGet, path: at("sandboxes", key, "processes")})
 	return list.Processes, err
@@ -94,8 +95,8 @@ func (c *Client) ResizeProcess(ctx context.Context, key, processID string, rows,
 	return post[apitype.Process](ctx, c, at("sandboxes", key, "processes", processID, "resize"), apitype.ResizeRequest{Rows: rows, Cols: cols}, nil)
 }
 
-// WaitProcess waits until a process has ended, for at most timeout; 0 is as long as it
-// takes. State tells whether it has.
+// WaitProcess waits until a process has ended, for at most timeout. A timeout of 0 is none.
+// The State of the result says whether the process has ended.
 func (c *Client) WaitProcess(ctx context.Context, key, processID string, timeout time.Duration) (*apitype.Process, error) {
 	for until := time.Now().Add(timeout); ; {
 		q := url.Values{}
@@ -116,26 +117,26 @@ func (c *Client) WaitProcess(ctx context.Context, key, processID string, timeout
 // AttachOptions are how to attach to a command or process.
 type AttachOptions struct {
 	Lines    bool   // messages are lines, rather than bytes
-	After    *int64 // place in the output after which to go on; nil is from wherever there is something
-	Resume   string // of the last apitype.AttachLine, if it isn't empty; goes before After
-	TakeOver bool   // take the place of who is attached; with processes only
+	After    *int64 // the seq after which the output begins; nil begins with the first that is kept
+	Resume   string // Resume of the last apitype.AttachLine; used instead of After unless it is empty
+	TakeOver bool   // take over from a caller that is attached; for processes only
 }
 
-// Handshake is what a WebSocket library needs to attach: this package has none.
+// Handshake is what a WebSocket library needs to attach. This package has no WebSockets.
 type Handshake struct {
 	URL        string       // http or https, as the libraries take it
 	Header     http.Header  // carries the token
-	HTTPClient *http.Client // which knows the way, to a unix socket, say
+	HTTPClient *http.Client // connects to the server, also over a unix socket
 }
 
-// AttachExec gives the handshake that attaches to a command. What the messages are is
-// told by apitype.AttachStart, AttachLine, AttachControl, AttachError and AttachEnd.
+// AttachExec returns the handshake that attaches to a command. The messages are
+// apitype.AttachStart, AttachLine, AttachControl, AttachError and AttachEnd.
 func (c *Client) AttachExec(key, execID string, opts AttachOptions) Handshake {
 	opts.TakeOver = false // the newest always does
 	return c.handshake(at("sandboxes", key, "execs", execID, "attach"), opts)
 }
 
-// AttachProcess gives the handshake that attaches to a managed process, as AttachExec.
+// AttachProcess returns the handshake that attaches to a managed process, as AttachExec does.
 func (c *Client) AttachProcess(key, processID string, opts AttachOptions) Handshake {
 	return c.handshake(at("sandboxes", key, "processes", processID, "attach"), opts)
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/bermhq/berm/proxy/apitype"
 )
 
-// Exec runs a command to its end. It is repeated only when there was no room for
-// it, so that it never runs twice.
+// Exec runs a command to its end. The call is repeated only when the server had no room for
+// it, so that the command never runs twice.
 func (c *Client) Exec(ctx context.Context, key string, req apitype.ExecRequest) (*apitype.ExecResult, error) {
 	return post[apitype.ExecResult](ctx, c, at("sandboxes", key, "exec"), req, unlessFull)
 }
@@ -43,18 +43,18 @@ func (c *Client) Stats(ctx context.Context, key string) (*apitype.Stats, error) 
 	return get[apitype.Stats](ctx, c, at("sandboxes", key, "stats"), nil)
 }
 
-// Status tells how the service is.
+// Status returns the state of the service.
 func (c *Client) Status(ctx context.Context) (*apitype.Status, error) {
 	return get[apitype.Status](ctx, c, at("status"), nil)
 }
 
-// Errors answers the tenant's recent errors, newest first.
+// Errors returns the tenant's recent errors, newest first.
 func (c *Client) Errors(ctx context.Context) ([]apitype.ErrorEntry, error) {
 	list, err := value[apitype.ErrorList](ctx, c, call{method: http.MethodGet, path: at("errors")})
 	return list.Errors, err
 }
 
-// Ready is nil when the service can make and use sandboxes. It asks once.
+// Ready returns nil if the service can make and use sandboxes. The call is never repeated.
 func (c *Client) Ready(ctx context.Context) error {
 	_, err := c.do(ctx, call{method: http.MethodGet, path: "/readyz", out: &apitype.Health{}, again: never})
 	return err

@@ -13,10 +13,10 @@ import (
 	"github.com/bermhq/berm/proxy/apitype"
 )
 
-// Port gives a client whose requests all go to a port of a sandbox, whatever host their
-// URL names: http://localhost/path, say. It follows no redirects. Berm's token takes the
-// place of a request's own Authorization; where one that isn't a browser's is needed, use
-// a PortURL.
+// Port returns a client whose requests all go to a port of a sandbox, whatever host their URL
+// names, such as http://localhost/path. The client follows no redirects. If c has a token, it
+// replaces a request's own Authorization header. Use a PortURL for a port that needs that
+// header.
 func (c *Client) Port(key string, port int) *http.Client {
 	return &http.Client{
 		Transport:     portTransport{c: c, path: at("sandboxes", key, "ports", strconv.Itoa(port))},
@@ -24,12 +24,13 @@ func (c *Client) Port(key string, port int) *http.Client {
 	}
 }
 
-// ErrDotSegment says that a path has "." or ".." for a segment, escaped or not: that of a
-// port, or one that a key, an ID or a file's name is a part of. Somebody on the way could
-// take it to lead to another place of Berm's API. Nothing was sent.
+// ErrDotSegment says that a path has "." or ".." as a segment, escaped or not. The path is
+// that of a port's URL, or has a key, an ID or a file's name as a part. A proxy on the way
+// could resolve the segment, so that the request reached another path of Berm's API. The
+// client has sent nothing.
 var ErrDotSegment = errors.New(`the path has "." or ".." for a segment; only others may be in it`)
 
-// dotSegment finds such a segment in an escaped path.
+// dotSegment reports whether an escaped path has "." or ".." as a segment.
 func dotSegment(escaped string) (bool, error) {
 	decoded, err := url.PathUnescape(escaped)
 	if err != nil {
@@ -43,8 +44,8 @@ func dotSegment(escaped string) (bool, error) {
 	return false, nil
 }
 
-// checkPath refuses a call's path if what the caller has put into it would change where it
-// leads.
+// checkPath refuses a call's path with a dot segment or an empty segment. With one of these,
+// a key, an ID or a name of the caller's could change which call the path means.
 func checkPath(escaped string) error {
 	switch dots, err := dotSegment(escaped); {
 	case err != nil:
@@ -79,7 +80,7 @@ func (t portTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return next.RoundTrip(out)
 }
 
-// request is what is sent instead.
+// request returns the request to Berm that stands for r.
 func (t portTransport) request(r *http.Request) (*http.Request, error) {
 	tail := r.URL.EscapedPath()
 	if !strings.HasPrefix(tail, "/") {
@@ -104,8 +105,8 @@ func (t portTransport) request(r *http.Request) (*http.Request, error) {
 	return out, nil
 }
 
-// PortURL makes a URL that lets whoever has it use a port of a sandbox, without a token,
-// for a while: from one second to seven days; 0 is an hour. It ends with the sandbox.
+// PortURL signs a URL that lets anyone who has it use a port of a sandbox without a token. It
+// is valid for ttl, from one second to seven days, where 0 is an hour. It ends with the sandbox.
 func (c *Client) PortURL(ctx context.Context, key string, port int, ttl time.Duration) (*apitype.PortURL, error) {
 	req := apitype.PortURLRequest{Port: port}
 	if ttl != 0 {

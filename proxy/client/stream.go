@@ -22,24 +22,24 @@ import (
 const (
 	ndjson     = "application/x-ndjson"
 	maxEvent   = 8 << 20                // bytes of one event
-	maxSilence = time.Minute            // without even a heartbeat
-	firstPause = 100 * time.Millisecond // before a stream is taken up again; twice as long each time
+	maxSilence = time.Minute            // without any line, not even a heartbeat
+	firstPause = 100 * time.Millisecond // before a stream is resumed; it doubles each time
 	maxPause   = 5 * time.Second
 )
 
 // ErrTakenOver ends a stream that another follower has taken over.
 var ErrTakenOver = errors.New("somebody else follows the command now")
 
-// errBroken is a stream that broke off.
+// errBroken ends a stream that broke off.
 var errBroken = errors.New("the stream broke off")
 
-// errGoingDown is one that did as its server went down.
+// errGoingDown ends a stream that broke off because the server went down.
 var errGoingDown = fmt.Errorf("%w: the server is going down", errBroken)
 
-// StreamOptions choose what of a stream is wanted, and how.
+// StreamOptions choose where a stream begins, and the form of its output.
 type StreamOptions struct {
-	// After is the Seq of the last event that is known; it goes on from there. Nil is
-	// from wherever there is something.
+	// After is the Seq after which the output begins. Nil begins with the first output
+	// that is kept.
 	After *int64
 	Raw   bool // output in DataBase64, rather than as text in Data
 }
@@ -53,11 +53,11 @@ func (o StreamOptions) query() url.Values {
 	return q
 }
 
-// ExecStream runs a command and yields its output as it prints it, from an
-// EventStart to an EventExit; heartbeats are left out. A stream that breaks off is taken
-// up again, as often in a row as Options.Retries says, but only if the request has an
-// ExecID: without one, the command ends with the stream. So it does when the caller
-// breaks the loop. The sequence ends after the first error, and can be run once.
+// ExecStream runs a command and yields its output as it comes, from an EventStart to an
+// EventExit. It leaves out heartbeats. The command ends when the stream ends or the caller
+// breaks the loop, unless the request has an ExecID. With an ExecID, ExecStream resumes a
+// stream that breaks off, up to Options.Retries times in a row without output. The sequence
+// ends after the first error, and can be run once.
 func (c *Client) ExecStream(ctx context.Context, key string, req apitype.ExecRequest) iter.Seq2[apitype.StreamEvent, error] {
 	first := call{method: http.MethodPost, path: at("sandboxes", key, "exec"), body: req, again: unlessNamed(req.ExecID)}
 	if req.ExecID == "" {
@@ -66,23 +66,23 @@ func (c *Client) ExecStream(ctx context.Context, key string, req apitype.ExecReq
 	return c.events(ctx, first, &call{method: http.MethodGet, path: at("sandboxes", key, "execs", req.ExecID, "stream"), query: StreamOptions{Raw: req.Raw}.query()})
 }
 
-// FollowExec yields the output of a command as ExecStream does. It takes the place of an
-// earlier follower, and leaves the command running when the caller breaks the loop.
+// FollowExec yields the output of a command as ExecStream does. It takes over from an earlier
+// follower. The command goes on when the caller breaks the loop.
 func (c *Client) FollowExec(ctx context.Context, key, execID string, opts StreamOptions) iter.Seq2[apitype.StreamEvent, error] {
 	stream := call{method: http.MethodGet, path: at("sandboxes", key, "execs", execID, "stream"), query: opts.query()}
 	return c.events(ctx, stream, &stream)
 }
 
-// FollowProcess yields the output of a managed process as ExecStream does, beside its
-// attachment.
+// FollowProcess yields the output of a managed process as ExecStream does. It doesn't disturb
+// a caller that is attached to the process.
 func (c *Client) FollowProcess(ctx context.Context, key, processID string, opts StreamOptions) iter.Seq2[apitype.StreamEvent, error] {
 	logs := call{method: http.MethodGet, path: at("sandboxes", key, "processes", processID, "logs"), query: opts.query()}
 	logs.query.Set("follow", "true")
 	return c.events(ctx, logs, &logs)
 }
 
-// ProcessLogs yields the kept output of a managed process, and doesn't wait for more. There
-// is an EventExit only if it has ended.
+// ProcessLogs yields the kept output of a managed process, and doesn't wait for more. It yields
+// an EventExit only if the process has ended.
 func (c *Client) ProcessLogs(ctx context.Context, key, processID string, opts StreamOptions) iter.Seq2[apitype.StreamEvent, error] {
 	logs := call{method: http.MethodGet, path: at("sandboxes", key, "processes", processID, "logs"), query: opts.query()}
 	return func(yield func(apitype.StreamEvent, error) bool) {
@@ -93,8 +93,9 @@ func (c *Client) ProcessLogs(ctx context.Context, key, processID string, opts St
 	}
 }
 
-// events yields the events of a stream, and of those that resume it. Resume is the call for
-// what follows a place in the output; it is nil if the stream can't be resumed.
+// events yields the events of the stream of the call first, and of streams that resume it.
+// Resume is the call to resume with, to which events adds the place in the output. Nil means
+// that the stream can't be resumed.
 func (c *Client) events(ctx context.Context, first call, resume *call) iter.Seq2[apitype.StreamEvent, error] {
 	return func(yield func(apitype.StreamEvent, error) bool) {
 		s := &eventStream{c: c, yield: yield, seq: -1}
@@ -105,7 +106,7 @@ func (c *Client) events(ctx context.Context, first call, resume *call) iter.Seq2
 			case s.left || err == nil:
 				return
 			case errors.Is(err, io.EOF):
-				err = errBroken // without an exit, whatever it looked like
+				err = errBroken // a stream without an EventExit isn't whole
 			}
 			if more {
 				tries, pause = 0, firstPause
@@ -126,7 +127,7 @@ func (c *Client) events(ctx context.Context, first call, resume *call) iter.Seq2
 	}
 }
 
-// eventStream hands on what one stream after another gives.
+// eventStream yields the events of one stream after another.
 type eventStream struct {
 	c     *Client
 	yield func(apitype.StreamEvent, error) bool
@@ -134,8 +135,9 @@ type eventStream struct {
 	left  bool  // the caller wants no more
 }
 
-// read reads one stream. The error is nil after the last event, and io.EOF if there was
-// none; more says that there was output.
+// read reads one stream. It returns nil after an EventExit or when the caller wants no more,
+// and io.EOF if the stream ended without an EventExit. More reports whether it yielded an
+// event other than EventStart.
 func (s *eventStream) read(ctx context.Context, call call) (more bool, err error) {
 	call.header = http.Header{"Accept": {ndjson}}
 	err = lines(ctx, s.c, call, "", maxSilence, func(ev apitype.StreamEvent) (bool, error) {
@@ -161,9 +163,9 @@ func (s *eventStream) read(ctx context.Context, call call) (more bool, err error
 	return more, err
 }
 
-// lines makes a call and decodes the lines of its answer that begin with a prefix, until f
-// wants no more or fails; io.EOF says that there are no more. An answer that is silent for
-// so long is broken; 0 is however long.
+// lines makes a call and decodes the lines of its answer that begin with prefix, and passes
+// them to f. It returns once f wants no more or fails, and io.EOF at the end of the answer.
+// It returns errBroken if no line comes for the time silence, where 0 is any time.
 func lines[T any](ctx context.Context, c *Client, call call, prefix string, silence time.Duration, f func(T) (more bool, err error)) error {
 	call.stream = true
 	rep, err := c.do(ctx, call)
@@ -181,7 +183,7 @@ func lines[T any](ctx context.Context, c *Client, call call, prefix string, sile
 	scan.Buffer(nil, maxEvent)
 	scan.Split(wholeLines)
 	for {
-		if alarm.Stop(); silence > 0 { // while f has the last line, the caller may take any time
+		if alarm.Stop(); silence > 0 { // the time that f takes doesn't count
 			alarm.Reset(silence)
 		}
 		if !scan.Scan() {
@@ -209,7 +211,7 @@ func lines[T any](ctx context.Context, c *Client, call call, prefix string, sile
 	return io.EOF
 }
 
-// wholeLines splits into lines, without what comes after the last line's end.
+// wholeLines is a bufio.SplitFunc for lines. It drops a last line without an end.
 func wholeLines(data []byte, atEOF bool) (advance int, token []byte, err error) {
 	if i := bytes.IndexByte(data, '\n'); i >= 0 {
 		return i + 1, data[:i], nil

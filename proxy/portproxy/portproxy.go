@@ -1,6 +1,6 @@
-// Package portproxy passes HTTP requests on to ports in sandboxes. What listens there is
-// hostile: to Berm, to its other callers, and to the browser that shows its answers under
-// Berm's name.
+// Package portproxy passes HTTP requests on to ports in sandboxes. It takes the server at a
+// port for hostile: to Berm, to Berm's other callers, and to the browser that shows its answers
+// under Berm's host name.
 package portproxy
 
 import (
@@ -36,8 +36,8 @@ type Options struct {
 	Port         int
 	Prefix, Tail string        // of the request's escaped path; the tail is the port's
 	Timeout      time.Duration // for the port to take each part of a request, and then to begin its answer
-	Signed       bool          // let in by a signed URL, rather than by a token
-	Tokenless    bool          // callers need no token, so that any page in a browser can be one
+	Signed       bool          // a signed URL authorizes the request, not a token
+	Tokenless    bool          // callers need no token, so any page in a browser can send requests
 	// StripCredentials removes what let the caller in from a request's header.
 	StripCredentials func(h http.Header, ours bool)
 }
@@ -49,9 +49,9 @@ type passage struct {
 	failed error
 }
 
-// Serve answers a request, or fails before anything was answered. Each request has a
-// connection of its own: one that was kept could have been given up by the other side just
-// when a request that can't be repeated goes out.
+// Serve answers a request, or returns an error before it has answered anything. Each request
+// gets a new connection. The port could close a kept one just as a request goes out that
+// can't be repeated.
 func (o Options) Serve(w http.ResponseWriter, r *http.Request) error {
 	p := &passage{Options: o}
 	p.Tokenless = o.Tokenless || o.Signed
@@ -72,7 +72,7 @@ func (o Options) Serve(w http.ResponseWriter, r *http.Request) error {
 		defer stop()
 		r = r.WithContext(ctx)
 	}
-	common := w.Header().Clone() // what every answer of Berm's has
+	common := w.Header().Clone() // the headers that the Gate sets on every answer
 	for name := range common {
 		w.Header().Del(name)
 	}
@@ -131,7 +131,7 @@ func dotted(path string) bool {
 	return false
 }
 
-// pass answers the request. Its body isn't read after it.
+// pass answers the request by rp. Nothing reads the request's body after pass has returned.
 func (p *passage) pass(rp *httputil.ReverseProxy, w http.ResponseWriter, r *http.Request) {
 	pw := &portWriter{ResponseWriter: w, rc: http.NewResponseController(w), p: p}
 	defer func() {
@@ -153,10 +153,10 @@ func (p *passage) pass(rp *httputil.ReverseProxy, w http.ResponseWriter, r *http
 	rp.ServeHTTP(pw, r)
 }
 
-// dialError is an error of the way to the port, rather than of what listens there.
+// dialError is an error of reaching the port, not of the server that listens there.
 type dialError struct{ error }
 
-// portFault says what kept a request from being answered.
+// portFault returns the error that the caller gets for a request that the port didn't answer.
 func portFault(err error) error {
 	if dial, ok := errors.AsType[*dialError](err); ok {
 		return dial.error
@@ -169,7 +169,7 @@ func portFault(err error) error {
 		Detail: "what listens at the port broke off before it had answered, or doesn't speak HTTP", Cause: err}
 }
 
-// host is what the port is called inside.
+// host returns the Host header that the port's server expects.
 func (p *passage) host() string { return net.JoinHostPort("localhost", strconv.Itoa(p.Port)) }
 
 // cleanRequest removes Berm's credentials, and headers with which a caller could forge its origin.
@@ -185,7 +185,7 @@ func (p *passage) cleanRequest(pr *httputil.ProxyRequest) {
 	h.Set("X-Request-Id", proxy.ExchangeOf(pr.In.Context()).RequestID)
 	origin := pr.In.Header.Get("Origin")
 	if origin != "" && (origin == h.Get("X-Forwarded-Proto")+"://"+pr.In.Host || p.Signed && origin == "null") {
-		h.Set("Origin", "http://"+p.host()) // it is the port's own page that asks
+		h.Set("Origin", "http://"+p.host()) // a page of the port itself sends the request
 	}
 	if p.Tokenless {
 		// The browser's other cookies for this host name belong to other services.
@@ -207,24 +207,25 @@ func (p *passage) cleanRequest(pr *httputil.ProxyRequest) {
 	}
 }
 
-// originWide are headers of an answer that would have an effect beyond it: on what else
-// a browser knows of Berm's origin, or on a web server between.
+// originWide are headers whose effect goes beyond their answer. A browser would apply them to
+// all of Berm's origin, or a web server before Berm would act on them.
 var originWide = []string{
 	"Accept-Ch", "Alt-Svc", "Clear-Site-Data", "Critical-Ch", "Expect-Ct", "Nel", "Origin-Agent-Cluster", "Public-Key-Pins",
 	"Report-To", "Reporting-Endpoints", "Service-Worker-Allowed", "Set-Login", "Speculation-Rules", "Strict-Transport-Security",
 	"Supports-Loading-Mode", "X-Lighttpd-Send-File", "X-Sendfile",
 }
 
-// authentication are headers of an answer that have a browser ask its user for
-// credentials, and keep them for all of an origin. Who comes with a token is no browser,
-// and is told what the port wants.
+// authentication are headers that make a browser ask its user for credentials, which it then
+// keeps for the whole origin. cleanResponse removes them from tokenless answers only: a caller
+// with a token is no browser.
 var authentication = []string{"Www-Authenticate", "Authentication-Info", "Proxy-Authenticate", "Proxy-Authentication-Info"}
 
-// browserSchemes are those by which browsers then show them, to any port of that origin.
+// browserSchemes are the schemes with which browsers send such credentials to any port below
+// that origin.
 var browserSchemes = []string{"basic", "digest", "negotiate", "ntlm"}
 
-// cleanResponse confines an answer. A page gets an origin of its own from the browser,
-// so that its scripts are strangers to Berm's API.
+// cleanResponse confines an answer to the port. By the sandbox directive, a browser gives the
+// port's pages an opaque origin, so that their scripts can't use Berm's API.
 func (p *passage) cleanResponse(res *http.Response, r *http.Request, common http.Header) {
 	h := res.Header
 	for _, name := range originWide {
@@ -238,7 +239,7 @@ func (p *passage) cleanResponse(res *http.Response, r *http.Request, common http
 	cookies := res.Cookies()
 	h.Del("Set-Cookie")
 	for _, c := range cookies {
-		if strings.HasPrefix(strings.ToLower(c.Name), "__host-") { // has to be for the whole host
+		if strings.HasPrefix(strings.ToLower(c.Name), "__host-") { // such a cookie must be for the whole host
 			continue
 		}
 		if p.Tokenless {
@@ -259,7 +260,7 @@ func (p *passage) cleanResponse(res *http.Response, r *http.Request, common http
 		}
 	}
 	keep := storable(h)
-	for name, values := range common { // among them Cache-Control: no-store, as whose the answer is doesn't show in the address
+	for name, values := range common { // has Cache-Control: no-store, since the URL doesn't show whose answer it is
 		h[name] = values
 	}
 	if !p.Signed {
@@ -268,8 +269,8 @@ func (p *passage) cleanResponse(res *http.Response, r *http.Request, common http
 	if keep {
 		h.Set("Cache-Control", "private, no-cache")
 	}
-	h.Set("Referrer-Policy", "no-referrer") // the address is what lets one in
-	if r.Header.Get("Origin") == "null" {   // as its own page's is
+	h.Set("Referrer-Policy", "no-referrer") // the URL itself is the credential
+	if r.Header.Get("Origin") == "null" {   // the origin of the port's own pages
 		for name := range h {
 			if strings.HasPrefix(name, "Access-Control-") {
 				h.Del(name)
@@ -339,9 +340,9 @@ func (w *portWriter) Write(b []byte) (int, error) {
 // Unwrap lets http.ResponseController through.
 func (w *portWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// portBody is a request's body, on its way to a port that may answer before it has all.
-// The goroutine that reads it can outlive the answer, and would then be in the way of the
-// server's own reading.
+// portBody is the body of a request to a port, which may answer before it has read all of
+// it. The transport's goroutine may read the body after the answer. portBody then fails its
+// reads, so that they don't disturb the server's own.
 type portBody struct {
 	io.ReadCloser
 	all atomic.Bool // was read
@@ -363,12 +364,12 @@ func (b *portBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close leaves it to the server.
+// Close does nothing: the server closes the body.
 func (b *portBody) Close() error { return nil }
 
-// endBody ends reads of the body, and lets the server read some of the rest: if the
-// connection closed with unread bytes, the caller would lose the answer. With drain, it
-// reads the rest itself, as the server won't.
+// endBody ends the transport's reads of the body, and lets the server read some of the rest.
+// If the connection closed with unread bytes, the caller would lose the answer. With drain,
+// endBody reads the rest itself, because the server won't.
 func (w *portWriter) endBody(drain bool) {
 	b := w.body
 	if b.all.Load() {
@@ -387,13 +388,13 @@ func (w *portWriter) endBody(drain bool) {
 	}
 }
 
-// patientConn lets a port answer after it has stopped reading: while there may be something
-// to read, failed writes count as done. It reads nothing before the first write, since the
-// transport would log an unsolicited answer.
+// patientConn lets a port answer after it has stopped reading. As long as an answer may still
+// come, failed writes report success. patientConn reads nothing before the first write, since
+// the transport would log an unsolicited answer.
 type patientConn struct {
 	runtime.Conn
 	over    atomic.Bool  // it was read to its end
-	moves   atomic.Int64 // reads, and writes from their beginning to their end
+	moves   atomic.Int64 // counts reads, and the beginnings and ends of writes
 	writing atomic.Bool
 	deaf    atomic.Bool // a write failed, and no other may follow
 	asked   chan struct{}
@@ -408,7 +409,7 @@ func newPatientConn(c runtime.Conn, limit time.Duration) *patientConn {
 	return &patientConn{Conn: c, asked: asked, ask: sync.OnceFunc(func() { close(asked) }), limit: limit}
 }
 
-// switched removes the limit of writes: what follows is no request.
+// switched removes the limit of writes, after the connection has switched to another protocol.
 func (c *patientConn) switched() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -10,14 +10,14 @@ import (
 	"github.com/bermhq/berm/proxy"
 )
 
-// stuckTimes is how many timeouts a port may leave input of another protocol unread.
+// stuckTimes is for how many timeouts a port may leave bytes of a tunnel unread.
 const stuckTimes = 10
 
-// tunnel watches a connection that has switched to another protocol. A side may close one
-// direction and still be answered, so it isn't closed at once. It is closed when a side
-// has ended and no byte moved for a timeout: otherwise the other side could keep it
-// forever. While the port doesn't read, a caller that left may not show; after ten
-// timeouts without a byte it is closed as well.
+// tunnel watches a connection that has switched to another protocol. A side may close its
+// direction and still wait for an answer. So tunnel closes the connection only once a side has
+// ended and no byte has moved for a timeout. Without that, the other side could keep the
+// connection forever. While the port doesn't read, tunnel may not see that the caller left.
+// It closes a connection whose write to the port is stuck for ten timeouts as well.
 type tunnel struct {
 	caller net.Conn
 	port   *patientConn

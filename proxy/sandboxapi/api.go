@@ -27,15 +27,15 @@ import (
 // Options configure the API.
 type Options struct {
 	Manager     manager               // mandatory: a *lifecycle.Service
-	Workspaces  workspaces            // a *quota.Service; nil: there are none, and no chats, which callers are told
-	Chats       chats                 // a *chat.Service; likewise
+	Workspaces  workspaces            // a *quota.Service; nil: calls on workspaces and chats answer an error
+	Chats       chats                 // a *chat.Service; nil likewise
 	Policy      func() *policy.Policy // mandatory: the policy in force, for the status
 	Gate        proxy.GateOptions     // Fail and AnyOrigin are the API's own
 	Version     string                // shown in the status and by the health calls
 	Gatherer    prometheus.Gatherer   // what /metrics shows; nil: there is no /metrics
-	SigningKey  []byte                // of signed URLs, at least 32 bytes; nil: a random one, and they end with the process
-	Heartbeat   time.Duration         // after how much silence a stream says that it lives; 0 is 15 s
-	PortTimeout time.Duration         // for a port to take each part of a request, and then to begin its answer; 0 is a minute
+	SigningKey  []byte                // of signed URLs, at least 32 bytes; nil: a random key for this process
+	Heartbeat   time.Duration         // silence after which a stream sends a heartbeat; 0 is 15 s
+	PortTimeout time.Duration         // for each write to a port, and then for its answer to begin; 0 is a minute
 }
 
 // manager is what the API needs of *lifecycle.Service.
@@ -85,7 +85,7 @@ const (
 	legacyPath = "/api/v1/create"
 )
 
-// colons brings a path's template into the form of the router.
+// colons turns a path's template into the router's syntax: {key} into :key.
 var colons = strings.NewReplacer("{", ":", "}", "")
 
 // New checks the options and returns the API's handler. It is meant for
@@ -144,7 +144,7 @@ func New(opts Options) (http.Handler, error) {
 	return gate.Wrap(guard(rt, gate)), nil
 }
 
-// routing adds a handler of a path. The queries are the parameters that it has.
+// routing adds the handler of a method and path. Queries are the parameters that the call takes.
 type routing func(method, path string, scope proxy.Scope, h proxy.Handler, queries ...string)
 
 func (a *api) routeSandboxes(handle routing) {
@@ -159,7 +159,7 @@ func (a *api) routeSandboxes(handle routing) {
 	handle("GET", one+"/stats", proxy.ScopeSandboxesRead, a.stats)
 }
 
-// routeMembers has the handlers of commands and processes.
+// routeMembers adds the handlers of commands and processes.
 func (a *api) routeMembers(handle routing) {
 	const scope = proxy.ScopeSandboxesExec
 	execs, processes := a.execs(), a.managed()
@@ -185,11 +185,11 @@ func (a *api) routeMembers(handle routing) {
 	handle("GET", oneProcess+"/attach", scope, processes.attached, "frames", "after", "take_over")
 }
 
-// anyQuery stands for all parameters: the handler looks itself, or doesn't care.
+// anyQuery allows all parameters. The handler checks them itself, or ignores them.
 const anyQuery = "*"
 
-// checked refuses a query that the call doesn't have, and a path with a malformed key. The
-// key of the path is that of the Exchange from then on.
+// checked refuses unknown query parameters, and a path with a malformed key. It sets the
+// Exchange's Key to the path's key.
 func checked(h proxy.Handler, queries []string) proxy.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		if err := checkTarget(r, queries); err != nil {
@@ -217,7 +217,8 @@ func checkTarget(r *http.Request, queries []string) error {
 	return nil
 }
 
-// withBody decodes the JSON of a call's body, which may be left out if it is optional.
+// withBody decodes the JSON of a call's body for h. An optional body that is left out is the
+// zero value.
 func withBody[T any](optional bool, h func(w http.ResponseWriter, r *http.Request, body T) error) proxy.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		var body T
@@ -228,8 +229,8 @@ func withBody[T any](optional bool, h func(w http.ResponseWriter, r *http.Reques
 	}
 }
 
-// existing fails unless the caller has a sandbox under the key. It comes before the body,
-// which takes memory.
+// existing fails unless the caller's tenant has a sandbox under the key. It checks that before
+// h reads the body, which takes memory.
 func (a *api) existing(h proxy.Handler) proxy.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		tenant, key := target(r)
@@ -240,7 +241,8 @@ func (a *api) existing(h proxy.Handler) proxy.Handler {
 	}
 }
 
-// existingOrMade is existing for a call whose body may ask for a sandbox.
+// existingOrMade is existing for a call whose body may ask for a new sandbox. It lets every
+// caller through that may make one.
 func (a *api) existingOrMade(h proxy.Handler) proxy.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		if proxy.Require(r, proxy.ScopeSandboxesWrite) == nil {
@@ -250,8 +252,8 @@ func (a *api) existingOrMade(h proxy.Handler) proxy.Handler {
 	}
 }
 
-// guard refuses encoded slashes in Berm's part of a path: the router would split a segment
-// there.
+// guard refuses encoded slashes in Berm's part of a path. The router matches the decoded path,
+// and would split a segment there.
 func guard(next http.Handler, gate *proxy.Gate) http.Handler {
 	refuse := gate.Refuse(proxy.Malformed("the path contains an encoded slash"))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -269,8 +271,8 @@ func target(r *http.Request) (tenant, key string) {
 	return ex.Caller.Tenant, ex.Key
 }
 
-// writeFault writes an error's body: a problem, but the old service's own shape
-// where that is what callers know.
+// writeFault writes an error as a problem of RFC 9457. For the legacy call, it writes the
+// shape of the older service.
 func writeFault(w http.ResponseWriter, r *http.Request, f proxy.Fault) {
 	if r.URL.Path == legacyPath {
 		_ = reply(w, f.Status, apitype.LegacyError{Detail: f.Detail}, nil)
@@ -294,8 +296,8 @@ func writeFault(w http.ResponseWriter, r *http.Request, f proxy.Fault) {
 	_ = proxy.WriteJSON(w, f.Status, "application/problem+json", p)
 }
 
-// instance is the request's path without secrets: of a signed URL the part before its
-// signature, since errors end up in logs.
+// instance returns the request's path. For a signed URL it returns only the part before the
+// signature, which is a secret, since errors end up in logs.
 func instance(r *http.Request) string {
 	for _, prefix := range []string{signedPrefix, filePrefix} {
 		if strings.HasPrefix(r.URL.Path, prefix) {

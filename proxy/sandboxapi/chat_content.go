@@ -12,11 +12,11 @@ import (
 	"github.com/bermhq/berm/lifecycle/chat"
 )
 
-// sendStep is how many bytes of a file have to leave within one stall.
+// sendStep is how many bytes of a file must leave within one stall.
 const sendStep = 1 << 20
 
-// sendContent sends a file's content, or a part of it, unless there is an error, and closes it.
-// Its size is that which it had when it was opened, whatever becomes of it meanwhile.
+// sendContent sends a file's content, or a part of it, and closes the file. It returns err if
+// that isn't nil. It announces the size that the file had when it was opened.
 func sendContent(w http.ResponseWriter, r *http.Request, c *chat.Content, err error) error {
 	if err != nil {
 		return err
@@ -62,13 +62,13 @@ func sendContent(w http.ResponseWriter, r *http.Request, c *chat.Content, err er
 		return nil
 	}
 	if sendFile(w, c.File, length, stall) != nil {
-		panic(http.ErrAbortHandler) // lest a part be taken for the whole
+		panic(http.ErrAbortHandler) // so that the caller doesn't take a part for the whole
 	}
 	return nil
 }
 
-// sendFile sends n bytes of a file, each step with its own deadline. Less is an error. The
-// kernel copies them, as long as nothing hides the file from the server.
+// sendFile sends n bytes of a file, with a deadline for each step. It fails if the file has
+// fewer bytes. The kernel copies the bytes, as io.CopyN shows net/http the *os.File itself.
 func sendFile(w http.ResponseWriter, f *os.File, n int64, within time.Duration) error {
 	rc := http.NewResponseController(w)
 	for n > 0 {

@@ -14,7 +14,7 @@ import (
 	"github.com/bermhq/berm/proxy/stream"
 )
 
-// killTimeout is for a command whose caller went away.
+// killTimeout bounds the kill of a command whose caller went away.
 const killTimeout = 30 * time.Second
 
 // startExec starts a command, and streams it if that is asked for.
@@ -43,8 +43,8 @@ func (a *api) startExec(w http.ResponseWriter, r *http.Request) error {
 	return reply(w, http.StatusCreated, execution(p), nil)
 }
 
-// execStreamed runs a command to its end while it streams it. A caller that goes away
-// takes the command along, unless it has a name to come back for.
+// execStreamed runs a command to its end and streams its output. If the caller goes away, it
+// kills the command, unless the command has an ID by which the caller can resume.
 func (a *api) execStreamed(w http.ResponseWriter, r *http.Request) error {
 	opts, req, err := a.startRequest(w, r, r.URL.Query())
 	if err != nil {
@@ -58,7 +58,7 @@ func (a *api) execStreamed(w http.ResponseWriter, r *http.Request) error {
 		kill = func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), killTimeout)
 			defer cancel()
-			// Its sandbox's end or its timeout ends it all the same.
+			// If Kill fails, the command still ends with its timeout or its sandbox.
 			_, _ = a.Manager.Kill(ctx, lifecycle.ProcessRef{Tenant: req.Tenant, Key: req.Key, Kind: lifecycle.KindExec, ID: req.ID})
 		}
 	}
@@ -77,7 +77,8 @@ func (a *api) execStreamed(w http.ResponseWriter, r *http.Request) error {
 	return err
 }
 
-// follow streams a command that a request started, or one of before, which has no stream yet.
+// follow streams a command. S is nil for a command that existed before the request: follow
+// opens its stream.
 func (a *api) follow(w http.ResponseWriter, r *http.Request, p lifecycle.Process, s lifecycle.Stream, kill func(), opts stream.Options) error {
 	if s == nil {
 		tenant, key := target(r)

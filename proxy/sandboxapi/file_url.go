@@ -26,7 +26,7 @@ const (
 type fileClaim struct {
 	Tenant      string `json:"t"`
 	Chat        string `json:"c"`
-	Made        int64  `json:"m"` // when the chat was, in nanoseconds since 1970: another of its ID isn't meant
+	Made        int64  `json:"m"` // when the chat was made, in ns since 1970; a later chat of that ID doesn't match
 	Name        string `json:"n"`
 	Put         bool   `json:"p,omitempty"`
 	ContentType string `json:"k,omitempty"` // which the upload must have; empty is any
@@ -53,7 +53,7 @@ func (a *api) signFileURL(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	var missing *chat.FileNotFoundError // which it may be, as long as it could be there
+	var missing *chat.FileNotFoundError // the file needn't exist yet, but its name must be valid
 	if _, err := a.Chats.FileNamed(r.Context(), tenant, chatID, body.Name); err != nil && !errors.As(err, &missing) {
 		return err
 	}
@@ -68,7 +68,7 @@ func (a *api) signFileURL(w http.ResponseWriter, r *http.Request) error {
 	}, nil)
 }
 
-// allow notes what is asked for, if the caller may do that.
+// allow sets the claim's method and bounds from body, if the caller may do that.
 func (c *fileClaim) allow(r *http.Request, body apitype.FileURLRequest) (err error) {
 	switch body.Method {
 	case http.MethodGet:
@@ -94,7 +94,7 @@ func (c *fileClaim) allow(r *http.Request, body apitype.FileURLRequest) (err err
 	return proxy.Require(r, proxy.ScopeStorageWrite)
 }
 
-// methods are those that the claim is for.
+// methods lists the methods that the claim allows, as in an Allow header.
 func (c *fileClaim) methods() string {
 	if c.Put {
 		return http.MethodPut
@@ -102,12 +102,13 @@ func (c *fileClaim) methods() string {
 	return http.MethodGet + ", " + http.MethodHead
 }
 
-// fileClaim gives what the request's address allows, to pages of any origin.
+// fileClaim returns the claim of the request's URL. It sets the headers that let pages of any
+// origin read the answer.
 func (a *api) fileClaim(w http.ResponseWriter, r *http.Request) (c fileClaim, err error) {
 	h := w.Header()
 	h.Set("Access-Control-Allow-Origin", "*")
 	h.Set("Access-Control-Expose-Headers", "*")
-	h.Set("Referrer-Policy", "no-referrer") // the address is what lets one in
+	h.Set("Referrer-Policy", "no-referrer") // the URL itself is the credential
 	if err := a.signer.opened(r, filePurpose, &c); err != nil {
 		return c, err
 	}
@@ -121,7 +122,7 @@ func (a *api) fileClaim(w http.ResponseWriter, r *http.Request) (c fileClaim, er
 
 func expiredFileURL(cause error) error { return expiredURL("chat", cause) }
 
-// usable fails if the address is for another method, or its chat is gone.
+// usable fails if the claim is for another method, or its chat is gone.
 func (a *api) usable(ctx context.Context, c fileClaim, put bool) error {
 	if c.Put != put {
 		return &proxy.Fault{Status: http.StatusForbidden, Code: "url_invalid", Title: "Invalid address",
@@ -141,7 +142,7 @@ func (a *api) readSignedFile(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	file, err := a.Chats.Content(r.Context(), c.Tenant, c.Chat, c.Name)
-	// Once it is open: it could be that of a chat which was made in between.
+	// After the file is open: it could be a file of a new chat with the same ID.
 	if gone := a.usable(r.Context(), c, false); gone != nil {
 		if err == nil {
 			_ = file.Close()
@@ -170,7 +171,7 @@ func (a *api) writeSignedFile(w http.ResponseWriter, r *http.Request, body *uplo
 	body.until = time.Unix(c.Expires, 0)
 	ctx, cancel := context.WithDeadline(r.Context(), body.until)
 	defer cancel()
-	// The chat that takes it is the one which was there before its first byte is read.
+	// Put finds its chat before the first read, so this check is about the chat that takes the file.
 	content := io.Reader(&lastLook{body, func() error { return a.usable(ctx, c, true) }})
 	if c.MaxBytes > 0 {
 		if f.Size > c.MaxBytes {
@@ -178,13 +179,13 @@ func (a *api) writeSignedFile(w http.ResponseWriter, r *http.Request, body *uplo
 		}
 		content = http.MaxBytesReader(w, io.NopCloser(content), c.MaxBytes)
 	}
-	f.Size = -1 // so that room is only kept for what has come
+	f.Size = -1 // reserves room only for bytes that have come
 	err = a.putChatFile(w, r.WithContext(ctx), c.Tenant, c.Chat, f, content)
 	var full *quota.FullError
 	switch {
 	case err != nil && ctx.Err() != nil && r.Context().Err() == nil:
 		return expiredFileURL(err)
-	case errors.As(err, &full): // what else the workspace holds isn't for whoever has the address
+	case errors.As(err, &full): // the error's numbers of the workspace aren't for anyone who has the URL
 		out := proxy.FaultOf(err)
 		out.Detail = "there is no room for this"
 		return &out
@@ -192,7 +193,7 @@ func (a *api) writeSignedFile(w http.ResponseWriter, r *http.Request, body *uplo
 	return err
 }
 
-// lastLook is a body that looks before it is read first.
+// lastLook is a body that calls look before the first read, and fails with its error.
 type lastLook struct {
 	io.Reader
 	look func() error
@@ -208,7 +209,7 @@ func (l *lastLook) Read(b []byte) (int, error) {
 	return l.Reader.Read(b)
 }
 
-// askSignedFile tells a browser what its pages may do.
+// askSignedFile answers a browser's CORS preflight.
 func (a *api) askSignedFile(w http.ResponseWriter, r *http.Request) error {
 	c, err := a.fileClaim(w, r)
 	if err != nil {

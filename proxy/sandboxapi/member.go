@@ -12,12 +12,12 @@ import (
 	"github.com/bermhq/berm/proxy/stream"
 )
 
-// members are the calls that commands and managed processes have alike.
+// members has the calls that are the same for commands and managed processes.
 type members struct {
 	a      *api
 	kind   lifecycle.Kind
-	path   string // in the sandbox's
-	param  string // of the path
+	path   string // below the sandbox's path
+	param  string // the path's parameter that holds the ID
 	listed func([]lifecycle.Process) any
 	shown  func(lifecycle.Process) any
 	exit   func(lifecycle.Process) apitype.Exit
@@ -75,7 +75,7 @@ func (c members) logs(w http.ResponseWriter, r *http.Request) error {
 	return c.streamed(w, r, lifecycle.FollowRequest{}, !follow) // beside a caller who is attached
 }
 
-// streamed answers the output of a process. With now, it ends with what is there.
+// streamed answers the output of a process. With now, it ends after the output so far.
 func (c members) streamed(w http.ResponseWriter, r *http.Request, req lifecycle.FollowRequest, now bool) error {
 	q := r.URL.Query()
 	opts, err := c.a.streamOptions(r, q)
@@ -105,7 +105,7 @@ func (c members) streamed(w http.ResponseWriter, r *http.Request, req lifecycle.
 	return stream.Follow(w, r, out, opts)
 }
 
-// output returns what there is to say of a stream.
+// output returns a stream's source, its first event, and how it ended.
 func (c members) output(s lifecycle.Stream, p lifecycle.Process, from int64) stream.Output {
 	start := apitype.StreamEvent{Event: apitype.EventStart, Seq: from}
 	if from < 0 {
@@ -160,7 +160,7 @@ func (c members) all(w http.ResponseWriter, r *http.Request) error {
 	return reply(w, http.StatusOK, c.listed(list), err)
 }
 
-// one answers what a call says of a process.
+// one returns a handler that answers the process that call returns.
 func (c members) one(call func(context.Context, lifecycle.ProcessRef) (lifecycle.Process, error)) proxy.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		p, err := call(r.Context(), c.ref(r))
@@ -172,7 +172,7 @@ func (c members) one(call func(context.Context, lifecycle.ProcessRef) (lifecycle
 	}
 }
 
-// after does something to a process, and answers it.
+// after returns a handler that does something to a process, and then answers the process.
 func after[T any](c members, do func(members, *http.Request, T) error) proxy.Handler {
 	return c.a.existing(withBody(false, func(w http.ResponseWriter, r *http.Request, body T) error {
 		if err := do(c, r, body); err != nil {

@@ -38,12 +38,12 @@ type claim struct {
 	Expires int64  `json:"e"` // seconds since 1970
 }
 
-// signer makes and checks the part of a signed URL that lets its bearer in. It is safe
-// for many goroutines.
+// signer makes and checks signatures, the part of a signed URL that holds a claim and its
+// HMAC. It is safe for many goroutines.
 type signer struct{ key []byte }
 
-// newSigner takes a key of at least 32 bytes. None has a random one made: what it signs
-// is good until the process ends.
+// newSigner takes a key of at least 32 bytes. Without a key it makes a random one, whose
+// signatures are valid until the process ends.
 func newSigner(key []byte) (signer, error) {
 	switch {
 	case len(key) == 0:
@@ -55,7 +55,7 @@ func newSigner(key []byte) (signer, error) {
 	return signer{key}, nil
 }
 
-// mac is good for one purpose: what was signed for another isn't taken for it.
+// mac returns the HMAC of a text for one purpose. It isn't valid for any other.
 func (s signer) mac(purpose, text string) []byte {
 	h := hmac.New(sha256.New, s.key)
 	h.Write([]byte(purpose + "\x00" + text))
@@ -71,8 +71,8 @@ func (s signer) sign(purpose string, claim any) (string, error) {
 	return text + "." + base64.RawURLEncoding.EncodeToString(s.mac(purpose, text)), nil
 }
 
-// open reads what was signed into claim; false if it wasn't by this key, or for another
-// purpose.
+// open decodes a signature into claim. It returns false unless this key made the signature
+// for this purpose.
 func (s signer) open(purpose, signature string, claim any) bool {
 	text, sum, _ := strings.Cut(signature, ".")
 	mac, err := base64.RawURLEncoding.Strict().DecodeString(sum)
@@ -83,7 +83,7 @@ func (s signer) open(purpose, signature string, claim any) bool {
 	return err == nil && json.Unmarshal(b, claim) == nil
 }
 
-// opened reads what the request's address allows.
+// opened decodes the signature in the request's path into claim.
 func (s signer) opened(r *http.Request, purpose string, claim any) error {
 	if !s.open(purpose, httprouter.ParamsFromContext(r.Context()).ByName("signature"), claim) {
 		return &proxy.Fault{Status: http.StatusForbidden, Code: "url_invalid", Title: "Invalid address",
@@ -98,7 +98,8 @@ func expiredURL(what string, cause error) error {
 		Detail: "the time of this address is over, or the " + what + " that it was for is gone", Cause: cause}
 }
 
-// expiry is when what is signed now ends: in whole seconds, rounded up.
+// expiry returns when a URL that is signed now expires, in whole seconds, rounded up. A nil
+// wanted is an hour.
 func expiry(wanted *apitype.Duration) (time.Time, error) {
 	ttl := defaultURLTTL
 	if wanted != nil {
@@ -167,7 +168,7 @@ func (a *api) signedPort(w http.ResponseWriter, r *http.Request) error {
 	}
 	to := a.portOptions(access, c.Port, r, 3)
 	to.Signed = true
-	ctx, cancel := context.WithDeadline(r.Context(), time.Unix(c.Expires, 0)) // also what goes on by then
+	ctx, cancel := context.WithDeadline(r.Context(), time.Unix(c.Expires, 0)) // ends a request under way
 	defer cancel()
 	err = to.Serve(w, r.WithContext(ctx))
 	if err != nil && ctx.Err() != nil && r.Context().Err() == nil {
@@ -176,8 +177,8 @@ func (a *api) signedPort(w http.ResponseWriter, r *http.Request) error {
 	return err
 }
 
-// preflight lets the port's own pages ask: to the browser, which gave them an origin of
-// their own, they are strangers here.
+// preflight answers a CORS preflight of the port's own pages. The browser gives these pages an
+// opaque origin, so it takes their requests for cross-origin ones.
 func preflight(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Access-Control-Allow-Origin", "null")

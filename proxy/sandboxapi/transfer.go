@@ -59,8 +59,8 @@ type download struct {
 
 var errNotModified = errors.New("the caller has it already")
 
-// open makes the header, which goes out with the first bytes: until then, an error can
-// still be answered.
+// open sets the answer's header, which goes out with the first bytes. Until then, an error
+// can still be answered.
 func (d *download) open(info runtime.FileInfo) error {
 	h := d.Header()
 	etag := fmt.Sprintf(`W/"%x-%x"`, info.ModTime.UnixNano(), info.Size)
@@ -77,7 +77,7 @@ func (d *download) open(info runtime.FileInfo) error {
 		d.Status, d.left = http.StatusPartialContent, d.length
 		h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", d.offset, d.offset+d.length-1, info.Size))
 	case info.Size == 0:
-		d.left = -1 // those of /proc say so, too, and have something to tell
+		d.left = -1 // files in /proc have size 0 too, and still have content
 	default:
 		d.left = info.Size
 	}
@@ -94,7 +94,8 @@ func (d *download) shorter() error {
 	return &lifecycle.FileError{Path: d.name, Class: errdefs.ErrFailedPrecondition, Message: "it has just become shorter; try again"}
 }
 
-// Write sends no more than was announced.
+// Write sends no more bytes than the Content-Length. It fails with errEnough at that point, as
+// the file has grown.
 func (d *download) Write(b []byte) (int, error) {
 	if len(b) == 0 {
 		return 0, nil
@@ -113,8 +114,9 @@ func (d *download) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// end returns an error that can still be answered, and removes the file's header. Later it
-// breaks the answer off, so that no part is taken for the whole.
+// end returns an error that can still be answered, and removes the file's headers. Once the
+// answer has begun, an error breaks it off, so that the caller doesn't take a part for the
+// whole.
 func (d *download) end(err error) error {
 	switch {
 	case errors.Is(err, errNotModified):
@@ -148,7 +150,8 @@ func noneMatch(r *http.Request, etag string) bool {
 	return false
 }
 
-// attachment keeps a browser from showing what comes from a sandbox.
+// attachment returns a Content-Disposition with which a browser saves a sandbox's file instead
+// of showing it.
 func attachment(name string) string {
 	if v := mime.FormatMediaType("attachment", map[string]string{"filename": strings.ToValidUTF8(name, "\ufffd")}); v != "" {
 		return v
@@ -156,15 +159,15 @@ func attachment(name string) string {
 	return "attachment"
 }
 
-// byteRange is one range of bytes: from first to last, both included, or to the end if
-// last is less than 0; or the end, of last bytes.
+// byteRange is one range of bytes, from first to last inclusive. A last below 0 is the file's
+// end. If end is set, the range is the file's last bytes, of which there are last.
 type byteRange struct {
 	first, last int64
 	end         bool
 }
 
-// rangeOf reads the Range header. What the server needn't understand, it leaves: more
-// than one range, other units, and a condition, as the weak ETag can't meet one.
+// rangeOf reads the Range header. It ignores what a server may ignore: several ranges, other
+// units, and a range with If-Range, which a weak ETag never matches.
 func rangeOf(r *http.Request) (byteRange, bool) {
 	values := r.Header.Values("Range")
 	if len(values) != 1 || r.Header.Get("If-Range") != "" {
@@ -295,7 +298,7 @@ func (a *api) watchFiles(w http.ResponseWriter, r *http.Request, files *lifecycl
 	if s.Begun() && proxy.GoingDown(ctx) {
 		_ = s.SendEvent("", apitype.EventGoingDown, apitype.FileEvent{Type: apitype.EventGoingDown})
 	}
-	if err == nil { // whatever ended it, its follower must not take this for the end of all changes
+	if err == nil { // breaks the answer off, so that the follower doesn't expect no further changes
 		err = proxy.ErrGoingDown
 	}
 	return s.End(proxy.Explained(ctx, err))

@@ -10,11 +10,11 @@ import (
 	"github.com/bermhq/berm/proxy"
 )
 
-// maxUnused is how many bytes of a body are let through to a call that has none.
+// maxUnused bounds the body that skipBody ignores, in bytes.
 const maxUnused = 4 << 10
 
-// skipBody reads a body that means nothing to its end. Until that has come, net/http
-// doesn't look at the connection, and a call that takes long can't see its caller leave.
+// skipBody reads and drops the body of a call that has none. Until the body's end, net/http
+// doesn't watch the connection, so a long call wouldn't notice that its caller left.
 func skipBody(w http.ResponseWriter, r *http.Request) error {
 	if _, err := io.Copy(io.Discard, http.MaxBytesReader(w, r.Body, maxUnused)); err != nil {
 		return proxy.Unreadable("this call has no body; one of up to 4 KiB is ignored", err)
@@ -23,30 +23,31 @@ func skipBody(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// stall is for one read or write with a caller that doesn't go on.
+// stall bounds one read from or write to a caller.
 const stall = time.Minute
 
-// uploadPiece is how many bytes of what goes into storage have to come within one stall, of
-// the first of them within two: 1 KiB a second.
+// uploadPiece is how many bytes of an upload to storage must come within one stall: 1 KiB a
+// second. The first piece has two.
 const uploadPiece = 60 << 10
 
 // upload is a request's body whose every read has its own deadline.
 type upload struct {
 	r     io.Reader
 	rc    *http.ResponseController
-	last  bool      // request of its connection
+	last  bool      // the request is the last of its connection; see proxy.LastRequest
 	n     int64     // bytes that came
-	all   bool      // was read
+	all   bool      // the body was read to its end
 	err   error     // of a read; nil is none
-	late  bool      // err is that it didn't come in time
-	until time.Time // when what lets its sender in ends; zero: never
-	pace  *pace     // nil: it may come as slowly as it likes, as long as it comes
+	late  bool      // err is that of a deadline
+	until time.Time // when the signed URL of the request expires; zero: never
+	pace  *pace     // nil: any pace, as long as each read gets a byte within stall
 }
 
-// pace is what a sender may take. The time that its bytes are worked on isn't the sender's.
+// pace bounds how slowly a sender may send. It counts only the time of reads, not that in
+// which the server handles the bytes.
 type pace struct {
-	left  time.Duration // for the rest of the piece
-	piece int           // bytes of it that are there
+	left  time.Duration // for the rest of the current piece
+	piece int           // bytes of the piece that have come
 }
 
 func (p *pace) came(n int, took time.Duration) {
@@ -60,8 +61,8 @@ func newUpload(w http.ResponseWriter, r *http.Request) *upload {
 	return &upload{r: r.Body, rc: http.NewResponseController(w), last: proxy.LastRequest(r)}
 }
 
-// taking is a handler of what goes into storage, where room is kept for it: so it has a
-// pace. If its body can't be read to its end, that is the answer.
+// taking returns a handler of an upload to storage. The upload has a pace, since storage
+// reserves room for it. If h fails after a failed read, the error of the read is the answer.
 func taking(h func(w http.ResponseWriter, r *http.Request, body *upload) error) proxy.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		body := newUpload(w, r)
@@ -88,7 +89,7 @@ func (u *upload) Read(b []byte) (n int, err error) {
 	if over {
 		deadline = u.until
 	}
-	if !begun.Before(deadline) { // what the server has already could still be had
+	if !begun.Before(deadline) { // a read could still return bytes that the server has buffered
 		err = os.ErrDeadlineExceeded
 	} else {
 		_ = u.rc.SetReadDeadline(deadline) // an in-process reader has none
@@ -110,7 +111,7 @@ func (u *upload) Read(b []byte) (n int, err error) {
 	return n, err
 }
 
-// fault says why the body has no end.
+// fault returns the error of a read that failed. Over is that the deadline was the URL's expiry.
 func (u *upload) fault(over bool, cause error) error {
 	if u.late && over {
 		return expiredFileURL(cause)
@@ -121,7 +122,7 @@ func (u *upload) fault(over bool, cause error) error {
 	return proxy.Unreadable("the body could not be read to its end", cause)
 }
 
-// done gives the sender a moment to send the rest, unless it was late already.
+// done gives the sender a moment to send the rest of the body, unless it was late.
 func (u *upload) done() {
 	switch {
 	case u.all:

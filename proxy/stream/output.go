@@ -18,7 +18,8 @@ import (
 
 const maxEvent = 64 << 10 // bytes of output in one event or message
 
-// Source is what can be followed: a lifecycle.Stream. Its chunks end between characters.
+// Source is output to follow, and the input beside it: a lifecycle.Stream. Its chunks end
+// between characters.
 type Source interface {
 	Next() (runtime.Chunk, error)
 	io.Writer
@@ -26,13 +27,13 @@ type Source interface {
 	io.Closer
 }
 
-// Output is a source, and what there is to say of it.
+// Output is a source, and what Follow has to know of it.
 type Output struct {
 	Source
-	Start apitype.StreamEvent // the first event; Seq is after which place the output begins
-	Exit  func() apitype.Exit // once Next has said io.EOF
-	Kill  func()              // called when the caller goes away; nil lets it run on
-	Until *int64              // ends the stream there, without an exit; nil is at its end
+	Start apitype.StreamEvent // the first event; the output begins after its Seq
+	Exit  func() apitype.Exit // called once Next has returned io.EOF
+	Kill  func()              // called when the caller goes away; nil lets the command run on
+	Until *int64              // the seq at which the stream ends without an exit; nil follows the output to its end
 }
 
 // Options are how a stream looks.
@@ -42,12 +43,12 @@ type Options struct {
 	Heartbeat time.Duration // after how much silence it says that it lives
 }
 
-// Follow answers the output, event by event, and closes it. Output goes out as soon as it
-// is there. Output that piles up while the caller reads goes out in larger events, and a
-// full batch makes the source wait.
+// Follow answers with the output, event by event, and closes the source. It sends output at
+// once, and gathers output that comes during a write into larger events. A full batch makes
+// the source wait. If the stream breaks off, Follow panics with http.ErrAbortHandler.
 func Follow(w http.ResponseWriter, r *http.Request, out Output, opts Options) error {
 	ctx := r.Context()
-	if out.Kill == nil { // it can be taken up again, so it need not hold up a server that goes down
+	if out.Kill == nil { // the caller can resume the stream, so the stream need not delay a drain
 		var stop context.CancelFunc
 		ctx, stop = proxy.UntilDrain(ctx)
 		defer stop()
@@ -62,7 +63,7 @@ func Follow(w http.ResponseWriter, r *http.Request, out Output, opts Options) er
 	if err == nil {
 		return nil
 	}
-	if errors.Is(err, proxy.ErrGoingDown) { // said, and broken off all the same
+	if errors.Is(err, proxy.ErrGoingDown) { // the answer is broken off after this event all the same
 		_ = e.last(&apitype.StreamEvent{Event: apitype.EventGoingDown})
 	}
 	if out.Kill != nil {
@@ -106,7 +107,7 @@ func (e *eventWriter) copy(ctx context.Context, p *pump, out Output) error {
 			case errors.Is(end, io.EOF):
 				x := out.Exit()
 				return e.last(&apitype.StreamEvent{Event: apitype.EventExit, Exit: &x})
-			case errdefs.IsAborted(end): // said in words, or the two would take turns for ever
+			case errdefs.IsAborted(end): // without this event, two followers would take over from each other for ever
 				return e.last(&apitype.StreamEvent{Event: apitype.EventTakenOver})
 			case end != nil:
 				return errors.Join(end, e.Flush())
@@ -148,7 +149,7 @@ func streamName(stderr bool) string {
 	return apitype.EventStdout
 }
 
-// last writes the event after which there is none.
+// last writes the final event and flushes.
 func (e *eventWriter) last(ev *apitype.StreamEvent) error {
 	if err := e.event(ev); err != nil {
 		return err

@@ -11,14 +11,14 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// Place is how much of the output was sent in lines, in bytes, by stream: stdout first. The two
-// differ while one stream waits for the rest of a line.
+// Place is a place in the output for each stream, stdout first: the seq up to which that stream
+// was sent. The two differ while one stream waits for the rest of a line.
 type Place [2]int64
 
 // Anywhere is the place of a caller who takes all output that is kept.
 var Anywhere = Place{-1, -1}
 
-// Seq is the place before which everything was sent.
+// Seq returns the seq up to which both streams were sent.
 func (p Place) Seq() int64 { return min(p[0], p[1]) }
 
 // one fails unless the place is the same in both streams.
@@ -29,7 +29,7 @@ func (p Place) one() error {
 	return nil
 }
 
-// String is what After reads.
+// String writes the place in the form that a request's parameter after has.
 func (p Place) String() string {
 	if p[0] == p[1] {
 		return strconv.FormatInt(p[0], 10)
@@ -37,7 +37,7 @@ func (p Place) String() string {
 	return fmt.Sprintf("%d,%d", p[0], p[1])
 }
 
-// fresh cuts what was sent off a chunk. The rest may be empty.
+// fresh cuts bytes that were sent already off the front of a chunk. The rest may be empty.
 func (p Place) fresh(c runtime.Chunk) runtime.Chunk {
 	told := p[streamOf(c)]
 	c.Data = c.Data[max(0, int64(len(c.Data))-max(0, c.Seq-told)):]
@@ -61,7 +61,7 @@ func After(r *http.Request, q url.Values) (int64, error) {
 	return p.Seq(), err
 }
 
-// after is After for lines, whose two streams may have come to different places.
+// after is After for attachments in lines, where the places of the two streams may differ.
 func after(r *http.Request, q url.Values) (Place, error) {
 	field, s := "after", q.Get("after")
 	if id := r.Header.Get("Last-Event-ID"); id != "" {

@@ -10,19 +10,20 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// Bounds of a batch, which piles up while a caller reads.
+// Bounds of a batch, which grows while a write to the caller is under way.
 const (
 	maxBatch  = 256 << 10 // bytes
 	maxPieces = 1024      // each of which becomes an event
 )
 
-// batch is output that came since the last one was taken.
+// batch is the output that came since the last batch was taken.
 type batch struct {
 	pieces []runtime.Chunk // in order; no two neighbours could be one
 	size   int             // bytes in them
 }
 
-// add takes a copy of a chunk, as part of the last piece if they go together.
+// add copies a chunk into the batch. It extends the last piece if that is of the same stream
+// and has room.
 func (b *batch) add(c runtime.Chunk) {
 	for {
 		n := min(len(c.Data), maxEvent)
@@ -71,7 +72,8 @@ func startPump(src Source) *pump {
 // errPanic ends the output of a source that panicked.
 var errPanic = errors.New("panic")
 
-// put adds a chunk, or the source's error, when there is room. False is to stop.
+// put waits for room and adds a chunk, or the source's error. It returns false if the reader
+// must stop.
 func (p *pump) put(c runtime.Chunk, err error) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -116,10 +118,10 @@ func (p *pump) stop() {
 	p.reading.Wait()
 }
 
-// Text decodes UTF-8 that comes in parts. It replaces what isn't UTF-8.
+// Text decodes UTF-8 that comes in parts. It replaces invalid bytes by U+FFFD.
 type Text struct{ held []byte }
 
-// Add returns the whole characters there are.
+// Add returns the characters that b completes, and holds back an incomplete one.
 func (t *Text) Add(b []byte) string {
 	if len(t.held) > 0 {
 		b = append(t.held, b...)

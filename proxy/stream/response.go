@@ -1,6 +1,5 @@
-// Package stream sends answers that go out as they are made: bytes, lines of JSON,
-// server-sent events, and the messages of a WebSocket. It follows the output of commands
-// and processes in these forms.
+// Package stream sends answers piece by piece: as bytes, lines of JSON, server-sent events, or
+// the messages of a WebSocket. It streams the output of commands and processes in these forms.
 package stream
 
 import (
@@ -26,8 +25,8 @@ const (
 	lastWrite = time.Second // for a write under way when the server goes down
 )
 
-// Accepted returns which of the forms the caller accepts before the others, or "" if it
-// accepts none.
+// Accepted returns the first of the forms in the request's Accept header, or "" if it has
+// none of them. It ignores quality values.
 func Accepted(r *http.Request, forms ...string) string {
 	for _, v := range r.Header.Values("Accept") {
 		for part := range strings.SplitSeq(v, ",") {
@@ -40,8 +39,9 @@ func Accepted(r *http.Request, forms ...string) string {
 	return ""
 }
 
-// Response is an answer that begins with its first write: until then, an error can still
-// be answered. Each write has a minute. A Response is safe for many goroutines.
+// Response is an answer whose header goes out with the first write. Until then, the handler
+// can still answer an error. Each write may take a minute. A Response is safe for many
+// goroutines.
 type Response struct {
 	Status int // 0 is 200; set it before the first write
 
@@ -66,7 +66,8 @@ func NewResponse(w http.ResponseWriter, header ...string) *Response {
 // Header is that of the answer.
 func (s *Response) Header() http.Header { return s.w.Header() }
 
-// Until bounds all writes to a second once ctx ends, the one under way included.
+// Until gives all further writes one second together once ctx ends, including a write under
+// way. Stop undoes it.
 func (s *Response) Until(ctx context.Context) (stop func() bool) {
 	return context.AfterFunc(ctx, s.within.last)
 }
@@ -99,7 +100,7 @@ func (s *Response) Begun() bool {
 	return s.begun
 }
 
-// Write fails for good when the caller is gone.
+// Write writes b. After the first error, it fails with that error for good.
 func (s *Response) Write(b []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,8 +146,9 @@ func (s *Response) Send(b []byte) error {
 	return s.flush()
 }
 
-// End returns an error that can still be answered. Once the answer has begun, an error
-// breaks it off, so that no part is taken for the whole.
+// End ends the answer. If the answer hasn't begun, End returns err, which can still be
+// answered. Otherwise an error breaks the connection off, so that the caller doesn't take a
+// part for the whole: End panics with http.ErrAbortHandler.
 func (s *Response) End(err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -161,8 +163,8 @@ func (s *Response) End(err error) error {
 	return nil
 }
 
-// deadline is that of writes to a caller that may not read: a minute for each, and once
-// the stream is to end, a moment for all that is left.
+// deadline sets the deadlines of writes: a minute for each, and after last one second for all
+// that are left.
 type deadline struct {
 	rc    *http.ResponseController
 	mu    sync.Mutex
@@ -177,7 +179,7 @@ func (d *deadline) next() {
 	}
 }
 
-// last is also for the write that is under way.
+// last sets the final deadline. It also holds for a write under way.
 func (d *deadline) last() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -197,8 +199,8 @@ func NewEvents(w http.ResponseWriter, form string, header ...string) *Events {
 	return &Events{Response: NewResponse(w, append([]string{"Content-Type", form}, header...)...), form: form}
 }
 
-// Event writes an event. Lines have neither its ID nor its name; SSE leaves out an empty
-// ID.
+// Event writes an event with v as JSON. In the form NDJSON it leaves out ID and name, and in
+// the form SSE an empty ID.
 func (s *Events) Event(id, name string, v any) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -229,7 +231,7 @@ func (s *Events) SendEvent(id, name string, v any) error {
 	return s.Flush()
 }
 
-// Beat shows that a stream of SSE lives, with a comment.
+// Beat sends a comment of SSE as a heartbeat.
 func (s *Events) Beat() error { return s.Send([]byte(": heartbeat\n\n")) }
 
 // BeatUntil beats every so often until ctx ends or the caller is gone.
@@ -248,7 +250,8 @@ func (s *Events) BeatUntil(ctx context.Context, every time.Duration) {
 	}
 }
 
-// word lets no name through that could begin another line.
+// word returns s if it has only lower-case letters and underscores, or else "unknown". A name
+// with a line's end could forge another field of the event.
 func word(s string) string {
 	for _, r := range s {
 		if (r < 'a' || r > 'z') && r != '_' {

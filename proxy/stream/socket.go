@@ -23,10 +23,10 @@ import (
 
 const (
 	maxMessage = 1 << 20          // bytes of a message that comes in
-	maxControl = 4 << 10          // bytes of one that is no input
-	pongStall  = 15 * time.Second // for the answer to a ping; two are let go
+	maxControl = 4 << 10          // bytes of a message that isn't input
+	pongStall  = 15 * time.Second // for the answer to a ping; the second one missed in a row ends the attachment
 
-	// statusTakenOver closes an attachment in whose place another one has come.
+	// statusTakenOver is the close status of an attachment that another one has taken over.
 	statusTakenOver = websocket.StatusCode(4001)
 )
 
@@ -42,7 +42,8 @@ type Attachable struct {
 	Resize func(ctx context.Context, size apitype.ResizeRequest) error
 }
 
-// Attach connects a WebSocket until one of both ends. It pings the caller every so often.
+// Attach connects a WebSocket to a process until one of them ends. It pings the caller at the
+// interval ping.
 func Attach(w http.ResponseWriter, r *http.Request, to Attachable, ping time.Duration) error {
 	q := r.URL.Query()
 	lines := false
@@ -83,8 +84,8 @@ func Attach(w http.ResponseWriter, r *http.Request, to Attachable, ping time.Dur
 	return nil
 }
 
-// wantsWebSocket reports whether a handshake can succeed. An attachment takes the place of
-// another one before its handshake.
+// wantsWebSocket reports whether a handshake can succeed. Attach asks before it opens the
+// source: that may already take over from another attachment.
 func wantsWebSocket(r *http.Request) bool {
 	has := func(name, token string) bool { return httpguts.HeaderValuesContainsToken(r.Header.Values(name), token) }
 	return r.ProtoMajor == 1 && r.ProtoAtLeast(1, 1) && has("Connection", "upgrade") && has("Upgrade", "websocket") &&
@@ -99,7 +100,7 @@ type socket struct {
 	lines bool
 	from  Place
 	buf   bytes.Buffer // of the message that goes out
-	// busy is true while input waits for its process: no pong can be read then.
+	// busy is true while input waits for the process to read. No pong can be read then.
 	busy atomic.Bool
 }
 
@@ -111,7 +112,7 @@ func (at *socket) run(ctx context.Context, beat time.Duration, end func() apityp
 	at.c.SetReadLimit(maxMessage)
 	all := proxy.Tasks{Abort: func() { cancel(errPanic) }}
 	defer all.Wait()
-	// Next and Write end when the source is closed, and reading when the connection is.
+	// Closing the source ends its Next and Write. Closing the connection ends reads from it.
 	defer context.AfterFunc(ctx, func() { _ = at.src.Close() })()
 	all.Go(func() { cancel(at.input(ctx)) })
 	all.Go(func() { cancel(at.ping(ctx, beat)) })
@@ -241,7 +242,7 @@ func (at *socket) sendJSON(ctx context.Context, v any) error {
 	return at.send(ctx, websocket.MessageText, b)
 }
 
-// send sends a message. A caller who doesn't read blocks the process, and loses the
+// send sends a message. A caller that doesn't read blocks the process, and loses the
 // connection after a minute.
 func (at *socket) send(ctx context.Context, t websocket.MessageType, b []byte) error {
 	out, cancel := outlasting(ctx, stall)
@@ -252,11 +253,11 @@ func (at *socket) send(ctx context.Context, t websocket.MessageType, b []byte) e
 	return nil
 }
 
-// input passes on what comes in, until the connection ends.
+// input handles the caller's messages until the connection ends.
 func (at *socket) input(ctx context.Context) error {
 	buf := make([]byte, 32<<10)
 	for {
-		// Not under ctx, whose end would break off the connection without a word.
+		// If the read ended with ctx, the connection would close without a close frame.
 		t, r, err := at.c.Reader(context.WithoutCancel(ctx))
 		if err != nil {
 			return errCallerGone
@@ -284,7 +285,8 @@ func (at *socket) input(ctx context.Context) error {
 	}
 }
 
-// pass passes a message on as input. Once the process takes no more, it drops the rest.
+// pass writes a message to the process's input. Once a write has failed, it drops the rest of
+// the message. Refused is the error of that write, err that of reading the message.
 func (at *socket) pass(r io.Reader, buf []byte) (refused, err error) {
 	write := func(b []byte) {
 		if refused == nil {
@@ -311,7 +313,8 @@ func (at *socket) pass(r io.Reader, buf []byte) (refused, err error) {
 	return refused, nil
 }
 
-// control does what a text message asks for.
+// control carries out a text message. Refused is an error that the caller is told, err that of
+// reading the message.
 func (at *socket) control(ctx context.Context, r io.Reader) (refused, err error) {
 	b, err := io.ReadAll(io.LimitReader(r, maxControl+1))
 	if err != nil {

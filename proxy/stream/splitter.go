@@ -6,13 +6,13 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// splitter cuts the output of the two streams into lines. It holds back what is none yet, by
-// stream, and knows how much was sent.
+// splitter cuts the output of the two streams into lines. For each stream it holds back an
+// incomplete line, and tracks how much was sent.
 type splitter struct {
 	told Place // sent by an earlier stream
 	last int64 // output was read up to here
 	held [2][]byte
-	from [2]int64 // after which the held bytes begin
+	from [2]int64 // the seq after which the held bytes begin
 }
 
 // piece is a line of one stream, or a part of one.
@@ -23,7 +23,7 @@ type piece struct {
 	partial bool // cut without an end
 }
 
-// newSplitter returns a splitter that goes on after a place.
+// newSplitter returns a splitter that skips output which was sent before the place told.
 func newSplitter(told Place) *splitter {
 	if told == Anywhere {
 		return &splitter{}
@@ -61,7 +61,7 @@ func (s *splitter) feed(c runtime.Chunk, emit func(piece) error) error {
 	return nil
 }
 
-// rest emits what is held, though nothing completes it.
+// rest emits the held bytes of both streams as partial lines.
 func (s *splitter) rest(emit func(piece) error) error {
 	for i, data := range s.held {
 		if s.held[i] = nil; len(data) > 0 {
@@ -73,7 +73,7 @@ func (s *splitter) rest(emit func(piece) error) error {
 	return nil
 }
 
-// place is how much of the streams was sent.
+// place returns the place up to which each stream was sent.
 func (s *splitter) place() (at Place) {
 	for i := range at {
 		at[i] = max(s.last, s.told[i])
@@ -84,8 +84,9 @@ func (s *splitter) place() (at Place) {
 	return at
 }
 
-// cutLine returns the length of the first line of what is held, and of its end, which is
-// dropped. Both are 0 if there is none yet. A line that is too long is cut between characters.
+// cutLine returns the length of the first line of the held bytes, and that of its line end.
+// Both are 0 if there is no whole line yet. It cuts a line that is too long between
+// characters; then end is 0.
 func cutLine(held []byte) (n, end int) {
 	most := min(len(held), maxEvent)
 	if i := bytes.IndexByte(held[:most], '\n'); i >= 0 {
