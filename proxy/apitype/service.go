@@ -14,7 +14,7 @@ type Problem struct {
 	Differences []Difference `json:"differences,omitempty"` // with code sandbox_conflict
 	Reasons     []Reason     `json:"reasons,omitempty"`     // with codes policy_denied and validation
 	Result      *ExecResult  `json:"result,omitempty"`      // with code quota_exceeded, if the command ran
-	FirstSeq    *int64       `json:"first_seq,omitempty"`   // with code output_gone: output after it is kept; nil if not known
+	FirstSeq    *int64       `json:"first_seq,omitempty"`   // with code output_gone, if known: output after it is kept
 }
 
 // Difference is a field in which an existing sandbox differs from a request.

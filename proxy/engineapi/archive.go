@@ -24,9 +24,9 @@ import (
 
 const tarBlock = 512
 
-// withArchive serves a call for a path inside a container of the caller's. Nothing starts meanwhile
-// that could change what the engine mounts for the call, which it does also if the container
-// runs. The container's binds are held.
+// withArchive serves a call for a path inside a container of the caller's. The engine mounts the
+// container's volumes and binds for such a call, even if the container runs. withArchive holds
+// the binds, and keeps starts away that could change these mounts.
 func withArchive(c *call, id string, serve func(a upstream.Ask, ct *container.InspectResponse) error) error {
 	name := c.query.Get("path")
 	if name == "" || len(name) > maxTarName || !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl) {
@@ -37,7 +37,7 @@ func withArchive(c *call, id string, serve func(a upstream.Ask, ct *container.In
 		return err
 	}
 	if hasBinds(ct.Mounts) {
-		over, err := c.startLocks.Lock(c.ctx, id) // before quiet, as a start does
+		over, err := c.startLocks.Lock(c.ctx, id) // before the claim of mounts, in the order of a start
 		if err != nil {
 			return err
 		}
@@ -62,17 +62,17 @@ func getArchive(c *call, a upstream.Ask, id string) error {
 	return transfer(c, id, func(io.Reader) error { return statArchive(c, a, id) })
 }
 
-// exportContainer needs no quiet: for an export, and for a commit, the engine mounts the
-// container's root alone.
+// exportContainer exports a container without quietly. For an export or a commit, the engine
+// mounts only the container's root.
 func exportContainer(c *call, a upstream.Ask, id string) error {
 	return transfer(c, id, func(io.Reader) error {
 		return c.forward(a, false)
 	})
 }
 
-// putArchive gives the engine an archive of Berm's own writing. It is plain, as some
-// engines unpack compressed ones by programs that they find in the container: Berm
-// decompresses them. Entries before a refused one may have been unpacked.
+// putArchive unpacks an archive in a container. It decompresses the archive and writes it anew
+// for the engine: some engines decompress by programs that they find in the container. Entries
+// before a refused one may have been unpacked.
 func putArchive(c *call, _ upstream.Ask, id string) error {
 	return transfer(c, id, func(r io.Reader) error {
 		return withArchive(c, id, func(a upstream.Ask, ct *container.InspectResponse) error {
@@ -106,8 +106,9 @@ func putArchive(c *call, _ upstream.Ask, id string) error {
 	})
 }
 
-// plainWriter refuses to write what begins as a compressed archive. The name of a file is
-// where an archive begins, and it is the caller's: the engine would unpack what was never judged.
+// plainWriter refuses an archive that begins like a compressed one. A plain archive begins with
+// the name of its first file, which the caller chooses. The engine would decompress and unpack
+// something that Berm never judged.
 type plainWriter struct {
 	io.Writer
 	begun bool

@@ -29,7 +29,7 @@ type call struct {
 	socket  string // the path at which it came in; empty over TCP
 	rules   *policy.Policy
 	route   *route
-	version upstream.Version // what the engine is spoken to in
+	version upstream.Version // of the API, in which the engine is asked
 	name    string           // the name in the path, as the client has it
 	query   url.Values       // only parameters that the route knows
 	passed  url.Values       // those of them that were checked, as the engine gets them
@@ -38,19 +38,19 @@ type call struct {
 	objects      []string        // IDs of what the call was about, for the audit log
 	reasons      []policy.Reason // what the policy denied, in mode audit as well
 	written      bool            // the decision is in the audit log already
-	closeMessage *closeMessage   // what is said when the server's end breaks the answer off; nil is nothing
+	closeMessage *closeMessage   // sent when the server breaks the answer off; nil sends nothing
 
-	concealed *strings.Replacer // of the paths at which binds are held; nil is none
+	concealed *strings.Replacer // of paths of held binds in errors; nil is none
 
 	mine map[string]string // the images of the caller's containers, by ID; nil until they are looked up
 
-	leaves []func() // what is given back at the call's end, the last first
+	leaves []func() // called at the call's end, the last first
 
 	unconfined bool // the caller may not work in the container that was looked up last; see bars
 }
 
-// untilDrain has a call that its caller can make again end as soon as the server takes no
-// more calls, rather than hold that up.
+// untilDrain makes the call end as soon as the server begins to drain. It is for calls that the
+// client can repeat.
 func (c *call) untilDrain() (stop context.CancelFunc) {
 	c.ctx, stop = proxy.UntilDrain(c.ctx)
 	return stop
@@ -64,11 +64,11 @@ func (c *call) untilEnd(leave func(), err error) error {
 	return err
 }
 
-// about notes which object a call works on.
+// about adds the IDs of objects that the call works on.
 func (c *call) about(ids ...string) { c.objects = append(c.objects, ids...) }
 
-// allow asks whether what the policy says lets the call go on. In mode audit it always
-// does, and what would have been denied is written down.
+// allow denies the call if there are reasons against it. In mode audit it always lets the call
+// go on, and only keeps the reasons for the audit log.
 func (c *call) allow(reasons []policy.Reason) error {
 	if len(reasons) == 0 {
 		return nil
@@ -80,7 +80,7 @@ func (c *call) allow(reasons []policy.Reason) error {
 	return &policy.DeniedError{Reasons: reasons}
 }
 
-// profile is what the policy says of the caller in particular.
+// profile returns the caller's profile.
 func (c *call) profile() (policy.Profile, error) {
 	p, ok := c.rules.Profile(c.caller.Profile)
 	if !ok {
@@ -89,7 +89,7 @@ func (c *call) profile() (policy.Profile, error) {
 	return p, nil
 }
 
-// judged is allow for an error of the policy's; others are given back.
+// judged is allow for a denial of the policy. It returns any other error as it is.
 func (c *call) judged(err error) error {
 	if d, ok := errors.AsType[*policy.DeniedError](err); ok {
 		return c.allow(d.Reasons)
@@ -97,8 +97,7 @@ func (c *call) judged(err error) error {
 	return err
 }
 
-// operation asks whether the caller's profile allows one of the things that can be
-// switched off.
+// operation fails unless the caller's profile allows an operation that it can switch off.
 func (c *call) operation(op string) error { return c.judged(c.rules.Operation(c.caller.Profile, op)) }
 
 // passed are the headers of the engine's answers that callers get to see.
@@ -112,13 +111,13 @@ const answerTime = 2 * time.Minute
 
 var buffers = sync.Pool{New: func() any { b := make([]byte, upstream.BufferSize); return &b }}
 
-// ask makes the request to the engine that the call's own stands for, by default with
-// its method and in its version, and gives its answer.
+// ask sends a request to the engine and returns the answer. A request without a method or a
+// version takes those of the call.
 func (c *call) ask(a upstream.Ask) (*http.Response, error) {
 	return c.engine.Send(c.ctx, c.completed(a))
 }
 
-// open is ask for an answer that is no error.
+// open is ask, except that a status of 300 or more is an error.
 func (c *call) open(a upstream.Ask) (*http.Response, error) {
 	return c.engine.Open(c.ctx, c.completed(a))
 }
@@ -131,8 +130,8 @@ func (c *call) completed(a upstream.Ask) upstream.Ask {
 	return a
 }
 
-// forward asks the engine and relays what it answers, whatever that is. Stream says
-// that every piece of it is to be passed on at once, for as long as it takes.
+// forward asks the engine and relays its answer. With stream, it flushes each piece at once, and
+// the answer may take any time.
 func (c *call) forward(a upstream.Ask, stream bool) error {
 	if stream {
 		if err := c.untilEnd(c.enter("streams", maxStreams)); err != nil {
@@ -152,7 +151,7 @@ func (c *call) relay(resp *http.Response, stream bool) error {
 		return upstream.Failure(resp)
 	}
 	defer func() { _ = resp.Body.Close() }()
-	c.close(nil) // now, as the answer may go on for days
+	c.close(nil) // writes the audit log now, as the answer may go on for days
 	c.head(resp)
 	if stream {
 		_ = http.NewResponseController(c.w).Flush()
@@ -174,9 +173,9 @@ func (c *call) head(resp *http.Response) {
 	c.w.WriteHeader(resp.StatusCode)
 }
 
-// copy passes a body on. An answer that the engine breaks off is broken off here too,
-// so that nobody takes a part for the whole; so is one that the server's end breaks off.
-// Where the stream has a form for it, the caller is told why.
+// copy copies a body to the caller. If the engine or the server's drain breaks the answer off,
+// copy breaks it off for the caller too, so that nobody takes a part for the whole. Before that,
+// it sends the reason if the stream's format allows one.
 func (c *call) copy(body io.Reader, stream bool) {
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
@@ -185,7 +184,7 @@ func (c *call) copy(body io.Reader, stream bool) {
 	for {
 		n, err := body.Read(*buf)
 		if n > 0 {
-			if !stream && c.ctx.Err() == nil { // whose end sets another
+			if !stream && c.ctx.Err() == nil { // after ctx ends, the deadline is that of hurry
 				_ = flusher.SetWriteDeadline(time.Now().Add(answerTime))
 			}
 			if _, werr := c.w.Write((*buf)[:n]); werr != nil {
@@ -212,8 +211,8 @@ func (c *call) copy(body io.Reader, stream bool) {
 	}
 }
 
-// hurry breaks the answer to a caller that doesn't read off a moment after the call's end,
-// until stop.
+// hurry makes writes to a caller that doesn't read fail a moment after the call's context ends,
+// until stop is called.
 func (c *call) hurry() (stop func() bool) {
 	conn, grace := http.NewResponseController(c.w), c.hangupGrace
 	return context.AfterFunc(c.ctx, func() {
@@ -221,7 +220,7 @@ func (c *call) hurry() (stop func() bool) {
 	})
 }
 
-// answer gives the caller JSON of Berm's own.
+// answer answers v as JSON.
 func (c *call) answer(status int, v any) error {
 	body, ok := v.(json.RawMessage)
 	if !ok {
@@ -245,7 +244,7 @@ func (c *call) answer(status int, v any) error {
 	return nil
 }
 
-// status answers without a body, as the engine does to some calls.
+// status answers without a body.
 func (c *call) status(status int) error {
 	c.w.Header().Set("Api-Version", c.version.String())
 	c.w.WriteHeader(status)
@@ -260,13 +259,13 @@ func (c *call) say(part []byte) {
 	_ = http.NewResponseController(c.w).Flush()
 }
 
-// denied is a refusal that isn't the policy's but the proxy's own.
+// denied returns a denial by a rule of the proxy's own.
 func denied(rule, field, message, allowed string) error {
 	return &policy.DeniedError{Reasons: []policy.Reason{{Rule: rule, Field: field, Allowed: allowed, Message: message}}}
 }
 
-// notFound is what the engine says of what isn't there, and the proxy of what is
-// somebody else's.
+// notFound returns the fault of a missing object. The proxy also answers it for an object of
+// another caller.
 func notFound(message string) error {
 	return &proxy.Fault{Status: http.StatusNotFound, Code: codeMissing, Title: "Not found", Detail: message}
 }
@@ -286,7 +285,7 @@ func conflict(message string) error {
 // fail answers an error as the engine does.
 func fail(w http.ResponseWriter, _ *http.Request, f proxy.Fault) {
 	message := cmp.Or(denial(f.Reasons), f.Detail)
-	if f.Code == "backend_unavailable" { // clients take it for the engine's own words
+	if f.Code == "backend_unavailable" { // clients would take the message for the engine's
 		message = "berm: " + message
 	}
 	if f.Code == "policy_denied" || f.Status == http.StatusMisdirectedRequest {
@@ -298,8 +297,8 @@ func fail(w http.ResponseWriter, _ *http.Request, f proxy.Fault) {
 	_ = proxy.WriteJSON(w, f.Status, "application/json", map[string]string{"message": message}) // a text can be encoded
 }
 
-// denial says in one line what was refused, by which rule, and what would be allowed. It is empty
-// without reasons.
+// denial writes the reasons in one line: what was refused, by which rule, and what would be
+// allowed. It returns "" without reasons.
 func denial(reasons []policy.Reason) string {
 	if len(reasons) == 0 {
 		return ""

@@ -403,9 +403,10 @@ func askedMounts(c *call, p *plan) ([]mount.Mount, error) {
 	return list, nil
 }
 
-// bars reports whether the caller may not work in a container of its tenant with these labels:
-// one that was denied, and made in mode audit, or whose socket serves as another caller. Open
-// says that every caller of the tenant may.
+// bars reports whether the caller may not work in a container of its tenant with these labels.
+// That is so if the policy denied the container and it was created in mode audit, or if its
+// socket serves under another caller's name. Open reports whether every caller of the tenant may
+// work in it.
 func bars(c *call, labels map[string]string) (barred, open bool) {
 	e, ok := effectiveOf(labels)
 	if !ok || e.Audit {
@@ -414,8 +415,8 @@ func bars(c *call, labels map[string]string) (barred, open bool) {
 	return e.hasSocket() && madeBy(labels) != socketCaller(c.caller), !e.hasSocket()
 }
 
-// refuseUnconfined refuses to work in a container to those whom bars is about and the policy
-// binds. It goes by the container that was looked up last.
+// refuseUnconfined refuses a call that bars forbids for the container that was looked up last.
+// A caller in mode audit may go on.
 func refuseUnconfined(c *call) error {
 	if !c.unconfined {
 		return nil

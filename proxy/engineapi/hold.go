@@ -25,20 +25,20 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
-// effective is what a container was allowed, and what of it is held.
+// effective is the spec that a container was allowed, and its held mounts.
 type effective struct {
 	body.Granted
-	held []mountpin.Pinned // as they are held; nil if they aren't
+	held []mountpin.Pinned // the mounts to verify; nil if the binds aren't held
 }
 
-// effectiveOf decodes what a container was allowed from its labels. Ok is false if they
-// don't say.
+// effectiveOf decodes the spec that a container was allowed from its labels. Ok is false if
+// they have none.
 func effectiveOf(labels map[string]string) (e effective, ok bool) {
 	err := json.Unmarshal([]byte(labels[lifecycle.LabelEffective]), &e)
 	return e, err == nil
 }
 
-// allowed is effectiveOf. It refuses a container that doesn't say.
+// allowed is effectiveOf for an inspected container. It refuses one whose labels have no spec.
 func allowed(ct *container.InspectResponse) (effective, error) {
 	e, ok := effectiveOf(ct.Config.Labels)
 	if !ok {
@@ -47,22 +47,25 @@ func allowed(ct *container.InspectResponse) (effective, error) {
 	return e, nil
 }
 
-// hasSocket reports whether the container has a socket of Berm's in the engine's stead.
+// hasSocket reports whether the container mounts one of Berm's sockets in place of the
+// engine's.
 func (e *effective) hasSocket() bool {
 	return slices.ContainsFunc(e.Binds, func(b policy.Mount) bool { return b.Socket })
 }
 
-// socketCaller returns the caller as whom the sockets of c's containers serve.
+// socketCaller returns the caller under whose name the sockets in c's containers serve.
 func socketCaller(c Caller) Caller {
 	return Caller{Name: c.Name, Tenant: c.Tenant, Profile: cmp.Or(c.Profile, "default")}
 }
 
-// madeBy returns the caller that made a container, as whom its socket serves.
+// madeBy returns the caller that made a container. The container's socket serves under the
+// name of that caller.
 func madeBy(labels map[string]string) Caller {
 	return Caller{Name: labels[lifecycle.LabelCaller], Tenant: labels[lifecycle.LabelTenant], Profile: labels[lifecycle.LabelProfile]}
 }
 
-// toHold returns the binds as they are to be held, with the paths of Berm's sockets.
+// toHold returns the binds to hold. It replaces the source of a socket by the path of Berm's
+// socket.
 func toHold(c *call, e *effective, ct *container.InspectResponse, holder lifecycle.Holder) ([]policy.Mount, error) {
 	if !e.hasSocket() {
 		return e.Binds, nil
@@ -85,8 +88,9 @@ func toHold(c *call, e *effective, ct *container.InspectResponse, holder lifecyc
 }
 
 // holdBinds holds the sources of the container's binds until release, at the paths that the
-// engine's configuration names. It sets e.sources to these paths. A nil ct is a container
-// that is being made. The caller has the container's turn, so that no name is held twice.
+// engine's configuration names. It sets e.Sources to these paths. A nil ct is a container
+// that is being created. The caller holds the container's start lock, so that no name is held
+// twice.
 func holdBinds(c *call, e *effective, ct *container.InspectResponse) (release func(), err error) {
 	if len(e.Binds) == 0 || e.Audit {
 		return func() {}, nil
@@ -116,7 +120,7 @@ func holdBinds(c *call, e *effective, ct *container.InspectResponse) (release fu
 	var d *policy.DeniedError
 	switch {
 	case errors.As(err, &d) && ct != nil && holder == c.opts.Unheld && c.opts.Pins != nil && c.opts.Pins.Mode() == mountpin.ModeHeld:
-		return refuseHold(c, e, named, stale) // a new one is held
+		return refuseHold(c, e, named, stale) // a new container's binds would be held
 	case errors.As(err, &d):
 		d.Reasons[0].Field = "HostConfig.Mounts"
 		return refuseHold(c, e, named, err)
@@ -167,11 +171,11 @@ func holdBinds(c *call, e *effective, ct *container.InspectResponse) (release fu
 	return release, nil
 }
 
-// ruleNested is the rule of mounts whose target lies in that of a bind.
+// ruleNested is the rule for a mount whose target lies below the target of a bind.
 const ruleNested = "mounts.nested"
 
-// mountPoints makes the mount points of mounts that lie in held binds. The engine would follow
-// links on the way when it makes them.
+// mountPoints makes the mount points of mounts that lie in held binds. If the engine made them,
+// it would follow links on the way.
 func mountPoints(c *call, e *effective, nested []body.Nested) error {
 	for _, n := range nested {
 		if n.Rel == "" {
@@ -197,10 +201,10 @@ func mountPoints(c *call, e *effective, nested []body.Nested) error {
 	return nil
 }
 
-// refuseWriters refuses to start a container with mounts in a bind while another could write
-// to the bind: it could lead runc elsewhere by a link, which only its newer releases notice.
-// A process may have been passed a descriptor while the bind was shared, so each running
-// container of the tenant counts.
+// refuseWriters refuses to start a container with mounts in a bind while another container
+// could write to the bind. With a link, that one could redirect runc's mounts, which only newer
+// releases of runc notice. Every running container of the tenant counts: a process may have
+// received a file descriptor while the bind was shared.
 func refuseWriters(c *call, e effective, ct *container.InspectResponse) error {
 	if len(e.Nested()) == 0 {
 		return nil
@@ -217,7 +221,8 @@ func refuseWriters(c *call, e effective, ct *container.InspectResponse) error {
 		"a start while no other container of the tenant's runs, nor one that can write to the mounts, or runc 1.2.8, 1.3.3 or 1.4")
 }
 
-// refuseHold refuses to hold, which in mode audit leaves the binds as they are.
+// refuseHold refuses to hold the binds. In mode audit it logs the refusal, and the engine
+// mounts the paths in named.
 func refuseHold(c *call, e *effective, named []string, why error) (release func(), err error) {
 	e.Sources = named
 	return func() {}, c.judged(why)
@@ -228,9 +233,9 @@ func hasBinds(mounts []container.MountPoint) bool {
 	return slices.ContainsFunc(mounts, func(m container.MountPoint) bool { return m.Type == mount.TypeBind })
 }
 
-// holdMade holds the binds of a container that was seen, for a call that has its turn. The
-// container is judged again. One without binds needs nothing held, nor a label that says
-// what it was allowed, as the containers of a build have none.
+// holdMade judges an existing container again, and holds its binds. The caller holds the
+// container's start lock. For a container without binds, holdMade does nothing: the containers
+// of a build have no label with a spec.
 func holdMade(c *call, seen *container.InspectResponse) (release func(), err error) {
 	if !hasBinds(seen.Mounts) {
 		return func() {}, nil
@@ -253,8 +258,8 @@ func holdMade(c *call, seen *container.InspectResponse) (release func(), err err
 	return holdBinds(c, &e, ct)
 }
 
-// verifyHeld compares what a container that was just started has mounted with what is
-// held. A container that ended meanwhile, or that ran before, is not compared.
+// verifyHeld compares the mounts of a container that was just started with the held ones. It
+// skips a container that has ended since, or that ran before the start.
 func verifyHeld(c *call, e effective, before, now *container.InspectResponse, v upstream.Version) error {
 	if len(e.held) == 0 || now.State == nil || now.State.Pid == 0 || before.State != nil && now.State.StartedAt == before.State.StartedAt {
 		return nil
@@ -292,7 +297,7 @@ func (d *Proxy) Binds(ctx context.Context) ([]policy.Mount, error) {
 	return out, err
 }
 
-// bindOf returns a bind as the engine mounts it.
+// bindOf returns a bind with the source that the engine mounts.
 func bindOf(m container.MountPoint) policy.Mount {
 	mode := "ro"
 	if m.RW {
@@ -320,10 +325,11 @@ func pins(labels map[string]string, mounts []container.MountPoint) (binds []poli
 	return binds, sources
 }
 
-// conceals replaces the paths at which the engine mounts binds by those that were asked for.
+// conceals returns a replacer of the paths that the engine mounts by those that the caller
+// asked for.
 func conceals(binds []policy.Mount, sources []string) *strings.Replacer {
 	var pairs []string
-	for i, b := range slices.Backward(binds) { // the path of bind 10 begins with that of bind 1
+	for i, b := range slices.Backward(binds) { // the source of bind 10 begins with that of bind 1
 		pairs = append(pairs, sources[i], b.HostPath)
 	}
 	return strings.NewReplacer(pairs...)
@@ -341,8 +347,8 @@ func shownEntry(entry json.RawMessage) json.RawMessage {
 	return shown(entry, ct.Labels, ct.Mounts)
 }
 
-// shown returns the engine's JSON of a container as its caller may see it: its binds have
-// the paths that were asked for.
+// shown returns the engine's JSON of a container as its caller may see it. Its binds have the
+// paths that the caller asked for.
 func shown(raw json.RawMessage, labels map[string]string, mounts []container.MountPoint) json.RawMessage {
 	binds, sources := pins(labels, mounts)
 	if len(binds) == 0 {
@@ -363,7 +369,7 @@ func inJSON(s string) string {
 	return strings.Trim(strings.TrimSpace(b.String()), `"`)
 }
 
-// byAskedPath lets the filter for volumes find binds by the paths that were asked for.
+// byAskedPath makes the volume filter find binds by the paths that the caller asked for.
 func byAskedPath(c *call, f filters) error {
 	if !slices.ContainsFunc(f["volume"], path.IsAbs) {
 		return nil
@@ -379,7 +385,7 @@ func byAskedPath(c *call, f filters) error {
 	}, c.ownLabels()...)
 }
 
-// concealPaths takes the paths at which binds are held out of the engine's error.
+// concealPaths replaces the paths of held binds in the engine's error.
 func concealPaths(c *call, err error) error {
 	var e *upstream.Error
 	if c.concealed != nil && errors.As(err, &e) {

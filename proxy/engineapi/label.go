@@ -19,12 +19,13 @@ func showsLabels(c *call) bool {
 	return p.EngineAPI.ShowLabels
 }
 
-// hiddenLabel reports whether a label is one of Berm's own that a caller can't give.
+// hiddenLabel reports whether a label is one of Berm's own. The TTL that a caller gives isn't.
 func hiddenLabel(name, value string) bool {
 	return lifecycle.IsOwnLabel(name) && (name != labelTTL || value == "")
 }
 
-// hideLabels takes Berm's own labels out of JSON of the engine's that has labels at the path.
+// hideLabels removes Berm's own labels at the path from the engine's JSON, unless the caller
+// sees them.
 func hideLabels(c *call, raw json.RawMessage, path ...string) (json.RawMessage, error) {
 	if showsLabels(c) {
 		return raw, nil
@@ -32,7 +33,7 @@ func hideLabels(c *call, raw json.RawMessage, path ...string) (json.RawMessage, 
 	return withoutLabels(raw, path...)
 }
 
-// answerShown answers JSON of the engine's as hideLabels leaves it.
+// answerShown answers the engine's JSON after hideLabels.
 func answerShown(c *call, status int, raw json.RawMessage, path ...string) error {
 	raw, err := hideLabels(c, raw, path...)
 	if err != nil {
@@ -46,8 +47,8 @@ func withoutLabels(raw json.RawMessage, path ...string) (json.RawMessage, error)
 	return edit(raw, func(labels *map[string]string) { maps.DeleteFunc(*labels, hiddenLabel) }, path...)
 }
 
-// edit changes the value at a path in JSON of the engine's. It leaves JSON without such a value
-// as it is.
+// edit changes the value at a path in the engine's JSON. It returns JSON without such a value as
+// it is.
 func edit[T any](raw json.RawMessage, change func(*T), path ...string) (json.RawMessage, error) {
 	if len(path) > 0 {
 		before, old, after := proxy.CutField(raw, path[0])
@@ -65,7 +66,8 @@ func edit[T any](raw json.RawMessage, change func(*T), path ...string) (json.Raw
 	return json.Marshal(value)
 }
 
-// hideFilters has filters for Berm's own labels find what they would find without these.
+// hideFilters changes filters for Berm's own labels to find what they would find if no object
+// had such labels.
 func hideFilters(c *call, f filters) {
 	if len(f["label"])+len(f["label!"]) == 0 || showsLabels(c) {
 		return
@@ -76,7 +78,7 @@ func hideFilters(c *call, f filters) {
 	}
 	for i, s := range f["label"] {
 		if hidden(s) {
-			f["label"][i] = labelPrefix + "none" // which nothing has
+			f["label"][i] = labelPrefix + "none" // no object has this label
 		}
 	}
 	if f["label!"] = slices.DeleteFunc(f["label!"], hidden); len(f["label!"]) == 0 {

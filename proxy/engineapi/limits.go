@@ -15,21 +15,21 @@ import (
 	"github.com/bermhq/berm/proxy"
 )
 
-// recountTime is for looks at all of a tenant's containers.
+// recountTime bounds a walk over all of a tenant's containers.
 const recountTime = 5 * time.Second
 
 const (
-	maxActs  = 64 // starts, restarts and stops of one tenant that go on at a time
-	maxStops = 8  // stops of one container that go on at a time
+	maxActs  = 64 // starts, restarts and stops of one tenant at a time
+	maxStops = 8  // stops of one container at a time
 
-	// Of a tenant at a time. Each holds whole lists until the engine has walked through all layers.
+	// Calls of one tenant at a time. Each holds whole lists while the engine walks all layers.
 	maxUsages = 32
 	maxPrunes = 4
 
-	maxSizes = 8 // looks at sizes of a tenant at a time, for which the engine walks through all files
+	maxSizes = 8 // requests for sizes of one tenant at a time, for which the engine walks all files
 )
 
-// limits counts what callers are making now, by tenant and kind.
+// limits counts objects that are being created and calls under way, by kind and tenant.
 type limits struct {
 	mu     sync.Mutex
 	making map[string]int64
@@ -50,13 +50,13 @@ func (l *limits) enter(key string, n int64) (all int64, leave func()) {
 	return add(n), func() { add(-n) }
 }
 
-// full is the fault of a limit that is reached.
+// full returns the fault for a limit that is reached.
 func full(format string, args ...any) error {
 	return &proxy.Fault{Status: http.StatusTooManyRequests, Code: "capacity", Title: "At capacity", Detail: fmt.Sprintf(format, args...)}
 }
 
-// enter counts one more of what the caller's tenant may have most of at a time. The caller
-// calls leave at its end.
+// enter counts a call of a kind until leave is called. It fails if the tenant already has most
+// of that kind under way.
 func (c *call) enter(kind string, most int64) (leave func(), err error) {
 	all, leave := c.limits.enter(kind+" "+c.caller.Tenant, 1)
 	if all > most {
@@ -66,9 +66,10 @@ func (c *call) enter(kind string, most int64) (leave func(), err error) {
 	return leave, nil
 }
 
-// room makes sure that the caller may have n more containers, networks, volumes or images,
-// also if others of its tenant are being made. The caller calls leave once they are made. One that
-// is just being finished may count twice, so that the last place can be refused for a moment.
+// room fails unless the tenant may have n more containers, networks, volumes or images, in
+// addition to those that are being created. The caller calls leave once the objects exist. An
+// object that is just being finished may count twice, so room may refuse the last place for a
+// moment.
 func (c *call) room(kind string, n int64) (leave func(), err error) {
 	p, err := c.profile()
 	if err != nil || p.EngineAPI.MaxObjects == 0 || n == 0 {
@@ -86,7 +87,7 @@ func (c *call) room(kind string, n int64) (leave func(), err error) {
 	return leave, nil
 }
 
-// execCounts counts the execs of containers, as they were when last seen.
+// execCounts holds the number of execs of containers, as they were last counted.
 type execCounts struct {
 	mu   sync.Mutex
 	seen map[execsOf]int64 // none is 0

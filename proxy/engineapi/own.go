@@ -26,8 +26,8 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// owners remembers what never changes, by full ID: whose a container or a network is,
-// or which container an exec is in.
+// owners is a cache of facts about the engine's objects, which forgets everything once it is
+// full. It is safe for many goroutines. The fields of Proxy say what its keys and values are.
 type owners struct {
 	mu   sync.Mutex
 	byID map[string]string
@@ -57,7 +57,8 @@ func (o *owners) drop(id string) {
 	delete(o.byID, id)
 }
 
-// own reports whether a network or a volume is the caller's. The ID of a volume is its name.
+// own reports whether an object is the caller's: its labels name the caller's tenant, and their
+// seal is valid. The ID of a volume is its name. For containers, use ownContainer.
 func (c *call) own(kind lifecycle.ObjectKind, id string, labels map[string]string) bool {
 	return labels[lifecycle.LabelDoor] == lifecycle.DoorEngine && c.tenants(labels) && c.opts.Sealer.Valid(kind, id, labels)
 }
@@ -79,12 +80,12 @@ func (c *call) ownContainer(id string, labels map[string]string) (bool, error) {
 	return first == id, nil
 }
 
-// surveyContainers notes which container has each of the tenant's sessions.
+// surveyContainers finds the container of each of the tenant's sessions, and adds it to firsts.
 func surveyContainers(c *call) error {
 	var list []runtime.Container
 	err := c.eachContainer(c.ctx, c.version, func(ct *listed) {
 		if c.opts.Sealer.Valid(lifecycle.ObjectContainer, ct.ID, ct.Labels) {
-			session := map[string]string{lifecycle.LabelSessionID: ct.Labels[lifecycle.LabelSessionID]} // all labels of all would be much
+			session := map[string]string{lifecycle.LabelSessionID: ct.Labels[lifecycle.LabelSessionID]} // saves memory
 			list = append(list, runtime.Container{ID: ct.ID, Labels: session, CreatedAt: time.Unix(ct.Created, 0)})
 		}
 	}, c.ownLabels()...)
@@ -100,24 +101,25 @@ func surveyContainers(c *call) error {
 		note(ct.Labels[lifecycle.LabelSessionID], ct.ID)
 	}
 	for _, ct := range list {
-		note(ct.Labels[lifecycle.LabelSessionID], "") // of two that claim it in one second
+		note(ct.Labels[lifecycle.LabelSessionID], "") // two containers of one second have the same session
 	}
 	return nil
 }
 
-// claimsImage reports whether labels say that an image is the caller's. Anybody's image can.
+// claimsImage reports whether labels say that an image is the caller's. It doesn't check their
+// seal, so any image can have such labels.
 func claimsImage(c *call, labels map[string]string) bool {
 	return labels[lifecycle.LabelDoor] == lifecycle.DoorEngineImage && c.tenants(labels)
 }
 
-// ownImage reports whether labels are those of an image of the caller's. A copy that comes back
-// from a registry has them too.
+// ownImage reports whether labels are the sealed ones of an image of the caller's. A copy of
+// the image from a registry has them too.
 func ownImage(c *call, labels map[string]string) bool {
 	return claimsImage(c, labels) && c.opts.Sealer.Valid(lifecycle.ObjectImage, "", labels)
 }
 
-// policyOwn reports whether a network is one of the policy's, which Berm made, or which the
-// policy says that an operator makes.
+// policyOwn reports whether a network is one of the policy's. Either Berm made it, or the policy
+// declares it external, so that an operator makes it.
 func policyOwn(c *call, n *network.Inspect) bool {
 	rules := c.rules.Networks()
 	i := slices.IndexFunc(rules, func(r policy.NetworkRule) bool { return r.EngineNetwork == n.Name })
@@ -131,7 +133,8 @@ func (c *call) tenants(labels map[string]string) bool {
 	return labels[lifecycle.LabelOwner] == c.opts.Owner && labels[lifecycle.LabelTenant] == c.caller.Tenant && c.caller.Tenant != ""
 }
 
-// others tells whether labels are those of something that another caller made.
+// others reports whether labels say that an object was made through the engine proxy, though
+// it isn't the caller's.
 func (c *call) others(kind lifecycle.ObjectKind, id string, labels map[string]string) bool {
 	return labels[lifecycle.LabelDoor] == lifecycle.DoorEngine && !c.own(kind, id, labels)
 }
@@ -146,7 +149,7 @@ func (d *Proxy) proxyLabels() []string {
 	return []string{lifecycle.LabelOwner + "=" + d.opts.Owner, lifecycle.LabelDoor + "=" + lifecycle.DoorEngine}
 }
 
-// ownLabels are proxyLabels of the caller's.
+// ownLabels are proxyLabels and the label of the caller's tenant.
 func (c *call) ownLabels() []string {
 	return append(c.proxyLabels(), lifecycle.LabelTenant+"="+c.caller.Tenant)
 }
@@ -156,8 +159,8 @@ var (
 	objectName = regexp.MustCompile(`^/?[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}$`)
 )
 
-// containerID gives the full ID of a container of the caller's, by its ID, a prefix of it, or its name.
-// What isn't there and what is somebody else's is not found, in the same words.
+// containerID returns the full ID of a container of the caller's by its ID, a prefix of the ID,
+// or its name. It answers the same error for another caller's container as for a missing one.
 func (c *call) containerID(ref string) (string, error) {
 	if tenant, ok := c.known.get(ref); ok && fullID.MatchString(ref) {
 		if tenant != c.caller.Tenant {
@@ -174,7 +177,7 @@ func (c *call) containerID(ref string) (string, error) {
 	return ct.ID, nil
 }
 
-// seen is what calls go by of a container of the caller's.
+// seen is the part of an inspected container that calls use.
 type seen struct {
 	ID      string `json:"Id"`
 	Name    string
@@ -207,7 +210,7 @@ func (c *call) container(ref string) (*seen, json.RawMessage, error) {
 	if upstream.StatusOf(err) == http.StatusNotFound {
 		return nil, nil, noContainer(ref)
 	}
-	if upstream.StatusOf(err) != 0 && idStart.MatchString(ref) { // several have it; engines differ in how they say so
+	if upstream.StatusOf(err) != 0 && idStart.MatchString(ref) { // an ambiguous prefix: its status varies
 		return shadowed(c, ref)
 	}
 	if err != nil {
@@ -226,7 +229,7 @@ func (c *call) container(ref string) (*seen, json.RawMessage, error) {
 	c.unconfined = false
 	if _, open := c.known.get(ct.ID); !open {
 		if c.unconfined, open = bars(c, ct.Config.Labels); open {
-			c.known.put(ct.ID, c.caller.Tenant) // of the others every call has to know
+			c.known.put(ct.ID, c.caller.Tenant) // other containers must be inspected by every call
 		}
 	}
 	c.ends.put(ct.ID, ct.Config.Labels[lifecycle.LabelExpiresAt])
@@ -236,8 +239,8 @@ func (c *call) container(ref string) (*seen, json.RawMessage, error) {
 
 var idStart = regexp.MustCompile(`^[0-9a-f]{1,63}$`)
 
-// shadowed is container for the start of an ID that is another caller's container's too,
-// or its name: others' names and IDs are not to be in the way.
+// shadowed is container for a prefix of an ID that the engine doesn't resolve to a container of
+// the caller's. Another caller's container may have that name, or an ID with that prefix.
 func shadowed(c *call, ref string) (*seen, json.RawMessage, error) {
 	id, err := startOf(c, lifecycle.ObjectContainer, ref)
 	if err != nil {
@@ -269,7 +272,7 @@ func startOf(c *call, kind lifecycle.ObjectKind, ref string) (id string, err err
 
 func noContainer(ref string) error { return notFound("No such container: " + body.Shorten(ref)) }
 
-// ownExec checks that an exec is of a container of the caller's.
+// ownExec fails unless an exec belongs to a container of the caller's.
 func ownExec(c *call, id string) error {
 	missing := notFound("No such exec instance: " + body.Shorten(id))
 	if !fullID.MatchString(id) {
@@ -297,19 +300,19 @@ func ownExec(c *call, id string) error {
 
 const (
 	labelPrefix = lifecycle.LabelPrefix
-	labelTTL    = "berm.ttl" // by which a caller asks for a life other than its profile's
+	labelTTL    = "berm.ttl" // a caller's TTL for an object, in place of its profile's
 
 	maxLabels     = 512
-	maxLabelBytes = 32 << 10 // of a caller's own, as the engine's lists and events have them
+	maxLabelBytes = 32 << 10 // of a caller's own labels, as JSON in the engine's lists and events
 
-	// What else is in lists and events of every container.
+	// Bounds of a container's other parts in the engine's lists and events.
 	maxImageLabelBytes = 256 << 10
 	maxEffectiveBytes  = 256 << 10
 	maxCommandBytes    = 512 << 10
 )
 
-// encodedBytes is how much room something takes in the engine's answers, where what is a
-// byte here may be six.
+// encodedBytes returns the length of v as JSON, as in the engine's answers. One byte of a text
+// may take six.
 func encodedBytes(v any) int {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -318,9 +321,9 @@ func encodedBytes(v any) int {
 	return len(b)
 }
 
-// callersLabels checks the labels that a caller gives, and returns the TTL that it asks
-// for; nil if it doesn't. It removes the labels that a caller to whom Berm's are shown may
-// have copied from another object.
+// callersLabels checks the labels that a caller gives, and returns the TTL among them, or nil.
+// A caller that sees Berm's own labels may have copied them from another object. callersLabels
+// removes those from the map.
 func (c *call) callersLabels(labels map[string]string) (ttl *time.Duration, err error) {
 	if showsLabels(c) {
 		maps.DeleteFunc(labels, func(name, _ string) bool { return stamped(name) })
@@ -361,9 +364,9 @@ func imageFilters(c *call) filters {
 	return f
 }
 
-// stampLabels returns the labels of an object that the caller makes now: its own, which are
-// judged, those that say whose it is and when it ends, and their seal. What the image that an
-// image is made of may have is made empty.
+// stampLabels returns the labels of an object that the caller makes now: the caller's own, which
+// it judges, those of the owner and the expiry, and the seal. For an image it sets further
+// labels to the empty string, which the base image may have.
 func stampLabels(c *call, kind lifecycle.ObjectKind, own map[string]string) (map[string]string, error) {
 	ttl, err := c.callersLabels(own)
 	if err != nil {
@@ -381,7 +384,8 @@ func stampLabels(c *call, kind lifecycle.ObjectKind, own map[string]string) (map
 	return c.opts.Sealer.Seal(kind, labels), nil
 }
 
-// unsealedLabels is stamp without the seal.
+// unsealedLabels returns the labels of a new object without a seal: the caller's own, and those
+// of the owner and the expiry.
 func unsealedLabels(c *call, own map[string]string, ttl, maxLifetime time.Duration) map[string]string {
 	labels := map[string]string{}
 	maps.Copy(labels, own)

@@ -25,16 +25,16 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// plan is a judged container that isn't there yet.
+// plan is a judged container before it is created.
 type plan struct {
 	body.Judged
 	image    imageInfo
-	missing  []string // names of volumes that have to be made
-	audited  bool     // it was denied, and goes through in mode audit as it was asked for
+	missing  []string // names of volumes to create
+	audited  bool     // the policy denied it; in mode audit it is created as it was asked for
 	warnings []string
 }
 
-// imageInfo is what the proxy has to know of an image.
+// imageInfo is the part of an inspected image that the proxy uses.
 type imageInfo struct {
 	ID                    string `json:"Id"`
 	RepoTags, RepoDigests []string
@@ -50,7 +50,8 @@ type imageConfig struct {
 	ExposedPorts     nat.PortSet
 }
 
-// planContainer judges what is asked for. Nothing is made by it, but a network of the policy's.
+// planContainer judges a request and plans the container. It creates nothing, except a missing
+// network of the policy's.
 func planContainer(c *call, b *body.Create) (*plan, error) {
 	if b.HostConfig == nil {
 		b.HostConfig = &body.Host{}
@@ -86,8 +87,8 @@ func planContainer(c *call, b *body.Create) (*plan, error) {
 	return p, finishPlan(c, p)
 }
 
-// judgePlan asks the policy. An image in whose stead the policy has another is looked up
-// again by that one's name, as its volumes and ports are the container's.
+// judgePlan judges the request by the policy. If the policy replaces the image, judgePlan looks
+// up the replacement and judges again: the container gets that image's volumes and ports.
 func judgePlan(c *call, p *plan, req policy.ContainerRequest) error {
 	asked, byID := p.Body.Image, ""
 	for range 3 {
@@ -140,7 +141,8 @@ func judgePlan(c *call, p *plan, req policy.ContainerRequest) error {
 	return fmt.Errorf("the policy has no end of images in the stead of %q", body.Shorten(p.Body.Image))
 }
 
-// settleImage makes sure that the image is there, and nothing in it is taken for Berm's.
+// settleImage fails unless the image exists and has none of Berm's own labels. Then it chooses
+// the reference that the engine gets.
 func settleImage(c *call, p *plan, img *imageInfo, byID string, overridden []policy.Override) error {
 	if img == nil {
 		return notFound("No such image: " + familiar(p.Body.Image))
@@ -162,7 +164,7 @@ func settleImage(c *call, p *plan, img *imageInfo, byID string, overridden []pol
 		}
 		p.ImageRef = img.ID
 	} else if !imageID.MatchString(p.Body.Image) && sameImage(p.Body.Image, p.Spec.Image) {
-		p.ImageRef = p.Body.Image // which clients compare, and every engine reads as the judged one
+		p.ImageRef = p.Body.Image // means the judged image to every engine, and clients compare it
 	}
 	for _, o := range overridden {
 		p.warnings = append(p.warnings, fmt.Sprintf("%s: %v instead of %q (rule %s)", o.Field, o.Effective, fmt.Sprint(o.Requested), o.Rule))
@@ -180,8 +182,8 @@ func stamped(name string) bool {
 
 var imageID = regexp.MustCompile(`^(sha256:)?[0-9a-f]{1,64}$`)
 
-// byName gives a reference that no engine takes for the start of an ID, but in mode audit, in
-// which those of images that the caller may not see go through as well.
+// byName returns a reference that no engine takes for a prefix of an ID. In mode audit it
+// returns ref itself: a caller there may use any image.
 func byName(c *call, ref string) string {
 	if idStart.MatchString(ref) && !c.caller.Audit {
 		return ref + ":latest"
@@ -189,8 +191,8 @@ func byName(c *call, ref string) string {
 	return ref
 }
 
-// nameOf gives a name that the policy can judge for an image that may be asked for by its
-// ID, or the start of it.
+// nameOf returns a name for the policy to judge, for an image that may be asked for by its ID or
+// a prefix of it.
 func nameOf(c *call, asked string, img *imageInfo, own bool) string {
 	hex := strings.TrimPrefix(asked, "sha256:")
 	if !imageID.MatchString(asked) || !strings.HasPrefix(img.ID, "sha256:"+hex) {
@@ -207,14 +209,14 @@ func nameOf(c *call, asked string, img *imageInfo, own bool) string {
 			return name
 		}
 	}
-	return asked // the denial is not to tell of an image that the caller may not see
+	return asked // the denial must not reveal an image that the caller may not see
 }
 
-// lookUpImage finds an image that the engine has; nil if it has none of that name. The names of
-// pins are nobody's, as they tell what others build.
+// lookUpImage inspects an image of the engine's. It returns nil if there is none of that name.
+// Callers can't use the names of pins, as these would reveal what other tenants build.
 func lookUpImage(c *call, ref string) (*imageInfo, error) {
 	if _, err := reference.ParseAnyReference(ref); err != nil || strings.HasPrefix(ref, buildkit.PinHost) {
-		return nil, nil // or the engine could be led elsewhere by it
+		return nil, nil // a malformed reference could change the request's path
 	}
 	var img imageInfo
 	err := c.engine.Get(c.ctx, c.version, "/images/"+ref+"/json", nil, &img)
@@ -235,7 +237,7 @@ func sameImage(a, b string) bool {
 	return errLeft == nil && errRight == nil && left.String() == right.String()
 }
 
-// familiar is an image's name as the engine says that it isn't there.
+// familiar returns an image's name in the form of the engine's errors.
 func familiar(ref string) string {
 	if named, err := reference.ParseNormalizedNamed(ref); err == nil {
 		return reference.FamiliarString(reference.TagNameOnly(named))
@@ -246,7 +248,7 @@ func familiar(ref string) string {
 // finishPlan completes the spec, and stamps the labels.
 func finishPlan(c *call, p *plan) error {
 	s := &p.Spec
-	if !p.audited { // or it goes through as it was asked for
+	if !p.audited { // an audited container is created as it was asked for
 		if err := completePlan(c, p); err != nil {
 			return err
 		}
@@ -264,7 +266,7 @@ func finishPlan(c *call, p *plan) error {
 	return describePlan(c, p)
 }
 
-// effective returns what the container's label keeps.
+// effective returns the spec that the container's label keeps.
 func (p *plan) effective() effective {
 	e := effective{Granted: body.Granted{ContainerSpec: p.Spec, ImageID: p.image.ID, Audit: p.audited, RestartMax: restartOf(p).MaxRetries, Sources: p.Sources}}
 	if p.Seccomp != "" {
@@ -287,8 +289,8 @@ func describePlan(c *call, p *plan) error {
 	return nil
 }
 
-// completePlan fills in what the judged spec leaves to the engine: the image's user, the
-// host's CPUs, the policy's networks, and the containers of links.
+// completePlan fills in what the judged spec leaves open: the image's user, the host's CPUs, the
+// IDs of the policy's networks, and the containers of links.
 func completePlan(c *call, p *plan) error {
 	s := &p.Spec
 	if s.User == "" {
@@ -350,8 +352,8 @@ var (
 	}
 )
 
-// checkNames refuses what could be taken for another's: a container's name that reads as an ID,
-// and on a network that others share any name that reads as a host's on the Internet.
+// checkNames refuses names that could be mistaken for another's. A container's name must not
+// read as an ID. On a network that others share, no name may read as a host's on the Internet.
 func checkNames(c *call, p *plan, name string) error {
 	if name != "" && !objectName.MatchString(name) {
 		return proxy.Malformed("Invalid container name (" + body.Shorten(name) + "), only [a-zA-Z0-9][a-zA-Z0-9_.-] are allowed")
@@ -366,8 +368,8 @@ func checkNames(c *call, p *plan, name string) error {
 	return sharedName(name + p.Body.Hostname)
 }
 
-// checkIDName refuses a name that reads as an ID, or that is the start of anybody's. Clients show
-// the first 12 digits of IDs, and engines look for names first.
+// checkIDName refuses a name that reads as a full ID, or that is a prefix of an object's ID.
+// Clients show the first 12 digits of IDs, and engines look for names first.
 func checkIDName(c *call, kind lifecycle.ObjectKind, name string) error {
 	if !hexName.MatchString(name) {
 		return nil
@@ -386,8 +388,8 @@ func checkIDName(c *call, kind lifecycle.ObjectKind, name string) error {
 	return err
 }
 
-// sharedName refuses a name that reads as a host's on the Internet: on a network that
-// others share, the engine's name server gives them this container for it.
+// sharedName refuses a name that reads as a host's on the Internet. On a network that others
+// share, the engine's name server would resolve it to this container for them.
 func sharedName(name string) error {
 	if strings.Contains(name, ".") {
 		return denied("request.name", "name", "on a network that others share, neither the name nor the hostname may have a dot", "names without a dot")

@@ -37,17 +37,18 @@ import (
 // Options of New.
 type Options struct {
 	Dial   func(ctx context.Context) (net.Conn, error) // to the engine; mandatory
-	Engine string                                      // what callers are told that the engine is; may be empty
+	Engine string                                      // the engine's name in messages to callers; may be empty
 	Policy func() *policy.Policy                       // the policy in force; mandatory
 	Owner  string                                      // ID of this instance, on all that it makes; mandatory
-	Sealer *lifecycle.Sealer                           // tells what this instance made from what only says so; nil: knows what this Proxy makes
+	Sealer *lifecycle.Sealer                           // seals and verifies labels; nil: a new one with its own key
 	// Pins holds the sources of binds while the engine mounts them. Nil: binds are refused.
 	Pins lifecycle.Holder
-	// Unheld judges the binds of containers that were made where none could be held, which
-	// the engine mounts from where they are. Nil: these containers don't start.
+	// Unheld judges the binds of containers that were created while Berm couldn't hold mounts.
+	// The engine mounts their sources directly. Nil: these containers don't start.
 	Unheld lifecycle.Holder
-	// Sockets returns the path of the socket that serves as a caller, which containers of the
-	// caller's may have mounted; empty if there is none. The profile's name isn't empty. Nil: none.
+	// Sockets returns the path of the socket that serves under a caller's name, or "" if there
+	// is none. The caller's containers may mount it. The profile's name is never empty. Nil: no
+	// caller has a socket.
 	Sockets func(name, tenant, profile string) (path string)
 	// Claims keeps starts and archive calls apart, those of sandboxes too. Nil: its own.
 	Claims *mountpin.Claims
@@ -57,20 +58,20 @@ type Options struct {
 	// EnsureNetwork makes one of the policy's networks, by the engine's name, unless it is
 	// there. Nil: a network that isn't there is refused.
 	EnsureNetwork func(ctx context.Context, name string) error
-	// Labels are further ones of every container, unless its caller gives one of these
-	// names itself, to which it can't give the value here. Nil is none.
+	// Labels are further labels of every container, unless its caller sets one of these names.
+	// A caller can't set one to the value here. Nil is none.
 	Labels map[string]string
 	// Restarts keeps the restart policies of containers with binds, which Run carries out.
-	// Nil: they are lost with the process but for what a container was made with.
+	// Nil: changes since a container's creation are lost with the process.
 	Restarts restart.Store
 	// ArchiveFixed says that the engine has the fixes of ArchiveFixed, whatever its release.
 	ArchiveFixed bool
 	Hosts        []string // further names that the Host header may carry over TCP, without port
 	Audit        *Audit   // where decisions are written; nil is nowhere
-	// SpoolDir is where the files of builds are kept meanwhile; empty is the system's
-	// directory for temporary files. What a crash has left there is removed.
+	// SpoolDir is the directory for the files of builds under way. New removes files there that
+	// a crash has left. Empty is the system's directory for temporary files.
 	SpoolDir   string
-	SpoolBytes int64         // that they may take, half of it for one tenant; 0 is 2 GiB
+	SpoolBytes int64         // of builds' files, at most half of it for one tenant; 0 is 2 GiB
 	Bodies     *proxy.Bodies // memory for bodies, shared with other APIs; nil: its own
 
 	Logger   *slog.Logger          // nil discards
@@ -85,10 +86,10 @@ type Proxy struct {
 	gate       *proxy.Gate
 	engine     *upstream.Engine
 	metrics    *metrics
-	known      owners // tenants of containers and networks that are sealed
-	firsts     owners // the container that has a session; empty if none can be told to be the first
-	execs      owners // containers of execs
-	ends       owners // when containers' time is up, as their label has it
+	known      owners // the tenant of a sealed container or network, by its full ID
+	firsts     owners // the ID of the first container of a session, by the session; empty if several may be the first
+	execs      owners // the ID of an exec's container, by the exec's ID
+	ends       owners // the value of a container's expiry label, by its full ID
 	limits     limits
 	running    execCounts
 	startLocks keylock.Map[string] // by container ID, and one for a tenant's count of execs

@@ -30,19 +30,20 @@ const ArchiveFixed = "29.5.1"
 
 var releaseNumber = regexp.MustCompile(`^v?([0-9]{1,6}\.[0-9]{1,6}\.[0-9]{1,6})(.*)$`)
 
-// SafeArchives tells whether an engine of this release has the fixes of ArchiveFixed. What
-// isn't the number of a release has none.
+// SafeArchives reports whether an engine of this release has the fixes of ArchiveFixed. It
+// returns false for a text that isn't a release number.
 func SafeArchives(release string) bool { return atLeast(release, ArchiveFixed) }
 
-// safeRunc tells whether a version of runc makes and finds mount points that no process can
-// lead elsewhere meanwhile: it has the fixes of CVE-2024-45310, CVE-2025-31133,
-// CVE-2025-52565 and CVE-2025-52881.
+// safeRunc reports whether no process can redirect a mount point while this version of runc
+// makes it. Such a version has the fixes of CVE-2024-45310, CVE-2025-31133, CVE-2025-52565 and
+// CVE-2025-52881.
 func safeRunc(version string) bool {
 	return atLeast(version, "1.4.0") ||
 		strings.HasPrefix(version, "1.3.") && atLeast(version, "1.3.3") || strings.HasPrefix(version, "1.2.") && atLeast(version, "1.2.8")
 }
 
-// atLeast compares the numbers of releases. What isn't one is none.
+// atLeast reports whether a release number is at least another. It returns false for a text that
+// isn't a release number. A release candidate comes before its release.
 func atLeast(release, least string) bool {
 	have := releaseNumber.FindStringSubmatch(release)
 	if have == nil || versions.LessThan(have[1], least) {
@@ -51,8 +52,8 @@ func atLeast(release, least string) bool {
 	return versions.GreaterThan(have[1], least) || !strings.HasPrefix(have[2], "-") // a release candidate
 }
 
-// useOf gives what a container mounts. The engine's configuration may name a bind by a path
-// of Berm's own; the label has the source.
+// useOf returns the mounts of a container. It adds the binds of its label: the engine may know
+// a bind only by the path at which Berm holds it.
 func useOf(id string, labels map[string]string, mounts []container.MountPoint) *mountpin.Use {
 	u := &mountpin.Use{ID: id, Volumes: map[string]bool{}}
 	for _, m := range mounts {
@@ -65,7 +66,7 @@ func useOf(id string, labels map[string]string, mounts []container.MountPoint) *
 	}
 	if e, ok := effectiveOf(labels); ok {
 		for _, b := range e.Binds {
-			if !b.Socket { // in which nobody can write
+			if !b.Socket { // nobody can write to a socket's mount
 				u.Binds = append(u.Binds, b)
 			}
 		}
@@ -73,8 +74,9 @@ func useOf(id string, labels map[string]string, mounts []container.MountPoint) *
 	return u
 }
 
-// claimMounts keeps archive calls away from a container's mounts until leave is called, and other
-// starts if a mount lies in a bind. It waits for those that go on, until ctx ends.
+// claimMounts keeps archive calls away from a container's mounts until leave is called. If a
+// mount lies in a bind, it keeps other starts away too. It waits until ctx ends for those under
+// way.
 func claimMounts(ctx context.Context, c *call, ct *container.InspectResponse) (leave func(), err error) {
 	u := useOf(ct.ID, ct.Config.Labels, ct.Mounts)
 	if e, ok := effectiveOf(ct.Config.Labels); ok {
@@ -83,16 +85,17 @@ func claimMounts(ctx context.Context, c *call, ct *container.InspectResponse) (l
 	return c.opts.Claims.Use(ctx, u)
 }
 
-// inspectSlow inspects a container for as long as the caller waits, as an archive call of
-// another may hold the engine's lock.
+// inspectSlow inspects a container without a timeout of its own. Another caller's archive call
+// may hold the engine's lock for long.
 func inspectSlow(c *call, id string) (*container.InspectResponse, error) {
 	return inspected(c, upstream.Ask{Version: c.version, Long: true}, id)
 }
 
-// quietly serves an archive call while no process can exchange the directories that the
-// engine mounts for it. Engines without the fixes of ArchiveFixed mount a container's
-// volumes, binds and network files by paths inside its root, and so over any directory of
-// the host. Nor may an archive be led into a read-only root through a link in a mount.
+// quietly serves an archive call while no process can replace the directories that the engine
+// mounts for it. Engines without the fixes of ArchiveFixed mount a container's volumes, binds
+// and network files by paths inside its root. A process could redirect these mounts to any
+// directory of the host. With fixed engines, a link in a mount could still redirect an archive
+// into a read-only root.
 func quietly(c *call, ct *container.InspectResponse, serve func(*container.InspectResponse) error) (err error) {
 	fixed, release := c.opts.ArchiveFixed, ""
 	if !fixed {
@@ -140,9 +143,10 @@ func quietly(c *call, ct *container.InspectResponse, serve func(*container.Inspe
 	return serve(ct)
 }
 
-// findSharer finds a running container, of any tenant, that can write to one of u's mounts. With
-// tenants it finds any running one of the caller's tenant too, since a process in it may have
-// a descriptor that was passed on while the mount was shared.
+// findSharer returns the ID of a running container, of any tenant, that can write to one of u's
+// mounts. For a sandbox it returns "sandbox". With tenants, any running container of the
+// caller's tenant counts too: a process in it may have received a file descriptor while the
+// mount was shared.
 func findSharer(c *call, u *mountpin.Use, tenants bool) (id string, err error) {
 	if len(u.Volumes)+len(u.Binds) == 0 {
 		return "", nil
@@ -158,16 +162,16 @@ func findSharer(c *call, u *mountpin.Use, tenants bool) (id string, err error) {
 	return id, err
 }
 
-// rootHolds tells whether nothing in a running container can exchange a directory on the
-// way to a mount: its root is read-only, each mount is where its target says, through no
-// link of the image, and none lies in another.
+// rootHolds reports whether no process of a running container can replace a directory on the
+// way to a mount. That is so if the root is read-only, each mount is at its very target, not
+// behind a link of the image, and no mount lies in another.
 func rootHolds(ct *container.InspectResponse) bool {
 	if !ct.HostConfig.ReadonlyRootfs || ct.State.Pid <= 0 {
 		return false
 	}
 	table, err := os.Open(fmt.Sprintf("/proc/%d/mountinfo", ct.State.Pid))
 	if err != nil {
-		return false // as where Berm doesn't see the engine's processes
+		return false // Berm may not see the engine's processes
 	}
 	defer func() { _ = table.Close() }()
 	mounts, err := mountinfo.GetMountsFromReader(table, nil)

@@ -26,8 +26,8 @@ const (
 	spoolStep    = 4 << 20 // bytes of disk that are leased at a time
 )
 
-// spool writes the build's files anew, into a file that has no name any more, with a
-// Dockerfile of Berm's own under its usual name.
+// spool writes the build's files into a new archive, with the judged Dockerfile under the name
+// builtFrom. The archive is a file that is already unlinked.
 func spool(c *call, args map[string]string, lease *proxy.Lease) (*os.File, error) {
 	name := path.Clean("/" + cmp.Or(c.query.Get("dockerfile"), builtFrom))[1:]
 	auths, err := registryHeader[map[string]json.RawMessage](c.r.Header, "X-Registry-Config")
@@ -43,8 +43,8 @@ func spool(c *call, args map[string]string, lease *proxy.Lease) (*os.File, error
 	})
 }
 
-// spoolTar keeps in a file what keep writes of an archive, which may be compressed, of at most
-// most bytes. The file has no name any more.
+// spoolTar reads an archive of at most most bytes, which may be compressed. It returns an
+// unlinked file with what keep writes.
 func spoolTar(c *call, to *spoolWriter, archive io.Reader, most int64, keep func(files io.Reader, to *spoolWriter) error) (*os.File, error) {
 	f, err := os.CreateTemp(c.opts.SpoolDir, spoolPattern)
 	if err != nil {
@@ -56,7 +56,7 @@ func spoolTar(c *call, to *spoolWriter, archive io.Reader, most int64, keep func
 	if err == nil {
 		err = keep(files, to)
 	}
-	if err == nil { // the engine isn't asked while the caller sends, nor is anything read without a deadline
+	if err == nil { // reads the body to its end before the call asks the engine, while reads have a deadline
 		if _, err = io.Copy(io.Discard, archive); err != nil {
 			err = archiveError(err)
 		}
@@ -68,7 +68,7 @@ func spoolTar(c *call, to *spoolWriter, archive io.Reader, most int64, keep func
 	return f, nil
 }
 
-// spoolWriter leases the space of what it writes.
+// spoolWriter is a file that leases the disk space it takes.
 type spoolWriter struct {
 	*os.File
 	ctx          context.Context //nolint:containedctx // as long as the writer
@@ -87,7 +87,7 @@ func (w *spoolWriter) Write(b []byte) (int, error) {
 	return w.File.Write(b)
 }
 
-// cleanSpool makes the directory of build files, and removes what a crash has left there.
+// cleanSpool makes the directory of build files, and removes files that a crash has left there.
 func cleanSpool(dir string) error {
 	if dir == "" {
 		return nil
@@ -102,8 +102,9 @@ func cleanSpool(dir string) error {
 	return nil
 }
 
-// rewrite copies an archive, file by file, with what judge makes of the Dockerfile. What
-// the caller had under the Dockerfile's place is left out if its Dockerfile is another.
+// rewrite copies an archive, file by file. It writes the Dockerfile as judge returns it, under
+// the name builtFrom. It leaves out the caller's own file of that name, if the caller's
+// Dockerfile is another.
 func rewrite(to io.Writer, from io.Reader, name string, judge func([]byte) ([]byte, error)) error {
 	var dockerfile []byte
 	var size int64
@@ -119,7 +120,7 @@ func rewrite(to io.Writer, from io.Reader, name string, judge func([]byte) ([]by
 			return archiveError(err)
 		}
 		if size += tarBlock + min(max(h.Size, 0), maxContext); size > maxContext {
-			return tooLarge(maxContext) // as a sparse file may be that comes as a small one
+			return tooLarge(maxContext) // a sparse file may be larger than its part of the archive
 		}
 		place, err := placeOf(h)
 		switch {
@@ -167,7 +168,8 @@ func rewrite(to io.Writer, from io.Reader, name string, judge func([]byte) ([]by
 	return nil
 }
 
-// placeOf is where a file of an archive lies, which must be in it.
+// placeOf returns the clean path of an archive's entry. It refuses a path that leads out of the
+// archive, and entries other than files, directories and links.
 func placeOf(h *tar.Header) (string, error) {
 	if !slices.Contains([]byte{tar.TypeReg, tar.TypeDir, tar.TypeSymlink, tar.TypeLink}, h.Typeflag) {
 		return "", proxy.Malformed("the archive has something else than files, directories and links")

@@ -22,11 +22,11 @@ import (
 // has left.
 const acts = "starts, restarts and stops"
 
-// endTime is how long a container may take to end.
+// endTime is how long a container may take to stop.
 const endTime = body.MaxStopSeconds * time.Second
 
-// startContainer starts a container, or stops and starts it, if it is still as it was
-// allowed and still would be.
+// startContainer starts or restarts a container. It fails unless the container is still as it
+// was allowed, and the policy would allow it now.
 func startContainer(c *call, a upstream.Ask, id string) error {
 	if err := c.untilEnd(c.enter(acts, maxActs)); err != nil {
 		return err
@@ -41,9 +41,9 @@ func startContainer(c *call, a upstream.Ask, id string) error {
 	return c.relay(resp, false)
 }
 
-// StartContainer starts a container that this proxy made, without a request of a client's.
-// The container is judged and verified as for its own caller. One that runs already stays
-// as it is. The error is a *policy.DeniedError if the container may not be started.
+// StartContainer starts a container that this proxy made, without a client's request. It judges
+// and verifies the container as for the caller that made it. A container that runs already goes
+// on. StartContainer returns a *policy.DeniedError if the container may not be started.
 func (d *Proxy) StartContainer(ctx context.Context, id string) error {
 	v, err := d.engine.Max(ctx)
 	if err != nil {
@@ -60,8 +60,8 @@ func (d *Proxy) StartContainer(ctx context.Context, id string) error {
 	return resp.Body.Close()
 }
 
-// startOne starts the container, or stops and starts it, once no other start of it goes on.
-// It returns the engine's answer, which has no body. An answer that is an error is one.
+// startOne starts or restarts the container while it holds the container's start lock. It
+// returns the engine's answer, which has no body, or an error for a status of 400 or more.
 func startOne(c *call, a upstream.Ask, id string) (*http.Response, error) {
 	over, err := c.startLocks.Lock(c.ctx, id)
 	if err != nil {
@@ -72,7 +72,7 @@ func startOne(c *call, a upstream.Ask, id string) (*http.Response, error) {
 	if !strings.HasSuffix(a.Path, "/start") {
 		most += endTime // of the container, before it starts again
 	}
-	defer c.detach(most)() // verify what was started even if the client leaves
+	defer c.detach(most)() // verifies the started container even if the client leaves
 	v, err := c.engine.Max(c.ctx)
 	if err != nil {
 		return nil, err
@@ -121,8 +121,8 @@ func askForStart(c *call, a upstream.Ask) (*http.Response, error) {
 	return resp, err
 }
 
-// detach has the call go on when its caller leaves, for so long at most. The caller of
-// detach calls back when it is over.
+// detach makes the call go on for at most the given time when the client leaves. Back undoes
+// that.
 func (c *call) detach(most time.Duration) (back func()) {
 	client := c.ctx
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(client), most)
@@ -130,8 +130,8 @@ func (c *call) detach(most time.Duration) (back func()) {
 	return func() { cancel(); c.ctx = client }
 }
 
-// stopContainer stops a container. The engine goes on with it when the caller has left,
-// so the call does too: it counts for as long.
+// stopContainer stops a container. The engine goes on with the stop when the client has left. So
+// the call goes on too, and counts against the limits until the stop is over.
 func stopContainer(c *call, a upstream.Ask, id string) error {
 	if err := c.untilEnd(c.enter(acts, maxActs)); err != nil {
 		return err
@@ -143,8 +143,8 @@ func stopContainer(c *call, a upstream.Ask, id string) error {
 	return endContainer(c, a, id, true)
 }
 
-// startHeld starts a container as it was allowed, with the sources of its binds held
-// until the engine has mounted them. It removes a container that is not as it was allowed.
+// startHeld starts a container, and holds the sources of its binds until the engine has mounted
+// them. If the started container isn't as it was allowed, startHeld removes it.
 func startHeld(c *call, a upstream.Ask, e effective, ct *container.InspectResponse, v upstream.Version) (*http.Response, error) {
 	if err := c.judged(stillAllowed(c, e, ct.HostConfig)); err != nil {
 		return nil, err
@@ -177,8 +177,8 @@ func startHeld(c *call, a upstream.Ask, e effective, ct *container.InspectRespon
 	return resp, nil
 }
 
-// verifyStarted verifies a container that was just started. Before is what it was like
-// then. A container that is gone already is fine.
+// verifyStarted verifies a container that was just started. Before is the container before the
+// start. A container that is gone already is no error.
 func verifyStarted(c *call, e effective, before *container.InspectResponse, v upstream.Version) error {
 	now, err := c.inspect(before.ID, v)
 	if err != nil {

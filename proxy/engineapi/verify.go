@@ -19,7 +19,7 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
-// refuseOther is differ for a container that was looked at, and writes a log.
+// refuseOther is differ for an inspected container. It also logs the differences.
 func refuseOther(c *call, id string, d body.Differences, rule string) error {
 	slices.Sort(d)
 	d = slices.Compact(d)
@@ -30,7 +30,7 @@ func refuseOther(c *call, id string, d body.Differences, rule string) error {
 	return err
 }
 
-// differ says what differs, as a denial.
+// differ returns a denial that lists the differences, or nil if there are none.
 func differ(d body.Differences, rule string) error {
 	if len(d) == 0 {
 		return nil
@@ -38,8 +38,8 @@ func differ(d body.Differences, rule string) error {
 	return denied(rule, d[0], "the container is not as it was allowed: it differs in "+strings.Join(d, ", "), "the container as it was allowed")
 }
 
-// verifyMade looks at the container that came to be. In mode audit it needn't be within
-// the policy, but it must be labelled.
+// verifyMade verifies the container that the engine has created. In mode audit the container
+// needn't be within the policy, but it must have its labels.
 func verifyMade(c *call, p *plan, id string, v upstream.Version) error {
 	ct, err := c.inspect(id, v)
 	if err != nil {
@@ -72,8 +72,8 @@ func verifyMade(c *call, p *plan, id string, v upstream.Version) error {
 	return refuseOther(c, id, d, "verify.create")
 }
 
-// verifyVolumes looks again whose the volumes are: until the container was there, which
-// keeps them, their names could be taken by others.
+// verifyVolumes checks again that the container's volumes are the caller's. Until a container
+// uses a volume, another caller can remove it and take its name.
 func verifyVolumes(c *call, d *body.Differences, audited bool, ct *container.InspectResponse) error {
 	for _, m := range ct.Mounts {
 		if m.Type != mount.TypeVolume {
@@ -94,7 +94,7 @@ func verifyVolumes(c *call, d *body.Differences, audited bool, ct *container.Ins
 	return nil
 }
 
-// inspect asks the engine for a container in its own version.
+// inspect inspects a container in version v of the API.
 func (c *call) inspect(id string, v upstream.Version) (*container.InspectResponse, error) {
 	ct, err := inspected(c, upstream.Ask{Version: v}, id)
 	if err == nil && ct.NetworkSettings == nil {
@@ -103,7 +103,8 @@ func (c *call) inspect(id string, v upstream.Version) (*container.InspectRespons
 	return ct, err
 }
 
-// inspected asks for a container, which has all parts but maybe its networks.
+// inspected inspects a container by a. It fails if a part is missing, other than
+// NetworkSettings.
 func inspected(c *call, a upstream.Ask, id string) (*container.InspectResponse, error) {
 	a.Method, a.Path = http.MethodGet, "/containers/"+id+"/json"
 	var ct container.InspectResponse
@@ -116,17 +117,17 @@ func inspected(c *call, a upstream.Ask, id string) (*container.InspectResponse, 
 
 var errIncomplete = errors.New("inspect container: the engine's answer lacks a part")
 
-// differencesOf compares a container with what it was allowed, in all that can't be changed
-// by an update.
+// differencesOf compares a container with what it was allowed, except for what an update can
+// change.
 func differencesOf(c *call, want effective, ct *container.InspectResponse, v upstream.Version) (body.Differences, error) {
 	d := body.Compare(want.Granted, ct, int(v))
 	err := networkDifferences(c, &d, want.ContainerSpec, ct)
 	return d, err
 }
 
-// networkDifferences looks up by its own name each network that the container would be
-// connected with: one that was judged, or one of the caller's or the policy's that it was
-// connected with since, and that it still may join.
+// networkDifferences looks up each network of the container by its name. The network must be a
+// judged one, or one of the caller's or the policy's that the container may still join: it may
+// have been connected since.
 func networkDifferences(c *call, d *body.Differences, s policy.ContainerSpec, ct *container.InspectResponse) error {
 	mode := string(ct.HostConfig.NetworkMode)
 	switch s.Network {
@@ -135,7 +136,7 @@ func networkDifferences(c *call, d *body.Differences, s policy.ContainerSpec, ct
 	case policy.SpecNetworkContainer:
 		d.Add(mode == "container:"+s.Networks[0].ID && len(ct.NetworkSettings.Networks) == 0, "HostConfig.NetworkMode")
 	default:
-		// Some engines tell it by its name; whose that is, is looked up below.
+		// Some engines answer the network's name. Its owner is checked below.
 		d.Add(len(s.Networks) > 0 && (mode == s.Networks[0].ID || mode != "" && mode == s.Networks[0].Name), "HostConfig.NetworkMode")
 	}
 	for name, endpoint := range ct.NetworkSettings.Networks {
@@ -147,7 +148,7 @@ func networkDifferences(c *call, d *body.Differences, s policy.ContainerSpec, ct
 			return err
 		}
 		if n == nil {
-			continue // it is gone, and the container can't start
+			continue // without this network, the container can't start
 		}
 		judged := slices.ContainsFunc(s.Networks, func(w policy.ContainerNetwork) bool { return w.ID == n.ID })
 		if !judged && (policyOwn(c, n) || c.own(lifecycle.ObjectNetwork, n.ID, n.Labels)) {
@@ -159,7 +160,8 @@ func networkDifferences(c *call, d *body.Differences, s policy.ContainerSpec, ct
 	return nil
 }
 
-// expiry reads when a container's time is up from its label. It refuses one that has no more.
+// expiry returns the time in a container's expiry label. It refuses a container that has
+// expired.
 func expiry(label string) (time.Time, error) {
 	expires, err := time.Parse(time.RFC3339Nano, label)
 	if err != nil || !time.Now().Before(expires) {
@@ -168,7 +170,7 @@ func expiry(label string) (time.Time, error) {
 	return expires, nil
 }
 
-// verifyStart looks at a container before it is started again, or just after.
+// verifyStart verifies a container just before its start, or just after.
 func verifyStart(c *call, e effective, ct *container.InspectResponse, v upstream.Version) error {
 	d, err := differencesOf(c, e, ct, v)
 	if err != nil {
@@ -178,8 +180,8 @@ func verifyStart(c *call, e effective, ct *container.InspectResponse, v upstream
 	return refuseOther(c, ct.ID, d, "verify.start")
 }
 
-// withinLimits tells whether what updates can change is as it was made, or as the policy
-// would still let it be made.
+// withinLimits reports whether the values that an update can change are those that the container
+// was created with, or that the policy would allow now.
 func withinLimits(c *call, e effective, h *container.HostConfig) bool {
 	if body.SameResources(e.ContainerSpec, h) && body.RestartIs(h, e.ContainerSpec) {
 		return true
@@ -193,8 +195,8 @@ func withinLimits(c *call, e effective, h *container.HostConfig) bool {
 	return verdict.Allowed() && len(verdict.Overridden) == 0
 }
 
-// endUnfit removes a container that isn't as it was allowed, and kills one that can't be
-// looked at.
+// endUnfit removes a container that isn't as it was allowed. It only kills a container that
+// couldn't be verified for another reason.
 func endUnfit(c *call, id string, v upstream.Version, why error) {
 	if _, ok := errors.AsType[*policy.DeniedError](why); ok {
 		removeUnfit(c, id, v)
@@ -209,7 +211,7 @@ func endUnfit(c *call, id string, v upstream.Version, why error) {
 	}}.run(c.ctx, c.log)
 }
 
-// removeUnfit removes a container that must not run, with its own time.
+// removeUnfit removes a container that must not run, even if c's context has ended.
 func removeUnfit(c *call, id string, v upstream.Version) {
 	undo{func(ctx context.Context) error { return removeByForce(ctx, c, v, id) }}.run(c.ctx, c.log)
 }

@@ -19,26 +19,26 @@ import (
 type Granted struct {
 	policy.ContainerSpec
 	ImageID string `json:"image_id"`
-	Audit   bool   `json:"audit,omitempty"` // it was denied, and made in mode audit
+	Audit   bool   `json:"audit,omitempty"` // the policy denied it, and it was created in mode audit
 
 	RestartMax int    `json:"restart_max,omitempty"` // retries of the restart policy
 	Seccomp    string `json:"seccomp,omitempty"`     // digest of the SecurityOpt with a profile; empty for the engine's own
 
-	Sources []string `json:"-"` // what the engine mounts for each bind
+	Sources []string `json:"-"` // the path that the engine mounts for each bind
 }
 
-// Differences collects what of a container isn't as it was judged.
+// Differences are the names of fields in which a container isn't as it was judged.
 type Differences []string
 
-// Add adds what, unless it is the same.
+// Add adds the field what, unless it is the same.
 func (d *Differences) Add(same bool, what string) {
 	if !same {
 		*d = append(*d, what)
 	}
 }
 
-// Compare compares a container with what it was allowed, in all that can't be changed by an
-// update but its networks. V is the minor version of the API in which it was inspected.
+// Compare compares a container with what it was allowed. It leaves out networks, and fields that
+// an update can change. V is the minor version of the API in which it was inspected.
 func Compare(want Granted, ct *container.InspectResponse, v int) Differences {
 	var d Differences
 	d.Add(ct.Image == want.ImageID, "Image")
@@ -59,8 +59,8 @@ func Compare(want Granted, ct *container.InspectResponse, v int) Differences {
 	return d
 }
 
-// SameEnv tells whether each variable that was sent is there once, with its value, and none
-// that was sent without one has a value.
+// SameEnv reports whether each sent variable is in got exactly once, with its value. A variable
+// that was sent without a value must have none.
 func SameEnv(got, sent []string) bool {
 	count := map[string]int{}
 	for _, e := range got {
@@ -79,7 +79,7 @@ func SameEnv(got, sent []string) bool {
 	return true
 }
 
-// What every engine masks, and has read-only, in a container's /proc and /sys.
+// Paths in a container's /proc and /sys that every engine masks or makes read-only.
 var (
 	maskedPaths   = []string{"/proc/kcore", "/proc/keys", "/proc/timer_list", "/sys/firmware"}
 	readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
@@ -105,8 +105,8 @@ func (d *Differences) privileges(s policy.ContainerSpec, h *container.HostConfig
 	d.Add(maps.Equal(h.Sysctls, s.Sysctls), "HostConfig.Sysctls")
 }
 
-// sameSecurity reports whether options are those that a container gets, with the seccomp
-// profile whose digest its label has.
+// sameSecurity reports whether options are those that Encode writes. Seccomp is the digest of
+// the profile's option, or "" for the engine's own profile.
 func sameSecurity(options []string, seccomp string) bool {
 	if seccomp == "" {
 		return slices.Equal(options, []string{NoNewPrivileges})
@@ -132,7 +132,7 @@ func (d *Differences) namespaces(s policy.ContainerSpec, h *container.HostConfig
 	d.Add(h.CgroupParent == "", "HostConfig.CgroupParent")
 }
 
-// closed are the fields that are never set.
+// closed compares the fields that Encode never sets.
 func (d *Differences) closed(h *container.HostConfig) {
 	d.Add(len(h.Devices) == 0 && len(h.DeviceRequests) == 0 && len(h.DeviceCgroupRules) == 0, "HostConfig.Devices")
 	d.Add(len(h.Binds) == 0, "HostConfig.Binds")
@@ -149,8 +149,8 @@ func (d *Differences) closed(h *container.HostConfig) {
 		len(h.BlkioDeviceReadIOps) == 0 && len(h.BlkioDeviceWriteIOps) == 0 && h.BlkioWeight == 0, "HostConfig.BlkioWeight")
 }
 
-// hasOptions tells whether the log has the options that were sent; an engine may
-// add those of its own configuration.
+// hasOptions reports whether got has all sent options of the log driver. The engine may add
+// options of its own configuration.
 func hasOptions(got, sent map[string]string) bool {
 	for name, value := range sent {
 		if have, ok := got[name]; !ok || have != value {
@@ -178,7 +178,7 @@ func (d *Differences) limits(s policy.ContainerSpec, h *container.HostConfig) {
 	}
 }
 
-// mounts compares what is mounted, and how, with what was judged.
+// mounts compares the mounts and their options with the judged ones.
 func (d *Differences) mounts(s Granted, ct *container.InspectResponse) {
 	left := slices.Clone(ct.Mounts)
 	take := func(fits func(container.MountPoint) bool) bool {
@@ -220,8 +220,8 @@ func (d *Differences) mounts(s Granted, ct *container.InspectResponse) {
 	}
 }
 
-// SameResources compares what an update can change. An engine whose kernel can't limit
-// swap says that it is unlimited.
+// SameResources compares the limits that an update can change. If the kernel can't limit swap,
+// the engine reports unlimited swap.
 func SameResources(s policy.ContainerSpec, h *container.HostConfig) bool {
 	return h.Memory == s.MemoryBytes && (h.MemorySwap == s.SwapBytes || h.MemorySwap == -1) && CPUsOf(h) == nanoCPUs(s.CPUs) &&
 		h.PidsLimit != nil && *h.PidsLimit == s.PidsLimit
@@ -235,13 +235,13 @@ func CPUsOf(h *container.HostConfig) int64 {
 	return h.NanoCPUs
 }
 
-// RestartIs tells whether the engine has the restart policy that it got for s.
+// RestartIs reports whether the container has the restart policy that the engine gets for s.
 func RestartIs(h *container.HostConfig, s policy.ContainerSpec) bool {
 	want := engineRestart(s)
 	return string(h.RestartPolicy.Name) == want || h.RestartPolicy.IsNone() && (want == "" || want == "no")
 }
 
-// Nested is a mount whose target lies in that of a bind, in no other mount between.
+// Nested is a mount whose target lies below that of a bind, with no other mount between.
 type Nested struct {
 	Outer  int    // index of the bind
 	Target string // absolute
@@ -249,7 +249,7 @@ type Nested struct {
 	File   bool
 }
 
-// Targets returns where its mounts are: those of the binds come first.
+// Targets returns the targets of all mounts, those of the binds first.
 func (g *Granted) Targets() (targets []string) {
 	for _, b := range g.Binds {
 		targets = append(targets, b.MountPath)
@@ -288,8 +288,8 @@ func (g *Granted) Nested() (out []Nested) {
 	return out
 }
 
-// Named returns the source that the engine's configuration has for each bind, empty for
-// a bind that it lacks.
+// Named returns the source of each bind in the engine's configuration. It is empty for a bind
+// that the configuration lacks.
 func (g *Granted) Named(h *container.HostConfig) []string {
 	sources := make([]string, len(g.Binds))
 	for i, b := range g.Binds {

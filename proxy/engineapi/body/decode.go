@@ -1,5 +1,5 @@
-// Package body reads the body of a create, translates it for the policy, writes what was
-// judged for the engine, and compares the container that was made with that. It is pure.
+// Package body decodes the body of a create and translates it for the policy. It encodes the
+// judged spec for the engine, and compares the created container with that spec. It is pure.
 package body
 
 import (
@@ -22,19 +22,19 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// Create is the body of a container's creation: every field that some version of
-// the API from 1.24 to 1.51 has, and that some client sends. It is written back as it
-// was read only in mode audit.
+// Create is the body of a container's creation. It has every field of the API's versions 1.24 to
+// 1.51, and further ones that some clients send. Only in mode audit does the engine get it as it
+// was read.
 type Create struct {
 	Config
 	HostConfig       *Host                      `json:"HostConfig,omitempty"`
 	NetworkingConfig map[string]json.RawMessage `json:"NetworkingConfig,omitempty"` // see Endpoints
 }
 
-// Config is what a container is, apart from what confines it.
+// Config is a container's configuration, except for Host.
 type Config struct {
 	container.Config
-	Runtime     string   `json:"Runtime,omitempty"`     // where some clients put it, and no engine reads it
+	Runtime     string   `json:"Runtime,omitempty"`     // some clients send it here, and no engine reads it
 	VolumesFrom []string `json:"VolumesFrom,omitempty"` // likewise; may only be empty
 	PortSpecs   []string `json:"PortSpecs,omitempty"`   // of old versions; may only be empty
 }
@@ -42,7 +42,7 @@ type Config struct {
 // Host is what confines a container.
 type Host struct {
 	container.HostConfig
-	Capabilities []string `json:"Capabilities,omitempty"` // of one version that was taken back
+	Capabilities []string `json:"Capabilities,omitempty"` // of one version, and withdrawn
 	DiskQuota    int64    `json:"DiskQuota,omitempty"`    // of old versions
 	LxcConf      []string `json:"LxcConf,omitempty"`      // of old clients; may only be empty
 }
@@ -53,8 +53,8 @@ type Update struct {
 	DiskQuota int64 `json:"DiskQuota,omitempty"` // of old versions
 }
 
-// Endpoints reads NetworkingConfig, of which EndpointsConfig is the only field. The Python
-// client has null beside it, by the network's name.
+// Endpoints decodes NetworkingConfig. Its only field is EndpointsConfig, but the Python client
+// also sends a null under the network's name.
 func (b *Create) Endpoints() (map[string]*network.EndpointSettings, error) {
 	const field = "EndpointsConfig"
 	for name, raw := range b.NetworkingConfig {
@@ -73,11 +73,11 @@ func (b *Create) Endpoints() (map[string]*network.EndpointSettings, error) {
 // Bounds of what a body may have.
 const (
 	maxWords       = 8192
-	MaxListed      = 1024 // entries of a list that costs nothing but its length
-	MaxLookedUp    = 128  // mounts, and networks: the engine is asked of each
+	MaxListed      = 1024 // entries of a list that costs only its length
+	MaxLookedUp    = 128  // mounts, and networks: each is looked up at the engine
 	MaxStopSeconds = 3600
 	minHealthPause = time.Second
-	minHealthTime  = time.Millisecond // as the engine has it
+	minHealthTime  = time.Millisecond // the engine's own minimum
 )
 
 // What names and other short texts look like.
@@ -85,12 +85,12 @@ var (
 	hostName   = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?$`)
 	DomainName = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9._-]{0,251}[a-zA-Z0-9])?$`)
 	stopSignal = regexp.MustCompile(`^[A-Za-z0-9+-]{1,16}$`)
-	cpuset     = regexp.MustCompile(`^([0-9]{1,4}(-[0-9]{1,4})?(,|$)){0,64}$`) // engines have counted to the end of any range
+	cpuset     = regexp.MustCompile(`^([0-9]{1,4}(-[0-9]{1,4})?(,|$)){0,64}$`) // some engines walk any range
 	Platform   = regexp.MustCompile(`^[a-z0-9]{1,32}(/[a-z0-9_]{1,32}){0,2}$`)
 )
 
-// Check bounds what is passed on without being asked of the policy: it has no effect
-// outside of the container.
+// Check bounds the fields that the policy doesn't judge, since they have no effect outside of the
+// container.
 func (b *Create) Check() error {
 	switch {
 	case b.Hostname != "" && !hostName.MatchString(b.Hostname):
@@ -115,7 +115,7 @@ func (b *Create) Check() error {
 	return cmp.Or(b.checkLengths(), checkHealth(b.Healthcheck), CheckChangeable(&b.HostConfig.Resources, b.HostConfig.RestartPolicy))
 }
 
-// checkLengths bounds what the policy would have to go through, and the engine be asked of.
+// checkLengths bounds the lists that the policy walks, and the objects to look up at the engine.
 func (b *Create) checkLengths() error {
 	h := b.HostConfig
 	for field, n := range map[string]int{
@@ -159,7 +159,7 @@ func checkHealth(h *container.HealthConfig) error {
 	return nil
 }
 
-// CheckChangeable bounds what the policy isn't asked of and an update can change.
+// CheckChangeable is Check for the fields that an update can change.
 func CheckChangeable(r *container.Resources, restart container.RestartPolicy) error {
 	switch {
 	case restart.MaximumRetryCount < 0 || restart.MaximumRetryCount > math.MaxInt32:
@@ -178,7 +178,7 @@ func CheckChangeable(r *container.Resources, restart container.RestartPolicy) er
 	return nil
 }
 
-// Shorten makes a caller's text fit to be shown.
+// Shorten cuts a caller's text to 128 bytes, and quotes it if it isn't printable UTF-8.
 func Shorten(s string) string {
 	const most = 128
 	if len(s) > most {

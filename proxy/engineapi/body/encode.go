@@ -22,13 +22,13 @@ const NoNewPrivileges = "no-new-privileges"
 
 var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,254}$`)
 
-// Judged is a judged container that isn't there yet.
+// Judged is a judged container before it is created.
 type Judged struct {
 	Body      *Create
 	Spec      policy.ContainerSpec
-	ImageRef  string                               // as the engine is told
-	Mounts    []Mounted                            // all that were asked for
-	Sources   []string                             // what the engine mounts for each bind
+	ImageRef  string                               // the image's reference for the engine
+	Mounts    []Mounted                            // all mounts of the request
+	Sources   []string                             // the path that the engine mounts for each bind
 	Endpoints map[string]*network.EndpointSettings // by the network's ID
 	Labels    map[string]string
 	Seccomp   string            // the SecurityOpt with Berm's profile; empty for the engine's own
@@ -36,8 +36,8 @@ type Judged struct {
 	Volumes   map[string]string // labels of the volumes that are made for the container
 }
 
-// Encode writes the request for the engine: what was judged, and what concerns nobody
-// but the container.
+// Encode writes the create request for the engine, from the judged spec and from fields of the
+// body that affect nothing outside the container. V is the minor version of the API.
 func (p *Judged) Encode(injected []string, v int) container.CreateRequest {
 	b, s := p.Body, p.Spec
 	cfg := &container.Config{
@@ -53,8 +53,8 @@ func (p *Judged) Encode(injected []string, v int) container.CreateRequest {
 	return req
 }
 
-// Env is the judged environment in the order in which it was asked for, what the image
-// is to lose of its own, and what the policy adds.
+// Env returns the judged environment in the order of the request, and then names alone, which
+// remove variables of the image. The injected variables of the policy come last.
 func (p *Judged) Env(injected []string) []string {
 	var out []string
 	done := map[string]bool{}
@@ -104,8 +104,8 @@ func natPort(port int, protocol string) nat.Port {
 	return nat.Port(strconv.Itoa(port) + "/" + protocol)
 }
 
-// host is what confines the container. What isn't in the judged spec is the engine's
-// default, or closed.
+// host writes the host configuration, which confines the container. Fields that it doesn't set
+// are the engine's default.
 func (p *Judged) host(v int) *container.HostConfig {
 	b, s := p.Body.HostConfig, p.Spec
 	h := &container.HostConfig{
@@ -149,8 +149,8 @@ func pidMode(s policy.ContainerSpec) container.PidMode {
 	return container.PidMode("container:" + s.PidOf)
 }
 
-// security returns the container's security options. All that the policy lets a caller
-// ask for is among them already.
+// security returns the container's security options. They include every option that the policy
+// lets a caller ask for.
 func (p *Judged) security() []string {
 	if p.Seccomp == "" {
 		return []string{NoNewPrivileges}
@@ -158,7 +158,7 @@ func (p *Judged) security() []string {
 	return []string{NoNewPrivileges, p.Seccomp}
 }
 
-// harmless passes on what only makes the container's own life harder.
+// harmless copies resource settings that can only restrict the container itself.
 func harmless(r, to *container.Resources) {
 	to.CPUShares, to.CpusetCpus, to.CpusetMems = r.CPUShares, r.CpusetCpus, r.CpusetMems
 	to.MemoryReservation = r.MemoryReservation
@@ -191,8 +191,8 @@ func portMap(ports []policy.ContainerPort) nat.PortMap {
 	return m
 }
 
-// engineRestart returns the restart policy that the engine gets: none for a container with
-// binds, as nothing holds them when the engine starts it by itself.
+// engineRestart returns the restart policy that the engine gets. A container with binds gets
+// none: Berm holds the binds for a start, so the engine must not start the container by itself.
 func engineRestart(s policy.ContainerSpec) string {
 	if len(s.Binds) > 0 {
 		return string(container.RestartPolicyDisabled)
@@ -200,9 +200,9 @@ func engineRestart(s policy.ContainerSpec) string {
 	return s.Restart
 }
 
-// MountList are the binds, from where they are held, and the volumes. A bind takes the source's own file system and
-// none that is mounted below it: those were never judged, and older engines would leave
-// them writable below a read-only one. Nothing makes a source that is missing.
+// MountList returns the binds, with their held paths as sources, and the volumes. A bind isn't
+// recursive: file systems mounted below the source were never judged, and older engines would
+// leave them writable below a read-only bind. The engine doesn't make a missing source.
 func (p *Judged) MountList() []mount.Mount {
 	var out []mount.Mount
 	for i, m := range p.Spec.Binds {
@@ -212,7 +212,8 @@ func (p *Judged) MountList() []mount.Mount {
 		})
 	}
 	for _, v := range p.Spec.Volumes {
-		// A named one is there, but may have been removed again by the time that the engine looks.
+		// A named volume exists, but may be removed before the engine uses it. The engine would
+		// then make it anew, so it gets the labels too.
 		options := &mount.VolumeOptions{NoCopy: p.asked(v.Target).noCopy, Labels: p.Volumes}
 		out = append(out, mount.Mount{Type: mount.TypeVolume, Source: v.Source, Target: v.Target, ReadOnly: v.ReadOnly, VolumeOptions: options})
 	}
@@ -240,7 +241,7 @@ func (p *Judged) tmpfs() map[string]string {
 		m[t.Target] = mode + ",nosuid,nodev,size=" + strconv.FormatInt(t.SizeBytes, 10)
 		flags := p.asked(t.Target).flags
 		if !slices.Contains(strings.Split(flags, ","), "exec") && !slices.Contains(strings.Split(flags, ","), "noexec") {
-			m[t.Target] += ",noexec" // as is the engine's default
+			m[t.Target] += ",noexec" // the engine's default
 		}
 		if flags != "" {
 			m[t.Target] += "," + flags
@@ -264,14 +265,14 @@ func (p *Judged) networking(h *container.HostConfig) *network.NetworkingConfig {
 	cfg := &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{}}
 	for _, n := range s.Networks {
 		e := EncodeEndpoint(p.Endpoints[n.ID], n.Own)
-		e.NetworkID = n.ID // or the engine would take whatever has the name at a start of its own
+		e.NetworkID = n.ID // otherwise a later start by the engine could join another network of that name
 		cfg.EndpointsConfig[n.ID] = e
 	}
 	return cfg
 }
 
-// EncodeEndpoint writes the endpoint for the engine. On a network that is not the caller's
-// own it has no names or address.
+// EncodeEndpoint writes an endpoint for the engine. On a network that isn't the caller's own, it
+// leaves out aliases, links and addresses.
 func EncodeEndpoint(e *network.EndpointSettings, own bool) *network.EndpointSettings {
 	out := &network.EndpointSettings{}
 	if e == nil {
@@ -288,8 +289,8 @@ func EncodeEndpoint(e *network.EndpointSettings, own bool) *network.EndpointSett
 	return out
 }
 
-// Encode leaves out what stays as it is. Memory and swap go together, so that there is
-// no swap.
+// Encode writes the update for the engine, without the fields that don't change. It always sets
+// memory and swap together, so that the container gets no swap.
 func (b *Update) Encode(s policy.ContainerSpec) container.UpdateConfig {
 	u := container.UpdateConfig{RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyMode(s.Restart)}}
 	if s.Restart == string(container.RestartPolicyOnFailure) {

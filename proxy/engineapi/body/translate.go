@@ -14,8 +14,7 @@ import (
 	"github.com/bermhq/berm/proxy"
 )
 
-// Request says what the body asks for in the policy's terms, but for its mounts, its
-// networks and its image.
+// Request translates the body for the policy, except for mounts, networks and the image.
 func (b *Create) Request() (policy.ContainerRequest, error) {
 	h := b.HostConfig
 	req := policy.ContainerRequest{
@@ -34,7 +33,7 @@ func (b *Create) Request() (policy.ContainerRequest, error) {
 			delete(req.Env, name)
 		}
 	}
-	if h.PidMode.IsContainer() { // of which the engine has to be asked
+	if h.PidMode.IsContainer() { // the caller of Request looks the container up
 		req.PidOf = &policy.ContainerPeer{Asked: string(h.PidMode)}
 	}
 	Limits(&h.Resources, &req)
@@ -43,7 +42,7 @@ func (b *Create) Request() (policy.ContainerRequest, error) {
 	return req, err
 }
 
-// Limits fills in what can be changed later as well.
+// Limits fills in the limits that an update can change too.
 func Limits(r *container.Resources, req *policy.ContainerRequest) {
 	req.MemoryBytes, req.SwapBytes, req.PidsLimit = r.Memory, r.MemorySwap, r.PidsLimit
 	req.CPUs = cpus(r)
@@ -52,7 +51,7 @@ func Limits(r *container.Resources, req *policy.ContainerRequest) {
 		req.Ulimits = append(req.Ulimits, policy.ContainerUlimit{Name: u.Name, Soft: u.Soft, Hard: u.Hard})
 	}
 	if req.PidsLimit != nil && *req.PidsLimit == 0 {
-		req.PidsLimit = nil // as clients write what they leave out
+		req.PidsLimit = nil // clients send 0 for a limit that they leave out
 	}
 }
 
@@ -109,7 +108,7 @@ func (o *Others) Add(given bool, field string, value any) {
 	}
 }
 
-// refused are the fields that no policy allows, as far as they are given.
+// refused returns the fields of the body that no policy allows.
 func (b *Create) refused() []policy.OtherField {
 	var o Others
 	h := b.HostConfig
@@ -128,14 +127,14 @@ func (b *Create) refused() []policy.OtherField {
 	o.Add(h.MaskedPaths != nil, "HostConfig.MaskedPaths", h.MaskedPaths)
 	o.Add(h.ReadonlyPaths != nil, "HostConfig.ReadonlyPaths", h.ReadonlyPaths)
 	r := h.Resources
-	r.BlkioWeight = 0 // left out, as by an engine whose kernel has none
+	r.BlkioWeight = 0 // Encode leaves it out, as does an engine whose kernel doesn't support it
 	return append(o, Refused("HostConfig.", &r, h.DiskQuota)...)
 }
 
 // defaultShares is the weight of a container that asks for none.
 const defaultShares = 1024
 
-// Refused are the resources that no policy allows, as far as they are given.
+// Refused returns the resource fields that no policy allows. At begins their names.
 func Refused(at string, r *container.Resources, diskQuota int64) []policy.OtherField {
 	var o Others
 	o.Add(r.CPUShares > defaultShares, at+"CpuShares", r.CPUShares)
@@ -153,7 +152,7 @@ func Refused(at string, r *container.Resources, diskQuota int64) []policy.OtherF
 	return o
 }
 
-// ports are those to be published, in the order of their numbers.
+// ports returns the ports to publish, in the order of their keys.
 func (h *Host) ports() ([]policy.ContainerPort, error) {
 	var list []policy.ContainerPort
 	for _, key := range slices.Sorted(maps.Keys(h.PortBindings)) {
@@ -189,8 +188,8 @@ func (h *Host) ports() ([]policy.ContainerPort, error) {
 	return list, nil
 }
 
-// Published adds the ports that PublishAllPorts stands for: the exposed ones, which the
-// image's are among, that have no place of their own.
+// Published adds the ports that PublishAllPorts stands for. These are the exposed ports of the
+// body and the image that aren't published already.
 func (b *Create) Published(have []policy.ContainerPort, image nat.PortSet) ([]policy.ContainerPort, error) {
 	if !b.HostConfig.PublishAllPorts {
 		return have, nil

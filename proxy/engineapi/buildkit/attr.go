@@ -147,7 +147,8 @@ func (a *attrs) plain(key, value string) bool {
 	return harmless[key] != nil && harmless[key](value)
 }
 
-// provenance judges what an image tells of its build. Without a mode BuildKit tells the most.
+// provenance judges the attribute for an image's provenance. Without a mode, BuildKit would add
+// the most detailed one.
 func (a *attrs) provenance(most, value string) bool {
 	switch {
 	case !provenance(value) || most != "max" && strings.Contains(value, "mode=max"):

@@ -186,7 +186,7 @@ func (r *request) judgeNames(b Build, list string) error {
 	return nil
 }
 
-// known returns what the engine said of an operation when it returned that to a tenant.
+// known returns the metadata of an operation that the engine has returned to a tenant.
 type known func(op []byte) (*pb.OpMetadata, bool)
 
 // judgeBridge judges the Solve of a client that is the frontend.
@@ -222,10 +222,10 @@ func judgeBridge(b Build, tenant string, in *gateway.SolveRequest, session func(
 	}, a, nil
 }
 
-// returned returns a definition of known operations, with the engine's metadata: that of a
-// client may lift a step's limits. Each operation comes after those that it builds on, as
-// engines don't check that. The last one may be new, as it only says which result of the
-// others is meant; it is written anew. Returned returns nil for other definitions.
+// returned copies a definition of known operations, or returns nil. It takes the engine's
+// metadata, since a client's could lift a step's limits. Each operation must come after its
+// inputs, which engines don't check. The last operation needn't be known: it only selects a
+// result of the others, and resultOf encodes it anew.
 func returned(def *pb.Definition, known known) *pb.Definition {
 	out := &pb.Definition{Metadata: map[string]*pb.OpMetadata{}}
 	before := map[string]bool{}
@@ -255,8 +255,8 @@ func returned(def *pb.Definition, known known) *pb.Definition {
 	return out
 }
 
-// resultOf encodes the last operation of a definition. It returns nil if that says more than
-// which result is meant. A negative index would end the engine.
+// resultOf encodes the last operation of a definition anew. It returns nil unless the operation
+// only selects a result. A negative index would crash the engine.
 func resultOf(op *pb.Op) []byte {
 	if op.Op != nil || len(op.Inputs) != 1 || op.Inputs[0].Index < 0 || hasUnknown(op.ProtoReflect()) {
 		return nil

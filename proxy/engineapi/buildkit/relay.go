@@ -91,7 +91,7 @@ func passedOn(ctx context.Context) context.Context {
 	return metadata.NewOutgoingContext(ctx, withoutReserved(in))
 }
 
-// withoutReserved leaves out what each HTTP/2 connection sets for itself.
+// withoutReserved leaves out the metadata that each HTTP/2 connection sets for itself.
 func withoutReserved(in metadata.MD) metadata.MD {
 	out := metadata.MD{}
 	for key, values := range in {
@@ -102,8 +102,8 @@ func withoutReserved(in metadata.MD) metadata.MD {
 	return out
 }
 
-// paced is the body of a stream that isn't read far ahead of what its reader has used, as
-// gRPC's server keeps all that it can read.
+// paced is the body of a stream. Its reads wait while a whole message's bytes are read and not
+// used yet. Otherwise gRPC's server would keep all that it can read in memory.
 type paced struct {
 	io.ReadCloser
 	most    int
@@ -115,7 +115,7 @@ type paced struct {
 
 type pacedKey struct{}
 
-// pace bounds how much is kept of a stream's messages, of which each has at most so many bytes.
+// pace makes the body of a request paced. Message is the most bytes of one message.
 func pace(r *http.Request, message int) *http.Request {
 	p := &paced{ReadCloser: r.Body, most: message + messageHead}
 	p.changed.L = &p.mu
@@ -124,10 +124,11 @@ func pace(r *http.Request, message int) *http.Request {
 	return r
 }
 
-// messageHead is what comes before each message of gRPC, in bytes.
+// messageHead is the length of gRPC's prefix of each message, in bytes.
 const messageHead = 5
 
-// used lets so many more bytes of messages be read of a paced stream.
+// used reports that a message of a paced stream was used, so that more can be read. Message is
+// its length in bytes.
 func used(ctx context.Context, message int) {
 	p := ctx.Value(pacedKey{}).(*paced)
 	p.mu.Lock()

@@ -69,7 +69,7 @@ type Server struct {
 	calls sync.Map // by tenant: *semaphore.Weighted of its calls, but of sessions
 }
 
-// New returns a Server. It connects to the engine when it has to.
+// New returns a Server. It connects to the engine on the first call.
 func New(opts Options) (*Server, error) {
 	s := &Server{opts: opts, builds: map[[2]string]*build{}, ended: map[string][]*build{}, changed: make(chan struct{})}
 	s.sessions.all, s.sessions.changed = map[[2]string]*session{}, make(chan struct{})
@@ -119,8 +119,8 @@ func (s *Server) newGRPC(message int) *grpc.Server {
 		}))
 }
 
-// recovered makes a panic of a call its error: gRPC runs calls in goroutines of its own, where one
-// would end the process.
+// recovered turns a panic of a call into the call's error. gRPC runs calls in its own goroutines,
+// where a panic would end the process.
 func (s *Server) recovered(ctx context.Context, err *error) {
 	if v := recover(); v != nil {
 		s.opts.Panicked(ctx, v)
@@ -175,8 +175,8 @@ func (s *Server) Serve(ctx context.Context, caller Caller, conn net.Conn) {
 	})
 }
 
-// serve serves one call. Of a session one message is kept; all others are leased, and must
-// come soon.
+// serve serves one call. It paces the messages of a session. For any other call it leases memory
+// for the message, which must arrive within messageTime.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	r.Header.Del("Grpc-Encoding") // a compressed message takes more memory than its bytes
 	if r.URL.Path == control.Control_Session_FullMethodName {
@@ -195,7 +195,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	defer calls.(*semaphore.Weighted).Release(1)
 	m := &memory{ReadCloser: r.Body, ctx: r.Context(), lease: s.opts.Lease(tenant)}
 	defer m.release()
-	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(messageTime)) // which HTTP/2 has
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(messageTime)) // HTTP/2 supports it
 	r = r.WithContext(context.WithValue(r.Context(), memoryKey{}, m))
 	r.Body = m
 	s.grpc.ServeHTTP(w, r)
@@ -204,12 +204,12 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 // messageTime limits how long a call's message may take to arrive.
 const messageTime = 30 * time.Second
 
-// copies is how often a message is in memory: as bytes, as its fields, and in the request
-// that is made of them.
+// copies is how often a message is in memory: as bytes, as decoded fields, and in the request to
+// the engine.
 const copies = 3
 
-// memory is the body of a call. It leases the memory for what is read and for the answer, until
-// that is sent. A call may go on after that, if its client is gone.
+// memory is the body of a call. It leases memory for the bytes that are read and for the answer,
+// until the answer is sent. A call whose client is gone may go on after that.
 type memory struct {
 	io.ReadCloser
 	ctx context.Context
@@ -242,7 +242,7 @@ func (m *memory) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// leaseAnswer leases the memory for an answer of at most so many bytes.
+// leaseAnswer leases memory for an answer of at most the given number of bytes.
 func leaseAnswer(ctx context.Context, bytes int64) error {
 	return ctx.Value(memoryKey{}).(*memory).add(bytes)
 }
@@ -304,7 +304,7 @@ func (s service) Info(ctx context.Context, _ *control.InfoRequest) (*control.Inf
 	return s.control().Info(ctx, &control.InfoRequest{})
 }
 
-// ListWorkers tells what a client needs to choose a platform and an output.
+// ListWorkers lists the workers, by which a client chooses a platform and an output.
 func (s service) ListWorkers(ctx context.Context, _ *control.ListWorkersRequest) (*control.ListWorkersResponse, error) {
 	resp, err := s.control().ListWorkers(ctx, &control.ListWorkersRequest{})
 	if err != nil {
@@ -314,7 +314,7 @@ func (s service) ListWorkers(ctx context.Context, _ *control.ListWorkersRequest)
 	return resp, nil
 }
 
-// showWorkers removes what tells of the engine's host.
+// showWorkers removes details of the engine's host from workers.
 func showWorkers(workers []*types.WorkerRecord) {
 	const snapshotter = "org.mobyproject.buildkit.worker.snapshotter"
 	for _, w := range workers {
@@ -326,7 +326,7 @@ func showWorkers(workers []*types.WorkerRecord) {
 	}
 }
 
-// DiskUsage tells nothing, as the engine's records have no owner.
+// DiskUsage answers an empty list, as the engine's records have no owner.
 func (service) DiskUsage(context.Context, *control.DiskUsageRequest) (*control.DiskUsageResponse, error) {
 	return &control.DiskUsageResponse{}, nil
 }

@@ -39,8 +39,8 @@ const (
 	askCredentials = "/moby.filesync.v1.Auth/Credentials"
 )
 
-// offered are the methods of a client's that the engine may call. Berm asks for credentials
-// itself, once it has judged the image that they are for.
+// offered are the client's methods that the engine may call. The method for credentials isn't
+// among them: Berm calls it itself, once it has judged the image.
 var offered = []string{
 	"/moby.filesync.v1.FileSync/DiffCopy", "/moby.filesync.v1.FileSync/TarStream", "/moby.filesync.v1.FileSend/DiffCopy",
 	"/moby.upload.v1.Upload/Pull", "/grpc.health.v1.Health/Check",
@@ -55,9 +55,9 @@ var (
 type session struct {
 	id      string           // the engine's
 	client  *grpc.ClientConn // nil until the session is open
-	methods []string         // the client's that the engine may call
-	login   bool             // the client answers for credentials
-	left    atomic.Int64
+	methods []string         // the client's methods that the engine may call
+	login   bool             // the client offers the method for credentials
+	left    atomic.Int64     // bytes that the client may still send
 }
 
 type sessions struct {
@@ -100,7 +100,7 @@ func (s *sessions) remove(tenant, id string) {
 	delete(s.all, [2]string{tenant, id})
 }
 
-// await returns an open session of the tenant's. It waits a moment for the session.
+// await returns an open session of the tenant's. It waits up to sessionWait for it.
 func (s *sessions) await(ctx context.Context, tenant, id string) (*session, error) {
 	ctx, cancel := context.WithTimeout(ctx, sessionWait)
 	defer cancel()
@@ -186,7 +186,7 @@ func (s *Server) relaySession(ctx context.Context, new *session, conn, engine ne
 		return err
 	}
 	defer func() { _ = client.Close() }()
-	client.Connect() // a client that ends is noticed
+	client.Connect() // reads from the connection, so that its end is noticed
 	s.sessions.open(new, client)
 	server := grpc.NewServer(grpc.ForceServerCodecV2(frames{}), grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
 		grpc.InitialWindowSize(streamBuffer), grpc.InitialConnWindowSize(connBuffer), grpc.ReadBufferSize(relayBuffer), grpc.WriteBufferSize(relayBuffer),
@@ -238,7 +238,7 @@ func (c watched) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// overConn makes a client of a connection that is open. It can't be opened again.
+// overConn returns a gRPC client over an open connection. The client can't reconnect.
 func overConn(conn net.Conn) (*grpc.ClientConn, error) {
 	conns := make(chan net.Conn, 1)
 	conns <- conn

@@ -22,7 +22,7 @@ const (
 	maxOps     = 4096      // operations that are remembered of a build
 	maxResults = 32        // of a build
 	maxBytes   = 16 << 20  // of a build's results
-	maxKept    = 256 << 10 // of metadata of the operations of a build, which are kept after it
+	maxKept    = 256 << 10 // bytes of metadata of a build's operations, which stay after the build
 	// buildWait is how long a call waits for its build, which another call begins.
 	buildWait = 5 * time.Second
 )
@@ -101,7 +101,7 @@ func (s service) Solve(ctx context.Context, in *control.SolveRequest) (_ *contro
 	return b.run()
 }
 
-// add makes a build known under its ref.
+// add adds a build under its tenant and ref. It fails if there is one already.
 func (s *Server) add(b *build) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,9 +138,9 @@ func (b *build) stop() {
 	b.results = nil
 }
 
-// await returns a build of the tenant's once it has begun. It waits a moment for one that it
-// doesn't know. The error of one that was refused says why, as clients show whichever call
-// fails first.
+// await returns a build of the tenant's once it has begun. It waits up to buildWait for a build
+// that doesn't exist yet. For a refused build it returns the refusal, since a client shows the
+// error of whichever call fails first.
 func (s *Server) await(ctx context.Context, tenant, ref string) (*build, error) {
 	unknown := time.NewTimer(buildWait)
 	defer unknown.Stop()
@@ -150,7 +150,7 @@ func (s *Server) await(ctx context.Context, tenant, ref string) (*build, error) 
 		s.mu.Unlock()
 		missed := unknown.C
 		var begun, over <-chan struct{}
-		if b != nil { // it may have to wait for its turn
+		if b != nil { // the build may have to wait for room
 			begun, over, changed, missed = b.begun, b.over, nil, nil
 		}
 		select {
@@ -180,8 +180,8 @@ func (b *build) hasBegun() bool {
 	}
 }
 
-// start starts a job that may read all sources that are known by now. It takes the place of
-// the job before. It starts none once the build has ended. The caller holds the lock.
+// start starts a job that may read all sources admitted so far, in place of the current job. It
+// does nothing once the build has ended. The caller holds b.mu.
 func (b *build) start() {
 	if b.results == nil {
 		return
@@ -224,7 +224,7 @@ func (b *build) run() (*control.SolveResponse, error) {
 		switch {
 		case j.err == nil:
 			return b.finish(j.resp)
-		case b.req.out.Frontend == "": // the client is the frontend, and hears of it there
+		case b.req.out.Frontend == "": // the client is the frontend, and gets this error from its own calls
 			return nil, j.err
 		}
 		if err := b.admit(j, j.err); err != nil {
@@ -233,9 +233,9 @@ func (b *build) run() (*control.SolveResponse, error) {
 	}
 }
 
-// admit judges the image that a job's error names, and starts a job that may read it. It
-// returns that error if there is none. It does nothing if the job isn't the last: of two
-// calls of a frontend, one may end the other's job.
+// admit judges the image that a job's error names, and starts a job that may read it. It returns
+// failed if the error names no image, or one that the build may read already. It does nothing if
+// j isn't the current job: another call of the frontend may have replaced it.
 func (b *build) admit(j *job, failed error) error {
 	source := missing(failed.Error())
 	b.mu.Lock()
@@ -286,7 +286,7 @@ func (b *build) finish(resp *control.SolveResponse) (*control.SolveResponse, err
 			ids = append(ids, id)
 		}
 	}
-	if !b.req.stores || len(ids) == 0 { // the latter is a question, not a build
+	if !b.req.stores || len(ids) == 0 { // a request without an image only asks about the Dockerfile
 		return resp, nil
 	}
 	if err := b.judge.Finish(ids, b.req.names); err != nil {
@@ -298,7 +298,7 @@ func (b *build) finish(resp *control.SolveResponse) (*control.SolveResponse, err
 	return resp, nil
 }
 
-// Status tells a client how its build goes, over all jobs of it.
+// Status streams the progress of a client's build, over all of the build's jobs.
 func (s service) Status(in *control.StatusRequest, stream control.Control_StatusServer) error {
 	ctx := stream.Context()
 	b, err := s.await(ctx, callerOf(ctx).Tenant(), in.Ref)
@@ -322,7 +322,8 @@ func (s service) Status(in *control.StatusRequest, stream control.Control_Status
 	}
 }
 
-// show replaces pins by their names, and leaves out refusals that the next job answers.
+// show replaces pins by the names that the client knows. It leaves out errors after which the
+// next job goes on.
 func (b *build) show(m *control.StatusResponse) {
 	b.mu.Lock()
 	names := b.sources.shown()
@@ -367,14 +368,14 @@ func (b *build) remember(r *gateway.Result) error {
 	return nil
 }
 
-// metadataOf returns what counts of a definition's metadata of an operation.
+// metadataOf returns the fields that count of an operation's metadata in a definition.
 func metadataOf(def *pb.Definition, op []byte) *pb.OpMetadata {
 	m := def.Metadata[digestOf(op)]
 	return &pb.OpMetadata{IgnoreCache: m.GetIgnoreCache(), Description: m.GetDescription(), Caps: m.GetCaps(), LinuxResources: m.GetLinuxResources()}
 }
 
-// knows reports whether the engine returned an operation to a build of the tenant's, and
-// what it said of that.
+// knows reports whether the engine returned an operation to a build of the tenant's, and returns
+// the operation's metadata.
 func (s *Server) knows(tenant string, op []byte) (*pb.OpMetadata, bool) {
 	sum := sha256.Sum256(op)
 	s.mu.Lock()

@@ -62,7 +62,7 @@ func rule(action spb.PolicyAction, match spb.MatchType, identifier string) *spb.
 	return &spb.Rule{Action: action, Selector: &spb.Selector{Identifier: identifier, MatchType: match}}
 }
 
-// below is a path that no server reads as one outside of the directory before it.
+// below matches a path that no server can resolve to one outside of the directory before it.
 const below = `[A-Za-z0-9_~-][A-Za-z0-9._~-]*(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*`
 
 // policy returns the source policy. The last rule that matches decides.
@@ -88,7 +88,7 @@ func (s *sources) policy() *spb.Policy {
 	return &spb.Policy{Version: 1, Rules: rules}
 }
 
-// shown replaces pins by the names that the client knows.
+// shown returns a replacer of pins by the names that the client knows.
 func (s *sources) shown() *strings.Replacer {
 	var names []string
 	for _, p := range s.pins {

@@ -27,11 +27,11 @@ import (
 
 // Sizes and times of talking to the engine.
 const (
-	BufferSize  = 64 << 10         // of connections and copies, in bytes
-	answerSize  = 32 << 10         // of what most answers are read into, in bytes
-	MaxAnswer   = 64 << 20         // of an engine's answer that is read whole, in bytes
-	AskTimeout  = 30 * time.Second // of the proxy's own requests
-	UndoTimeout = 30 * time.Second // of removing what must not be
+	BufferSize  = 64 << 10         // bytes of a buffer for a connection or a copy
+	answerSize  = 32 << 10         // bytes of the buffer that an answer is first read into
+	MaxAnswer   = 64 << 20         // bytes of an answer that is read whole
+	AskTimeout  = 30 * time.Second // for one of the proxy's own requests
+	UndoTimeout = 30 * time.Second // for the removal of an object that must not stay
 )
 
 // Version is a version 1.N of the Engine API, as N.
@@ -40,12 +40,12 @@ type Version int
 // The versions that the proxy knows.
 const (
 	Oldest Version = 24 // of Docker 1.12
-	Newest Version = 51 // of Docker 28; what came later isn't known here
+	Newest Version = 51 // of Docker 28
 )
 
 func (v Version) String() string { return "1." + strconv.Itoa(int(v)) }
 
-// ParseVersion reads "v1.41", and no other spelling of it.
+// ParseVersion parses a version like "v1.41". It takes no other spelling.
 func ParseVersion(s string) (Version, bool) {
 	minor, ok := strings.CutPrefix(s, "v1.")
 	if !ok || len(minor) != 2 || minor[0] == '0' {
@@ -58,7 +58,7 @@ func ParseVersion(s string) (Version, bool) {
 // Engine is the container engine behind the proxy. It is safe for many goroutines.
 type Engine struct {
 	Transport *http.Transport // makes all requests but upgrades
-	name      string          // as callers are told
+	name      string          // in messages to callers
 	dial      func(context.Context) (net.Conn, error)
 
 	version fact[Version]
@@ -67,8 +67,8 @@ type Engine struct {
 	ended   atomic.Uint64 // connections that have ended
 }
 
-// fact is what the engine said of itself. It is asked again once a connection has ended, as
-// all do when the engine restarts.
+// fact caches an answer of the engine about itself. It expires once a connection has ended, as
+// all connections do when the engine restarts.
 type fact[T any] struct{ known atomic.Pointer[knownFact[T]] }
 
 type knownFact[T any] struct {
@@ -76,7 +76,7 @@ type knownFact[T any] struct {
 	ended uint64 // connections that had ended before
 }
 
-// of returns the fact. It asks unless it is known.
+// of returns the fact, and asks the engine unless the fact is cached.
 func (f *fact[T]) of(e *Engine, ask func() (T, error)) (T, error) {
 	ended := e.ended.Load()
 	if known := f.known.Load(); known != nil && known.ended == ended {
@@ -89,7 +89,7 @@ func (f *fact[T]) of(e *Engine, ask func() (T, error)) (T, error) {
 	return value, err
 }
 
-// countedConn counts its end.
+// countedConn adds one to ended when it is closed.
 type countedConn struct {
 	net.Conn
 	ended *atomic.Uint64
@@ -100,7 +100,7 @@ func (c countedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// New returns the engine of this name for callers, which needn't be up.
+// New returns an engine, which needn't be up. Messages to callers have its name.
 func New(name string, dial func(context.Context) (net.Conn, error)) *Engine {
 	e := &Engine{name: name, dial: dial}
 	e.Transport = &http.Transport{
@@ -162,8 +162,8 @@ func (e *Engine) request(ctx context.Context, a Ask) (*http.Request, error) {
 	return req, nil
 }
 
-// Send gives the engine a request. Whatever it answers is an answer; the error says
-// that it can't be reached. The caller closes the body.
+// Send sends a request to the engine. It returns any answer, whatever its status, and fails only
+// if the engine can't be reached. The caller closes the answer's body.
 func (e *Engine) Send(ctx context.Context, a Ask) (*http.Response, error) {
 	req, err := e.request(ctx, a)
 	if err != nil {
@@ -176,7 +176,7 @@ func (e *Engine) Send(ctx context.Context, a Ask) (*http.Response, error) {
 	return resp, nil
 }
 
-// Open is Send for an answer that is no error. One of 300 or more is an error.
+// Open is Send, except that it returns an *Error for a status of 300 or more.
 func (e *Engine) Open(ctx context.Context, a Ask) (*http.Response, error) {
 	resp, err := e.Send(ctx, a)
 	if err == nil && resp.StatusCode >= 300 {
@@ -185,7 +185,8 @@ func (e *Engine) Open(ctx context.Context, a Ask) (*http.Response, error) {
 	return resp, err
 }
 
-// Unavailable is the fault of an engine that doesn't answer, or the end of ctx.
+// Unavailable returns the fault of an engine that doesn't answer, or the cause of ctx if that has
+// ended.
 func (e *Engine) Unavailable(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -193,7 +194,8 @@ func (e *Engine) Unavailable(ctx context.Context, err error) error {
 	return proxy.Unreachable(e.name, err)
 }
 
-// Failure makes an error of an answer that is one, and closes it. A 304 is one as well.
+// Failure returns an *Error with the status and message of an answer of 300 or more, and closes
+// the answer.
 func Failure(resp *http.Response) error {
 	defer func() { _ = resp.Body.Close() }()
 	body, _ := io.ReadAll(io.LimitReader(resp.Body, BufferSize))
@@ -213,7 +215,7 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Message }
 
-// As lets the gate answer it as it came.
+// As makes the Gate answer the engine's status and message unchanged.
 func (e *Error) As(target any) bool {
 	f, ok := target.(**proxy.Fault)
 	if ok {
@@ -222,7 +224,7 @@ func (e *Error) As(target any) bool {
 	return ok
 }
 
-// StatusOf is the status of an engine's error; 0 for any other.
+// StatusOf returns the status of an *Error, or 0 for any other error.
 func StatusOf(err error) int {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Status
@@ -230,7 +232,7 @@ func StatusOf(err error) int {
 	return 0
 }
 
-// Get asks for JSON, within the proxy's own time.
+// Get sends a GET and decodes the answer's JSON into into, as Do does.
 func (e *Engine) Get(ctx context.Context, v Version, path string, query url.Values, into any) error {
 	return e.Do(ctx, Ask{Method: http.MethodGet, Version: v, Path: path, Query: query}, into)
 }
@@ -248,7 +250,8 @@ func (a *Ask) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, AskTimeout)
 }
 
-// Do sends a request and reads its answer whole. An answer of 300 or more is an error.
+// Do sends a request, and decodes the whole answer into into unless that is nil. It returns an
+// *Error for a status of 300 or more.
 func (e *Engine) Do(ctx context.Context, a Ask, into any) error {
 	ctx, cancel := a.bound(ctx)
 	defer cancel()
@@ -281,9 +284,9 @@ func (e *Engine) Do(ctx context.Context, a Ask, into any) error {
 // maxEntry bounds one entry of a list of the engine's, in bytes.
 const maxEntry = 16 << 20
 
-// Each asks for a list and gives one entry after the other to f, so that no list is too
-// long, whoever filled it. The answer is a list, or an object with lists, whose names f
-// gets; what else is in that is left out.
+// Each asks for a list and passes one entry after the other to f, so that a list may have any
+// length. The answer is a list, or an object with lists. F gets the name of an object's list.
+// Each skips other fields of the object.
 func (e *Engine) Each(ctx context.Context, a Ask, f func(list string, entry json.RawMessage) error) error {
 	ctx, cancel := a.bound(ctx)
 	defer cancel()
@@ -296,7 +299,7 @@ func (e *Engine) Each(ctx context.Context, a Ask, f func(list string, entry json
 	return e.EachEntry(ctx, a.Path, resp.Body, f)
 }
 
-// EachEntry gives f the entries of the lists in the answer to a GET.
+// EachEntry passes f the entries of the lists in the answer to a GET.
 func (e *Engine) EachEntry(ctx context.Context, path string, body io.Reader, f func(list string, entry json.RawMessage) error) error {
 	bounded := &io.LimitedReader{R: body}
 	err := (&lister{bounded: bounded, dec: json.NewDecoder(bounded), f: f}).read()
@@ -341,7 +344,7 @@ func (l *lister) read() error {
 	}
 }
 
-// value reads the rest of what begins with a token.
+// value reads the rest of a value that begins with the token first.
 func (l *lister) value(name string, first json.Token, err error) error {
 	if err == nil && first == json.Delim('[') {
 		return l.entries(name)
@@ -377,8 +380,8 @@ func (l *lister) entries(name string) error {
 	}
 }
 
-// Negotiate gives the version in which the engine is spoken to for a client that asks
-// for one; 0 is a client that names none, and takes the newest.
+// Negotiate returns the API version in which to ask the engine for a client that asks for one.
+// For 0, a client that names none, it returns Max.
 func (e *Engine) Negotiate(ctx context.Context, asked Version) (Version, error) {
 	most, err := e.Max(ctx)
 	switch {
@@ -394,7 +397,7 @@ func (e *Engine) Negotiate(ctx context.Context, asked Version) (Version, error) 
 	return asked, nil
 }
 
-// Max is the newest version that both the engine and the proxy know.
+// Max returns the newest version that both the engine and the proxy support.
 func (e *Engine) Max(ctx context.Context) (Version, error) {
 	return e.version.of(e, func() (Version, error) {
 		ctx, cancel := context.WithTimeout(ctx, AskTimeout)
@@ -413,7 +416,7 @@ func (e *Engine) Max(ctx context.Context) (Version, error) {
 	})
 }
 
-// Host is the engine's host.
+// Host is what the proxy knows of the engine's host.
 type Host struct {
 	CPUs    int64
 	Seccomp string // the SecurityOpt of the containers that the proxy makes; empty for the engine's own profile
@@ -451,8 +454,9 @@ func (e *Engine) HostInfo(ctx context.Context, v Version) (*Host, error) {
 // KnowsHost reports whether HostInfo was answered before.
 func (e *Engine) KnowsHost() bool { return e.host.known.Load() != nil }
 
-// WithoutProfile removes Berm's seccomp profile from an inspected container, once the host is
-// known. How it was known last will do, as all engines of an architecture have one profile.
+// WithoutProfile removes Berm's seccomp profile from an inspected container, once HostInfo was
+// answered. It may use an expired answer, since all engines of an architecture get the same
+// profile.
 func (e *Engine) WithoutProfile(inspected []byte) []byte {
 	known := e.host.known.Load()
 	if known == nil || len(known.value.shown) == 0 {
@@ -486,13 +490,13 @@ func ownSeccomp(options []string) bool {
 	return false
 }
 
-// Release gives the engine's own version, "20.10.24".
+// Release returns the engine's own version, like "20.10.24".
 func (e *Engine) Release(ctx context.Context) (string, error) {
 	r, err := e.releases(ctx)
 	return r.Version, err
 }
 
-// Runc gives the version of runc, "1.1.5", or "" if it isn't the engine's default runtime.
+// Runc returns the version of runc, like "1.1.5", or "" if it isn't the engine's default runtime.
 func (e *Engine) Runc(ctx context.Context) (string, error) {
 	r, err := e.releases(ctx)
 	for _, c := range r.Components {

@@ -11,15 +11,15 @@ import (
 	"time"
 )
 
-// Half is a connection of which one direction can be closed alone.
+// Half is a connection whose write side can be closed alone.
 type Half interface {
 	net.Conn
 	CloseWrite() error
 }
 
-// Upgrade sends a request whose answer takes the connection over. Any other answer is an
-// error. The caller closes the connection, and reads what the engine says from the reader;
-// the header is the answer's.
+// Upgrade sends a request that upgrades the connection. It fails if the engine doesn't switch
+// protocols. It returns the connection, which the caller closes, a reader of what the engine
+// sends, and the answer's header.
 func (e *Engine) Upgrade(ctx context.Context, a Ask) (Half, io.Reader, http.Header, error) {
 	req, err := e.request(ctx, a)
 	if err != nil {
@@ -61,7 +61,8 @@ func (e *Engine) Upgrade(ctx context.Context, a Ask) (Half, io.Reader, http.Head
 	return conn, Behind(br, conn), resp.Header, nil
 }
 
-// Behind reads what is buffered of a connection, then the connection.
+// Behind returns a reader of the bytes that are buffered of a connection, and then of the
+// connection.
 func Behind(buffered *bufio.Reader, conn net.Conn) io.Reader {
 	rest, _ := buffered.Peek(buffered.Buffered())
 	return io.MultiReader(bytes.NewReader(bytes.Clone(rest)), conn)
