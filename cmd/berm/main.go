@@ -1,5 +1,5 @@
-// Command berm stands between untrusted work and a container engine: it serves
-// sandboxes by key over HTTP, and refuses what the policy doesn't allow.
+// Command berm stands between untrusted work and a container engine. It serves sandboxes by
+// key over HTTP, and the Docker Engine API, and refuses requests that its policy doesn't allow.
 package main
 
 import (

@@ -25,20 +25,20 @@ import (
 
 const (
 	killTime   = 10 * time.Second
-	inputSize  = 128 << 10 // bytes sent at once
-	maxMessage = 1 << 20   // bytes that are taken
+	inputSize  = 128 << 10 // bytes of input that are sent at once
+	maxMessage = 1 << 20   // bytes of a message from the server
 )
 
 var (
-	// errCutOff says that an attachment ended before what it was attached to.
+	// errCutOff says that an attachment ended before the command or process did.
 	errCutOff = errors.New("the connection was cut off")
-	// errPipe says that nobody reads the output any more.
+	// errPipe says that the reader of this program's output is gone.
 	errPipe = errors.New("nobody reads the output")
 )
 
-// connection leads to a command or process.
+// connection connects to a command or process.
 type connection interface {
-	// follow copies the output until the end, and tells how it came.
+	// follow copies the output until the command or process ends, and returns how it ended.
 	follow(ctx context.Context, stdout, stderr io.Writer) (apitype.AttachEnd, error)
 	// write sends input. An error that isn't errCutOff ends the session.
 	write(ctx context.Context, input []byte) error
@@ -46,17 +46,16 @@ type connection interface {
 	close()
 }
 
-// session is this program in the place of a command's or process' terminal, or of its
-// input and output.
+// session connects this program's input and output, or its terminal, to a command or process.
 type session struct {
 	attach   func(ctx context.Context) (connection, error)
 	in       io.Reader // nil gives no input
 	stdout   io.Writer
 	stderr   io.Writer
 	terminal *terminal     // nil if there is none
-	kill     func()        // for who can't wait; nil: leaves it running
-	timeout  time.Duration // of the command, once it is known
-	detach   bool          // an interrupt leaves it running
+	kill     func()        // kills the command if this program can't go on; nil leaves it running
+	timeout  time.Duration // of the command; set by attach
+	detach   bool          // an interrupt detaches, and leaves the process running
 }
 
 // run attaches, and stays with the command until its end.
@@ -68,7 +67,7 @@ func (s *session) run(ctx context.Context) (apitype.AttachEnd, error) {
 		return apitype.AttachEnd{}, err
 	}
 	defer c.close()
-	// A write that nobody reads is to be an error, and not the end of this program.
+	// With SIGPIPE caught, a write to a closed pipe fails instead of ending this program.
 	broken := make(chan os.Signal, 1)
 	signal.Notify(broken, syscall.SIGPIPE)
 	defer signal.Stop(broken)
@@ -111,7 +110,8 @@ func (s *session) run(ctx context.Context) (apitype.AttachEnd, error) {
 	return end, err
 }
 
-// stay is run for what goes by an ID, and returns its exit code.
+// stay is run for a command or process with an ID. It returns the exit code, and reports how the
+// session ended.
 func (s *session) stay(ctx context.Context, what, id string) (int, error) {
 	end, err := s.run(ctx)
 	switch {
@@ -135,7 +135,7 @@ func (s *session) resize(ctx context.Context, c connection) {
 	}
 }
 
-// input gives the command this program's input.
+// input copies this program's input to the command.
 func (s *session) input(ctx context.Context, cancel context.CancelCauseFunc, c connection) {
 	r := s.in
 	if s.terminal != nil {
@@ -146,7 +146,7 @@ func (s *session) input(ctx context.Context, cancel context.CancelCauseFunc, c c
 		n, err := r.Read(buf)
 		if n > 0 {
 			if err := c.write(ctx, buf[:n]); err != nil {
-				if !errors.Is(err, errCutOff) { // of which the output's reader learns as well
+				if !errors.Is(err, errCutOff) { // follow reports that the connection is cut off
 					cancel(fmt.Errorf("send the input: %w", err))
 				}
 				return
@@ -166,7 +166,7 @@ func (s *session) input(ctx context.Context, cancel context.CancelCauseFunc, c c
 	}
 }
 
-// printTo writes output.
+// printTo writes output. It returns errPipe if nobody reads it.
 func printTo(w io.Writer, data []byte) error {
 	_, err := w.Write(data)
 	switch {
@@ -181,10 +181,11 @@ func printTo(w io.Writer, data []byte) error {
 // socketConnection is a connection by WebSocket, in bytes.
 type socketConnection struct {
 	ws   *websocket.Conn
-	fail func(text string) // tells what couldn't be done
+	fail func(text string) // prints an error of input or a control message
 }
 
-// attach opens a WebSocket. An answer that says no is a *client.Error.
+// attach opens a WebSocket. It returns errCutOff if the server can't be reached or goes down, and
+// a *client.Error for any other refusal.
 func attach(ctx context.Context, to client.Handshake, fail func(text string)) (connection, error) {
 	ws, resp, err := websocket.Dial(ctx, to.URL, &websocket.DialOptions{HTTPClient: to.HTTPClient, HTTPHeader: to.Header}) //nolint:bodyclose // it is read already, or is the connection
 	switch {
@@ -222,13 +223,13 @@ func (a *socketConnection) follow(ctx context.Context, stdout, stderr io.Writer)
 	}
 }
 
-// The streams of a binary message, its first byte.
+// The first byte of a binary message, which names the stream.
 const (
 	streamStdout = 1
 	streamStderr = 2
 )
 
-// attachEnd reads the close frame.
+// attachEnd decodes the close frame in the error of a read.
 func attachEnd(err error) (end apitype.AttachEnd, _ error) {
 	closed, ok := errors.AsType[websocket.CloseError](err)
 	switch {
@@ -247,7 +248,7 @@ func (a *socketConnection) text(data []byte) error {
 	if err := json.Unmarshal(data, &m); err != nil {
 		return fmt.Errorf("the server sent a message that isn't JSON: %w", err)
 	}
-	if m.Error.Code != "" || m.Error.Detail != "" { // else it says where the output begins
+	if m.Error.Code != "" || m.Error.Detail != "" { // without them, it is an AttachStart
 		a.fail(cmp.Or(m.Error.Detail, m.Error.Code))
 	}
 	return nil
@@ -268,8 +269,8 @@ func (a *socketConnection) control(ctx context.Context, c apitype.AttachControl)
 	return a.ws.Write(ctx, websocket.MessageText, data)
 }
 
-// attachProcess stays with a process until its end. From is the place in the output
-// after which to begin; -1 is wherever there is something.
+// attachProcess attaches to a process until its end, and returns its exit code. From is the seq
+// after which the output begins; -1 begins with the first output that is kept.
 func attachProcess(ctx context.Context, c *client.Client, s *session, key, id string, opts client.AttachOptions, from int64) (int, error) {
 	if from >= 0 {
 		opts.After = &from
@@ -282,8 +283,8 @@ func attachProcess(ctx context.Context, c *client.Client, s *session, key, id st
 	return s.stay(ctx, "process", id)
 }
 
-// streamConnection is a command that this program starts and follows: its output as a stream
-// of events, which the client takes up again by itself, and calls for all else.
+// streamConnection is a connection to a command that this program starts. The output comes as a
+// stream of events, which the client resumes by itself. Input and control messages are calls.
 type streamConnection struct {
 	session *session
 	c       *client.Client
@@ -336,8 +337,8 @@ func (x *streamConnection) write(ctx context.Context, input []byte) error {
 	return x.input(ctx, input, false)
 }
 
-// input sends input, or that there is no more. What the command doesn't take any more
-// is no error.
+// input sends input, and closes the command's input if end is set. It returns errCutOff if the
+// command has ended.
 func (x *streamConnection) input(ctx context.Context, input []byte, end bool) error {
 	_, err := x.c.WriteExec(ctx, x.key, x.req.ExecID, bytes.NewReader(input), end)
 	if answer, ok := errors.AsType[*client.Error](err); ok && answer.Code == "process_ended" {

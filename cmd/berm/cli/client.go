@@ -28,7 +28,7 @@ type clientFlags struct {
 	template               *template.Template // nil: output is no template
 }
 
-// NewCommands makes the commands that are clients of a server, and those that need none.
+// NewCommands returns the commands that are clients of a server, and those that need no server.
 func NewCommands() []*cobra.Command {
 	return []*cobra.Command{
 		newSandboxCommand(), newWorkspaceCommand(), newChatCommand(), newFileCommand(),
@@ -36,8 +36,7 @@ func NewCommands() []*cobra.Command {
 	}
 }
 
-// NewShortCommands makes the commands of sandboxes that are so common that they need no
-// "sandbox" in front.
+// NewShortCommands returns commands of "berm sandbox" that also exist directly below "berm".
 func NewShortCommands() []*cobra.Command {
 	var cmds []*cobra.Command
 	for _, make := range []func(*clientFlags) *cobra.Command{
@@ -55,8 +54,8 @@ func NewShortCommands() []*cobra.Command {
 // ShortGroup is the group of the short commands in the program's help.
 const ShortGroup = "short"
 
-// add gives a command and those in it the flags, and explains them in its help. It has their
-// first arguments completed.
+// add adds the flags to a command and its children, explains them in its help, and sets up
+// completion of first arguments.
 func (f *clientFlags) add(cmd *cobra.Command) {
 	if cmd.Long == "" {
 		cmd.Long = cmd.Short + "."
@@ -112,7 +111,8 @@ func (f *clientFlags) token() (string, error) {
 	return strings.TrimSpace(string(data)), nil
 }
 
-// here returns a signed URL with the server address that this program uses.
+// here returns a signed URL at the server address that this program uses. Over a unix socket it
+// returns the URL as the server has signed it.
 func (f *clientFlags) here(signed, path string) string {
 	if strings.HasPrefix(f.server(), "unix:") {
 		return signed

@@ -33,7 +33,7 @@ func newInitCommand() *cobra.Command {
 	return cmd
 }
 
-// newInitHostCommand makes a command that writes what a server outside of a container needs.
+// newInitHostCommand returns a command that writes the files for a server outside of a container.
 func newInitHostCommand(name, engine string) *cobra.Command {
 	var to target
 	cmd := &cobra.Command{
@@ -146,8 +146,8 @@ func (to *target) write(files []newFile) (err error) {
 	return nil
 }
 
-// makeDir makes a directory below the target. Only the owner may enter that of the secrets, as
-// services of any user have to read some of the files in it.
+// makeDir makes a directory below the target. Only the owner may enter that of the secrets: some
+// files in it are readable for all, since a container's service may run as any user.
 func (to *target) makeDir(rel string) error {
 	dir := filepath.Join(to.dir, rel)
 	if rel != secretsDir {
@@ -169,7 +169,7 @@ func (to *target) makeDir(rel string) error {
 	return nil
 }
 
-// wrote lists what was written.
+// wrote lists the files that were written.
 func (to *target) wrote(files []newFile) string {
 	return "Wrote into " + to.dir + ":\n" + lines(func(f newFile) string { return "  " + f.path })(files)
 }

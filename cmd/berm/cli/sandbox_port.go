@@ -82,7 +82,7 @@ func (f *clientFlags) forwardPort(cmd *cobra.Command, c *client.Client, key stri
 	return proxy.Serve(ctx, l, fw.handler(), proxy.ServeOptions{DrainTimeout: time.Second})
 }
 
-// originOf is a server's, by its URL.
+// originOf returns the web origin of a server's URL.
 func originOf(base string) string {
 	u, err := url.Parse(base)
 	if err != nil || u.Scheme == "unix" {
@@ -125,7 +125,7 @@ func (fw *forwarder) handler() http.Handler {
 		},
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		// Another name may be a stranger's that leads here, and its pages would read
+		// A hostile page's host name may resolve to this address, and the page could then read
 		// the answers.
 		name := (&url.URL{Host: r.Host}).Hostname()
 		if ip, err := netip.ParseAddr(name); name != "localhost" && (err != nil || !ip.IsLoopback()) {
@@ -136,14 +136,14 @@ func (fw *forwarder) handler() http.Handler {
 	})
 }
 
-// cookiePrefix begins the names by which the browser keeps the cookies of this port of this
-// sandbox, today's and tomorrow's: to a browser, all ports of a machine are one.
+// cookiePrefix returns the prefix of the cookies of this port of this sandbox in the browser. A
+// browser doesn't keep cookies of a machine's ports apart.
 func (fw *forwarder) cookiePrefix() string {
 	sum := sha256.Sum256([]byte(fw.origin + fw.prefix))
 	return "berm-" + hex.EncodeToString(sum[:8]) + "-"
 }
 
-// modify brings an answer back from below the server's path to where the port is here.
+// modify translates paths in an answer from the server's path of the port to the local address.
 func (fw *forwarder) modify(res *http.Response) error {
 	h := res.Header
 	if rest, ok := strings.CutPrefix(h.Get("Location"), fw.prefix); ok && strings.HasPrefix(rest, "/") {
@@ -159,8 +159,7 @@ func (fw *forwarder) modify(res *http.Response) error {
 		h.Add("Set-Cookie", c.String())
 	}
 	h.Del("WWW-Authenticate") // the answer to which isn't passed on
-	// The address here is the port's alone, so that its pages need not be kept from
-	// what else is there.
+	// Only this port is served at the local address, so its pages need no sandbox.
 	policies := slices.DeleteFunc(h.Values("Content-Security-Policy"), func(v string) bool { return strings.HasPrefix(v, "sandbox allow-scripts ") })
 	h.Del("Content-Security-Policy")
 	for _, v := range policies {

@@ -1,6 +1,6 @@
-// Package config reads what the operator sets: a strict YAML file, environment
-// variables over it, and command-line flags over those. Whatever is unknown or
-// wrong is an error, and all errors come at once.
+// Package config reads the operator's settings from a strict YAML file, environment variables
+// and command-line flags. Flags override variables, and variables override the file. Unknown
+// keys and invalid values are errors, and all of them are reported at once.
 package config
 
 import (
@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// Config is every setting of berm serve. The doc tags say what each is for, in
-// which unit; Default gives the defaults. A secret is never read from the file:
-// its value comes from the environment, or from a file that a second key names.
+// Config holds every setting of berm serve. The doc tags say what each setting is for, and its
+// unit. Default returns the defaults. A secret is never read from the file: its value comes
+// from the environment, or from a file that a second key names.
 type Config struct {
 	HTTP       HTTP      `yaml:"http"`
 	EngineAPI  EngineAPI `yaml:"engine_api"`
@@ -26,10 +26,10 @@ type Config struct {
 	PolicyFile string    `yaml:"policy_file" path:"true" doc:"policy file, absolute, reloaded on SIGHUP and when it changes; empty is the built-in policy"`
 
 	file   string
-	source map[string]string // by key; a key that isn't in it has its default
+	source map[string]string // where a key's value came from; a missing key has its default
 }
 
-// HTTP is the door that callers use.
+// HTTP says where and how the sandbox API is served.
 type HTTP struct {
 	Listen         string        `yaml:"listen" doc:"host:port, unix:///path for a unix socket, or systemd:NAME for the socket that systemd passes under that name; without tokens only loopback and unix sockets are allowed; none turns the sandbox API off, with its probes and /metrics"`
 	SocketMode     string        `yaml:"socket_mode" doc:"file mode of the unix socket, octal"`
@@ -38,7 +38,7 @@ type HTTP struct {
 	DrainTimeout   time.Duration `yaml:"drain_timeout" doc:"how long requests in flight may go on after SIGTERM"`
 }
 
-// Logging is what is written to standard error.
+// Logging says what is logged to standard error.
 type Logging struct {
 	Level  string `yaml:"level" doc:"debug, info, warn or error; read again on SIGHUP"`
 	Format string `yaml:"format" doc:"text or json"`
@@ -49,7 +49,7 @@ type Tracing struct {
 	SampleRatio float64 `yaml:"sample_ratio" doc:"share of the traces that are kept, 0 to 1, where the caller didn't decide; 0 keeps none at all"`
 }
 
-// Otel is where logs, metrics and traces are sent.
+// Otel says where logs, metrics and traces are sent.
 type Otel struct {
 	Endpoint    string `yaml:"endpoint" doc:"base URL of an OTLP/HTTP collector (http://127.0.0.1:4318); empty sends nothing"`
 	Headers     string `yaml:"headers" secret:"true" doc:"headers sent along, NAME=VALUE, comma-separated"`
@@ -68,7 +68,7 @@ type Engine struct {
 	RegistryAuthFile string `yaml:"registry_auth_file" path:"true" doc:"file with the credentials of registries, absolute: the auths of a Docker config.json; read at each pull; empty pulls without any"`
 	AgentDir         string `yaml:"agent_dir" doc:"the directory agents of state_dir as the engine's host sees it, absolute, for a Berm that runs in a container; empty is the same path; none turns the agent off"`
 
-	// The rest is containerd's.
+	// The following fields are for containerd only.
 	Namespace     string   `yaml:"namespace" doc:"containerd only: the namespace that everything is made in; empty is berm"`
 	Snapshotter   string   `yaml:"snapshotter" doc:"containerd only: what makes root file systems; empty is overlayfs"`
 	CgroupParent  string   `yaml:"cgroup_parent" doc:"containerd only: the cgroup that sandboxes' own are made in, absolute below the cgroup file system; empty is /berm"`
@@ -77,7 +77,7 @@ type Engine struct {
 	CNIPluginDirs []string `yaml:"cni_plugin_dirs" doc:"containerd only: directories of the CNI plug-ins; empty is /opt/cni/bin, /usr/lib/cni and /usr/libexec/cni"`
 }
 
-// Sandbox is what the operator sets for every sandbox.
+// Sandbox has the operator's settings for all sandboxes.
 type Sandbox struct {
 	Image           string            `yaml:"image" doc:"image of profiles that name none"`
 	Network         string            `yaml:"network" doc:"the engine's network for sandboxes with network on; made if missing; auto is the one network that Berm's own container is in"`
@@ -103,7 +103,8 @@ type Sandbox struct {
 	VolumeMountPath       string `yaml:"volume_mount_path" doc:"where a request's volume_host_path is seen in the sandbox"`
 }
 
-// Storage is what outlives sandboxes: workspaces and their chats, in Sandbox.ChatsRoot.
+// Storage has the settings of workspaces and their chats, which outlive sandboxes. They lie in
+// Sandbox.ChatsRoot.
 type Storage struct {
 	WorkspaceQuotaMB int    `yaml:"workspace_quota_mb" doc:"most that all chats of one user's workspace may hold together, in MiB; 0 is no limit"`
 	ProjectQuotas    string `yaml:"project_quotas" doc:"auto has the kernel hold quotas where the file system offers project quotas; required refuses to start where that of chats_root doesn't; off measures"`
@@ -116,7 +117,7 @@ const (
 	ProjectQuotasOff      = "off"
 )
 
-// Security is who may call.
+// Security has the tokens of callers, and the key of signed URLs.
 type Security struct {
 	TokenHeader string `yaml:"token_header" doc:"header that carries a token, beside Authorization: Bearer"`
 	Tokens      string `yaml:"tokens" secret:"true" doc:"the tokens: one bare token, or the YAML of token_file"`
@@ -126,12 +127,12 @@ type Security struct {
 	SigningKeyFile string `yaml:"signing_key_file" path:"true" doc:"file with that key, absolute"`
 }
 
-// SpoolDir is the directory of EngineAPI.SpoolDir.
+// SpoolDir returns EngineAPI.SpoolDir, or its default below StateDir.
 func (c *Config) SpoolDir() string {
 	return cmp.Or(c.EngineAPI.SpoolDir, filepath.Join(c.StateDir, "spool"))
 }
 
-// Default gives the defaults.
+// Default returns the default configuration.
 func Default() *Config {
 	return &Config{
 		HTTP:      HTTP{Listen: "127.0.0.1:7070", SocketMode: "0660", DrainTimeout: 30 * time.Second},

@@ -15,7 +15,7 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
-// EngineAPI is the door for clients of the Docker Engine API.
+// EngineAPI has the settings of the engine proxy, which serves the Docker Engine API.
 type EngineAPI struct {
 	Listeners    []Listener `yaml:"listeners" doc:"where the Docker Engine API is served; an empty list turns this door off"`
 	AuditLog     string     `yaml:"audit_log" path:"true" doc:"file that every decision is appended to, as JSON lines; absolute; made with mode 0600, and again when it was moved away; empty writes none"`
@@ -25,7 +25,7 @@ type EngineAPI struct {
 	SpoolMB      int64      `yaml:"spool_mb" doc:"most disk that these files may take, in MiB; one tenant may have half of it; at least 64"`
 }
 
-// Listener is one address of the Docker Engine API, with whoever may call there.
+// Listener is one address of the Docker Engine API, with its callers.
 type Listener struct {
 	Address      string   `yaml:"address" doc:"unix:///path, tcp://host:port, or systemd:NAME for the socket that systemd passes under that name"`
 	SocketMode   string   `yaml:"socket_mode" doc:"file mode of the unix socket, octal; empty is 0660"`
@@ -37,8 +37,8 @@ type Listener struct {
 	Callers      []Caller `yaml:"callers" doc:"who may call, the others are refused"`
 }
 
-// Caller is someone who may call on a listener, and as whom. One without UIDs and Certs
-// is everybody who is none of the others.
+// Caller maps users or client certificates of a listener to a name, a tenant and a profile. A
+// Caller without UIDs and Certs stands for everybody who matches no other one.
 type Caller struct {
 	Name    string   `yaml:"name" doc:"name in the audit log, the log and the labels of what is made"`
 	Tenant  string   `yaml:"tenant" doc:"whose everything is that the caller makes; it sees nothing else"`
@@ -55,9 +55,9 @@ const (
 	// NetworkAuto is the Sandbox.Network that stands for the network of Berm's own container.
 	NetworkAuto = "auto"
 
-	// ModeEnforce is a Caller's mode unless it has another: what the policy denies is denied.
+	// ModeEnforce is a Caller's default mode: requests that the policy denies fail.
 	ModeEnforce = "enforce"
-	// ModeAudit lets through what the policy denies, and has it written down.
+	// ModeAudit lets denied requests through, and writes them to the audit log.
 	ModeAudit = "audit"
 
 	defaultSocketMode = "0660"
@@ -88,7 +88,7 @@ func (e EngineAPI) validate(p *problems, http HTTP, kind string) {
 	}
 }
 
-// listenKey is what two spellings of one address have in common.
+// listenKey returns an address in a form that is the same for all its spellings.
 func listenKey(address string) string {
 	if name, ok := strings.CutPrefix(address, "unix://"); ok {
 		return path.Clean(name)
@@ -123,7 +123,7 @@ func (l Listener) validate(p *problems, at string) {
 	p.unless((l.TLSCertFile == "") == (l.TLSKeyFile == ""), at+".tls_key_file", "a certificate and its key belong together")
 	p.unless(l.ClientCAFile == "" || l.TLSCertFile != "", at+".client_ca_file", "needs tls_cert_file and tls_key_file")
 	p.paths(members(at+".", reflect.ValueOf(l)))
-	l.validateCallers(p, at, unix || passed) // what is passed shows when it is there
+	l.validateCallers(p, at, unix || passed) // the kind of a passed socket shows only at the start
 }
 
 func (l Listener) validateCallers(p *problems, at string, unix bool) {
@@ -155,10 +155,10 @@ func (l Listener) validateCallers(p *problems, at string, unix bool) {
 	}
 }
 
-// Anybody tells whether the caller is everybody who is none of the others.
+// Anybody reports whether c stands for everybody who matches no other caller.
 func (c Caller) Anybody() bool { return len(c.UIDs) == 0 && len(c.Certs) == 0 }
 
-// ForEverybody tells whether one of the callers is everybody.
+// ForEverybody reports whether one of the callers is Anybody.
 func (l Listener) ForEverybody() bool { return slices.ContainsFunc(l.Callers, Caller.Anybody) }
 
 // FileMode is SocketMode as a mode.
@@ -166,7 +166,7 @@ func (l Listener) FileMode() fs.FileMode {
 	return valid(parseMode(cmp.Or(l.SocketMode, defaultSocketMode)))
 }
 
-// Owners is Owner in numbers; -1 leaves it as it is.
+// Owners returns Owner as numbers. They are -1 if Owner is empty.
 func (l Listener) Owners() (uid, gid int) {
 	if l.Owner == "" {
 		return -1, -1

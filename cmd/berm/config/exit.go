@@ -12,13 +12,13 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Exit codes. A command that runs in a sandbox hands on its own.
+// Exit codes. For a command in a sandbox, berm exits with the command's own code.
 const (
 	ExitFailure = 1
 	ExitUsage   = 2
 )
 
-// ExitError ends the program with a code; a nil Err says nothing.
+// ExitError ends the program with a code. A nil Err prints no message.
 type ExitError struct {
 	Code int
 	Err  error
@@ -54,8 +54,8 @@ func Run(ctx context.Context, cmd *cobra.Command, args []string, stdin io.Reader
 	return exit.Code
 }
 
-// Action turns a function into a cobra command's body: its errors are failures,
-// not wrong usage.
+// Action returns a cobra command's body that calls f. An error of f that is no *ExitError becomes
+// one with ExitFailure. Other errors of cobra count as wrong usage.
 func Action(f func(cmd *cobra.Command, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		err := f(cmd, args)
@@ -77,7 +77,7 @@ func Configured(f func(cmd *cobra.Command, cfg *Config, args []string) error) fu
 	})
 }
 
-// Group is a command that only holds others.
+// Group returns a command that only holds other commands.
 func Group(use, short string, children ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Args: noCommand, SuggestionsMinimumDistance: 2, RunE: func(cmd *cobra.Command, _ []string) error {
 		return fmt.Errorf("say what to do: %s --help lists it", cmd.CommandPath())
@@ -86,7 +86,7 @@ func Group(use, short string, children ...*cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// noCommand refuses an argument of a group, and names the commands that are near.
+// noCommand refuses an argument of a group, and suggests commands with similar names.
 func noCommand(cmd *cobra.Command, args []string) error {
 	err := cobra.NoArgs(cmd, args)
 	if err == nil {
@@ -98,8 +98,8 @@ func noCommand(cmd *cobra.Command, args []string) error {
 	return err
 }
 
-// Add adds commands to another. The usage line of a child says how many arguments it takes,
-// unless it has a check of its own.
+// Add adds children to a command. A child without its own check of arguments gets one that counts
+// them by its usage line.
 func Add(parent *cobra.Command, children ...*cobra.Command) {
 	for _, child := range children {
 		if child.Args == nil {
@@ -109,7 +109,8 @@ func Add(parent *cobra.Command, children ...*cobra.Command) {
 	parent.AddCommand(children...)
 }
 
-// argsOf checks the number of arguments by a usage line such as "get KEY PATH [FILE]".
+// argsOf returns a check of the number of arguments, for a usage line such as
+// "get KEY PATH [FILE]".
 func argsOf(use string) cobra.PositionalArgs {
 	least, most := 0, 0
 	for _, word := range strings.Fields(use)[1:] {
@@ -144,7 +145,7 @@ func WriteJSON(w io.Writer, v any) error {
 	return enc.Encode(v)
 }
 
-// OneLine makes an error one that a list of health checks can show.
+// OneLine joins the lines of an error's text with semicolons.
 func OneLine(err error) error {
 	if err == nil || !strings.Contains(err.Error(), "\n") {
 		return err

@@ -14,7 +14,7 @@ type field struct {
 	value  reflect.Value
 }
 
-// env is the environment variable that overrides the field.
+// env returns the name of the environment variable that overrides the field.
 func (f field) env() string {
 	return "BERM_" + strings.ToUpper(strings.ReplaceAll(f.key, ".", "_"))
 }
@@ -83,8 +83,8 @@ func listOf(t reflect.Type) (reflect.Type, bool) {
 	return t.Elem(), true
 }
 
-// elements are the keys of a list's mappings, those of lists in them after each. Their
-// value isn't set.
+// elements lists the keys of a list's mappings. The keys of a list within follow their own key.
+// The fields have no value.
 func elements(key string, t reflect.Type) (list []field) {
 	for i := range t.NumField() {
 		f := newField(key+"[].", t.Field(i), reflect.Value{})

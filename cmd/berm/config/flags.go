@@ -23,8 +23,8 @@ var settingFlags = []struct {
 	{"token-file", "security.token_file", "file with the tokens", true},
 }
 
-// AddFlags gives a command --config and the flags of the named settings;
-// all of them without a name.
+// AddFlags adds --config and the named flags of settings to a command. Without names, it adds
+// all of them.
 func AddFlags(cmd *cobra.Command, names ...string) {
 	cmd.Flags().String("config", "", "configuration file (default $BERM_CONFIG)")
 	for _, f := range settingFlags {
@@ -39,7 +39,7 @@ func FileOf(cmd *cobra.Command) string {
 	return cmp.Or(cmd.Flag("config").Value.String(), os.Getenv("BERM_CONFIG"))
 }
 
-// FromFlags reads the configuration as the command's flags say.
+// FromFlags loads the configuration by the command's flags and the environment.
 func FromFlags(cmd *cobra.Command) (*Config, error) {
 	opts := Options{File: FileOf(cmd), Environ: os.Environ(), Flags: map[string]string{}}
 	for _, f := range settingFlags {

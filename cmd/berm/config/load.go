@@ -22,12 +22,12 @@ const maxFileBytes = 1 << 20
 // Options say where the settings come from. The zero value gives the defaults.
 type Options struct {
 	File    string            // path of the YAML file; empty is none
-	Environ []string          // "NAME=value", as os.Environ gives it
-	Flags   map[string]string // by key ("http.listen"), in the form that the environment has
+	Environ []string          // "NAME=value", as os.Environ returns it
+	Flags   map[string]string // by key ("http.listen"), with values written as in the environment
 }
 
-// Load reads the file, the environment and the flags, each over the one before,
-// and checks the outcome. The error joins everything that is wrong.
+// Load reads the file, the environment and the flags, where each overrides the one before, and
+// validates the result. The error joins all mistakes.
 func Load(opts Options) (*Config, error) {
 	if opts.File == "" {
 		return parse(nil, opts)
@@ -47,7 +47,7 @@ func Load(opts Options) (*Config, error) {
 // File is the absolute path of the file that the configuration was read from; empty without one.
 func (c *Config) File() string { return c.file }
 
-// ReadFile reads a file of at most so many bytes.
+// ReadFile reads a file. It fails if the file has more than most bytes.
 func ReadFile(path string, most int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -129,7 +129,7 @@ func (l *loader) file(data []byte) {
 	defaults := fields(Default())
 	for i, f := range fields(l.config) {
 		switch line := doc.Lines[f.key]; {
-		case bad[f.key]: // and nothing else is said of it
+		case bad[f.key]: // the default keeps validate from reporting the key again
 			f.value.Set(defaults[i].value)
 		case line == 0:
 		case f.secret == "true":
@@ -140,7 +140,7 @@ func (l *loader) file(data []byte) {
 	}
 }
 
-// fieldOf is the path of the setting that a path is of, or in.
+// fieldOf returns the key of the setting that a path in the document belongs to.
 func fieldOf(path string) string {
 	path, _, _ = strings.Cut(path, "[")
 	if parts := strings.Split(path, "."); len(parts) > 2 {
@@ -149,9 +149,9 @@ func fieldOf(path string) string {
 	return path
 }
 
-// environ takes the settings of environment variables. One that begins like a
-// section of ours but names no key is a mistake; other BERM_ variables belong to
-// others.
+// environ takes the settings of environment variables. A variable that begins with BERM_ and a
+// section's name must name a key. Other BERM_ variables, such as those of the client, are
+// ignored.
 func (l *loader) environ(environ []string) {
 	byEnv := map[string]field{}
 	for _, f := range l.fields {
@@ -189,8 +189,8 @@ func (l *loader) flags(flags map[string]string) {
 	}
 }
 
-// override sets a field from text: strings as they are, lists of texts comma-separated,
-// everything else, and lists in brackets, as YAML.
+// override sets a field from text. It takes a string as it is, and splits a list of strings at
+// commas. It decodes everything else, and a list in brackets, as YAML.
 func (l *loader) override(f field, text, source string) {
 	bare := strings.TrimSpace(text)
 	var doc *policy.Document

@@ -39,7 +39,7 @@ func (p *problems) unless(ok bool, key, format string, args ...any) {
 	}
 }
 
-// oneOf checks a value of which there are only some.
+// oneOf reports a value that isn't one of the known ones.
 func (p *problems) oneOf(key, value string, known ...string) {
 	last := len(known) - 1
 	p.unless(slices.Contains(known, value), key, "want %s or %s, not %q", strings.Join(known[:last], ", "), known[last], value)
@@ -102,10 +102,10 @@ func (e Engine) validate(p *problems) {
 	}
 }
 
-// valid returns a value of what validate has found to be right.
+// valid returns v. It drops the error of parsing a setting that validate has checked already.
 func valid[T any](v T, _ error) T { return v }
 
-// Pool is Subnets as a prefix, the zero value if it is empty.
+// Pool returns Subnets as a prefix, or the zero Prefix if Subnets is empty.
 func (e Engine) Pool() netip.Prefix { return valid(parsePool(e.Subnets)) }
 
 func parsePool(s string) (netip.Prefix, error) {
@@ -164,7 +164,7 @@ func (h HTTP) validate(p *problems) {
 	}
 }
 
-// FileMode is SocketMode as a mode.
+// FileMode returns SocketMode as a file mode.
 func (h HTTP) FileMode() fs.FileMode { return valid(parseMode(h.SocketMode)) }
 
 func parseMode(s string) (fs.FileMode, error) {
@@ -175,7 +175,7 @@ func parseMode(s string) (fs.FileMode, error) {
 	return fs.FileMode(n), nil
 }
 
-// SlogLevel is Level as a level.
+// SlogLevel returns Level as a slog.Level.
 func (l Logging) SlogLevel() (level slog.Level) {
 	_ = level.UnmarshalText([]byte(l.Level)) // validate has checked it
 	return level
@@ -202,7 +202,7 @@ func loopback(host string) bool {
 	return host == "localhost" || err == nil && ip.IsLoopback()
 }
 
-// maxWorkspaceQuotaMB is a pebibyte.
+// maxWorkspaceQuotaMB is one PiB, in MiB.
 const maxWorkspaceQuotaMB = 1 << 30
 
 func (s Storage) validate(p *problems) {

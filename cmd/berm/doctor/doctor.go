@@ -81,7 +81,7 @@ the user, and in the container, that berm serve is to run as and in. NO_COLOR is
 	return cmd
 }
 
-// A grade is what a check came to.
+// grade is the result of a check.
 type grade string
 
 const (
@@ -90,16 +90,17 @@ const (
 	gradeBad  grade = "bad"
 )
 
-// finding is what a check came to. Several may have one ID, as listeners do.
+// finding is the outcome of a check. Several findings may have the same ID, such as those of
+// listeners.
 type finding struct {
 	ID    string `json:"id"` // stable: a group, a dot and a name
 	Grade grade  `json:"grade"`
 	Found string `json:"found"`
-	Means string `json:"means,omitempty"` // what follows from it; empty when it is ok
-	Fix   string `json:"fix,omitempty"`
+	Means string `json:"means,omitempty"` // the consequence; empty if the grade is ok
+	Fix   string `json:"fix,omitempty"`   // advice for the operator
 }
 
-// rule is a finding, but for its ID, and when it holds.
+// rule is a finding without an ID, and whether it applies.
 type rule struct {
 	holds bool
 	finding
@@ -128,7 +129,7 @@ func judge(id string, rules ...rule) []finding {
 	return []finding{f}
 }
 
-// said is an error on one line; empty for nil.
+// said returns an error's text on one line, or "" for nil.
 func said(err error) string {
 	if err == nil {
 		return ""
@@ -136,26 +137,26 @@ func said(err error) string {
 	return config.OneLine(err).Error()
 }
 
-// wontStart is what follows from what berm serve refuses.
+// wontStart is the consequence of settings that berm serve refuses.
 const wontStart = "berm serve refuses to start"
 
-// report is all that was found.
+// report has all findings.
 type report struct {
 	Berm     string    `json:"berm"`
 	Grade    grade     `json:"grade"` // the worst
 	Findings []finding `json:"findings"`
 }
 
-// examination is of one configuration.
+// examination examines one configuration.
 type examination struct {
 	cfg     *config.Config // nil with an error
 	err     error
-	file    string        // that it is from; empty if it is from none
+	file    string        // of the configuration; empty without one
 	outside error         // why the engine's mount namespace couldn't be entered
-	limit   time.Duration // of each look at something
+	limit   time.Duration // timeout of each check
 }
 
-// run looks at everything.
+// run runs all checks.
 func (x examination) run(ctx context.Context) report {
 	host, err := serve.Within(ctx, x.limit, func(context.Context) (hostFacts, error) { return lookAtHost("/", os.Geteuid()) })
 	host.err = err
@@ -188,7 +189,8 @@ func newReport(findings []finding) report {
 	return r
 }
 
-// reading is within for what comes of files, which one that is stuck can't name.
+// reading is serve.Within for a read of files. It adds what is read to ErrStuck, which doesn't
+// name a file.
 func reading[T any](ctx context.Context, limit time.Duration, what string, read func() (T, error)) (T, error) {
 	v, err := serve.Within(ctx, limit, func(context.Context) (T, error) { return read() })
 	if errors.Is(err, serve.ErrStuck) {

@@ -16,33 +16,35 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
-// hostFacts are what the kernel tells this process.
+// hostFacts are facts about the host, from the kernel's files.
 type hostFacts struct {
 	err         error  // why nothing is known
 	system      string // distribution, kernel, machine
 	uid         int
 	caps        uint64
-	cgroups     string   // "v1", "v1 (hybrid)", "v2"; empty if there are none to be seen
-	controllers []string // of wantedControllers, those that are there
-	swap        bool     // there is some
-	swapLimits  bool     // and it can be limited
+	cgroups     string   // "v1", "v1 (hybrid)", "v2"; empty if none can be seen
+	controllers []string // the available ones of wantedControllers
+	swap        bool     // the host has swap
+	swapLimits  bool     // the kernel can limit swap
 	seccomp     bool
-	lsm         []string // of AppArmor and SELinux, those that are on
-	// Limits on what sandboxes use up, by the sysctl's name. Those that can't be read are left out.
+	lsm         []string // AppArmor and SELinux, if they are on
+	// Limits of resources that sandboxes share, by the sysctl's name. It lacks limits that can't
+	// be read.
 	limits map[string]int
 }
 
-// wantedLimits are what sysctls are to be at least. Sandboxes of one user share the first
-// with Berm, if it is that user, and all share the others.
+// wantedLimits are the least values that sysctls should have. The first limit counts per user: it
+// is shared by all sandboxes of a user, and by Berm if it runs as that user. All users share the
+// others.
 var wantedLimits = []struct {
 	name  string
 	least int
 }{{"fs.inotify.max_user_instances", 1024}, {"fs.inotify.max_user_watches", 65536}, {"kernel.pty.max", 4096}, {"fs.aio-max-nr", 65536}}
 
-// wantedControllers hold what sandboxes are limited to; cpuset is the engine's own concern.
+// wantedControllers are the controllers that limit sandboxes. Only engines need cpuset.
 var wantedControllers = []string{"memory", "cpu", "pids", "cpuset"}
 
-// lookAtHost reads what is below a root, / but in tests.
+// lookAtHost reads the facts from files below root, which is / except in tests.
 func lookAtHost(root string, uid int) (hostFacts, error) {
 	h := hostFacts{uid: uid}
 	path := func(name string) string { return filepath.Join(root, name) }
@@ -62,7 +64,7 @@ func lookAtHost(root string, uid int) (hostFacts, error) {
 			if h.caps, err = strconv.ParseUint(value, 16, 64); err != nil {
 				return h, fmt.Errorf("read the capabilities: %w", err)
 			}
-		case "Seccomp": // the kernel says it of each process if it has it
+		case "Seccomp": // a kernel with seccomp has this line for each process
 			h.seccomp = true
 		}
 	}
@@ -104,7 +106,8 @@ func lookAtHost(root string, uid int) (hostFacts, error) {
 
 func (h hostFacts) has(capability int) bool { return h.caps&(1<<capability) != 0 }
 
-// judge goes by what an engine of a kind needs, and whether that is on the same root.
+// judge judges the host by the needs of a kind of engine. Local reports whether the engine shares
+// this process's root file system.
 func (h hostFacts) judge(kind string, local bool) []finding {
 	berm := judge("host.berm", okay(true, config.VersionLine()))
 	if h.err != nil {
@@ -164,8 +167,8 @@ func (h hostFacts) judge(kind string, local bool) []finding {
 				"turn one on, where the distribution has it (apparmor=1 security=apparmor on the kernel's command line)")))
 }
 
-// judgeOwner says whether Berm may give what it makes to the policy's owner. The policy
-// may be nil.
+// judgeOwner judges whether Berm can give files and directories to the policy's owner. P may be
+// nil.
 func (h hostFacts) judgeOwner(p *policy.Policy, chats string) []finding {
 	if p == nil || p.Owner() == nil || h.err != nil {
 		return nil

@@ -27,10 +27,11 @@ import (
 	"github.com/bermhq/berm/proxy/apitype"
 )
 
-// expiresSoon is how long before its end a certificate is reported.
+// expiresSoon is how long before its expiry a certificate is reported.
 const expiresSoon = 14 * 24 * time.Hour
 
-// checkDoors looks at what berm serve would listen on, and at who answers there.
+// checkDoors checks the addresses that berm serve would listen on, and who answers there. It also
+// checks the settings of tokens, telemetry and the audit log.
 func checkDoors(ctx context.Context, limit time.Duration, cfg *config.Config, s *storageFacts) []finding {
 	served := s.lockedBy != ""
 	out := checkSandboxAPI(ctx, limit, cfg, served)
@@ -59,7 +60,7 @@ func checkDoors(ctx context.Context, limit time.Duration, cfg *config.Config, s 
 	if !failed["doors.telemetry"] {
 		out = append(out, checkCollector(ctx, limit, cfg.Otel)...)
 	}
-	if !serve.InContainer() { // where it is alone
+	if !serve.InContainer() { // other users can't read files in a container
 		out = append(out, checkSecrets(ctx, limit, cfg)...)
 	}
 	if len(cfg.EngineAPI.Listeners) > 0 {
@@ -73,15 +74,15 @@ func checkDoors(ctx context.Context, limit time.Duration, cfg *config.Config, s 
 	return out
 }
 
-// checkSandboxAPI asks the server that has the state directory, or looks whether one could
-// listen. Served says that one has it.
+// checkSandboxAPI asks the server that runs on the state directory, or checks whether a server
+// could listen. Served reports whether a server has locked the state directory.
 func checkSandboxAPI(ctx context.Context, limit time.Duration, cfg *config.Config, served bool) []finding {
 	address, unreadable := serve.Within(ctx, limit, func(context.Context) (string, error) { return serve.Announced(cfg.StateDir, serve.StateAddress) }) // as storage.state_dir says
 	if address == "" {
 		return checkAddress(ctx, limit, cfg.HTTP.Listen, unreadable == nil)
 	}
 	running, ready, err := askVersion(ctx, limit, address)
-	if err != nil && !served { // it was killed, and the next one takes the address back
+	if err != nil && !served { // the server was killed, and the next one may listen there
 		return checkAddress(ctx, limit, cfg.HTTP.Listen, true)
 	}
 	found := fmt.Sprintf("berm %s answers at %s", running, address)
@@ -94,8 +95,8 @@ func checkSandboxAPI(ctx context.Context, limit time.Duration, cfg *config.Confi
 		okay(true, found))
 }
 
-// checkAddress looks whether the sandbox API could be served. Known says that no server of
-// this state directory listens.
+// checkAddress checks whether a server could listen at the sandbox API's address. Known means that
+// no server of this state directory listens.
 func checkAddress(ctx context.Context, limit time.Duration, address string, known bool) []finding {
 	const id = "doors.sandbox_api"
 	none, passed := address == config.ListenNone, config.Passed(address)
@@ -118,7 +119,7 @@ func checkAddress(ctx context.Context, limit time.Duration, address string, know
 		bad(true, fmt.Sprintf("berm %s listens on %s, with another state directory", other, address), wontStart, "give the state directory and the configuration of that server, or choose another with --listen"))
 }
 
-// askVersion asks a server who it is. Ready says why it isn't.
+// askVersion asks a server for its version. Ready is the error of its readiness.
 func askVersion(ctx context.Context, limit time.Duration, address string) (version string, ready, err error) {
 	health, err := serve.Within(ctx, limit, func(ctx context.Context) (apitype.Health, error) {
 		var h apitype.Health
@@ -137,8 +138,8 @@ func askVersion(ctx context.Context, limit time.Duration, address string) (versi
 	return health.Version, serve.Try(ctx, limit, func(ctx context.Context) error { return serve.AskHealth(ctx, address, "/readyz", nil) }), nil
 }
 
-// judgeTokens says whether who reaches the sandbox API has to show a token. Whom a socket
-// that systemd passes is for is in its unit.
+// judgeTokens judges whether the sandbox API needs a token, and TLS. It doesn't know who can reach
+// a socket that systemd passes, which only the unit says.
 func judgeTokens(cfg config.HTTP, tokens int) []finding {
 	const fix = "give tokens in security.token_file or BERM_SECURITY_TOKENS"
 	listen, found, none := cfg.Listen, strconv.Itoa(tokens), tokens == 0
@@ -171,8 +172,8 @@ func checkSecrets(ctx context.Context, limit time.Duration, cfg *config.Config) 
 	return judge("doors.secrets", soft(len(open) > 0, "every user of this machine can read "+some(open), "who reads a secret has what it is for", "chmod o-r "+strings.Join(open, " ")))
 }
 
-// checkListener looks at one of the engine proxy. Served says that a server has the state
-// directory, and so most likely these addresses.
+// checkListener checks a listener of the engine proxy. Served reports whether a server has locked
+// the state directory, and so most likely listens there.
 func checkListener(ctx context.Context, limit time.Duration, l config.Listener, secured *tls.Config, served bool) []finding {
 	found, passed := l.Address, config.Passed(l.Address)
 	var err error
@@ -230,7 +231,8 @@ func checkAuditLog(ctx context.Context, limit time.Duration, path string) []find
 		okay(true, path))
 }
 
-// checkRestarts reports what the server restarts in the engine's stead, by its database.
+// checkRestarts reports the containers that the server restarts in place of the engine, from the
+// database.
 func checkRestarts(ctx context.Context, limit time.Duration, database string) []finding {
 	rows, err := serve.Within(ctx, limit, func(ctx context.Context) ([]restart.Row, error) { return store.ReadRestarts(ctx, database) })
 	restarts, waiting := 0, []string{}
@@ -249,7 +251,8 @@ func checkRestarts(ctx context.Context, limit time.Duration, database string) []
 		okay(true, found))
 }
 
-// checkCollector looks whether telemetry has where to go. The URL may hold a secret.
+// checkCollector checks whether a collector of telemetry listens. It doesn't print the URL, which
+// may hold a secret.
 func checkCollector(ctx context.Context, limit time.Duration, cfg config.Otel) []finding {
 	const id = "doors.telemetry"
 	if cfg.Endpoint == "" {
@@ -269,8 +272,8 @@ func checkCollector(ctx context.Context, limit time.Duration, cfg config.Otel) [
 		okay(true, "a collector listens on "+address))
 }
 
-// listenable tells whether an address could be listened on, and is EADDRINUSE if somebody
-// does. A TCP port is listened on for a moment.
+// listenable returns nil if a server could listen on an address, and EADDRINUSE if a process does.
+// It listens on a TCP port for a moment.
 func listenable(ctx context.Context, address string) error {
 	if path, isUnix := strings.CutPrefix(address, "unix://"); isUnix {
 		return socketable(ctx, path)

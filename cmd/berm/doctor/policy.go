@@ -18,18 +18,18 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
-// policyFacts are what is known of the policy, and of what it names.
+// policyFacts are facts about the policy and its images.
 type policyFacts struct {
 	policy *policy.Policy // nil with an error
-	err    error          // why berm serve wouldn't take it
+	err    error          // why berm serve would refuse it
 	held   error          // why mounts can't be held; nil if they can
 	images []imageFacts
 }
 
-// imageFacts are of an image that profiles have.
+// imageFacts are facts about an image of the profiles.
 type imageFacts struct {
 	ref string
-	err error // why it isn't known to be there: errdefs' NotFound, if it isn't
+	err error // nil: the engine has the image; errdefs' NotFound: it lacks the image; else not known
 }
 
 // lookAtPolicy reads the policy as berm serve does, and asks the engine for its images.
@@ -58,7 +58,7 @@ func lookAtPolicy(ctx context.Context, limit time.Duration, e *engineFacts) *pol
 	return p
 }
 
-// imagesOf are the images that profiles run when nobody asks for another.
+// imagesOf returns the default images of the profiles.
 func imagesOf(p *policy.Policy) []imageFacts {
 	var images []imageFacts
 	for _, name := range p.Profiles() {
@@ -97,7 +97,8 @@ func (p *policyFacts) judge(e *engineFacts) []finding {
 		p.judgeNetworks())
 }
 
-// judgeHold says by which mode mounts are kept from being exchanged.
+// judgeHold judges how Berm keeps mounted directories from being replaced: by holding them, or by
+// trusting their roots.
 func (p *policyFacts) judgeHold(e *engineFacts) []finding {
 	own := e.cfg.Sandbox.ChatsRoot + e.cfg.Sandbox.DependenciesRoot + e.cfg.Sandbox.LambdaToolsRoot
 	trusted, mounts := p.policy.TrustedRoots(), p.policy.AllowsMounts()
@@ -117,7 +118,7 @@ func (p *policyFacts) judgeImages(cfg config.Engine) []finding {
 	switch {
 	case cfg.Kind == "containerd":
 		pull = "ctr --address " + serve.EngineSocket(cfg) + " --namespace " + cmp.Or(cfg.Namespace, "berm") + " images pull "
-	case cfg.Address != "": // docker's own client doesn't know of it
+	case cfg.Address != "": // the docker command needs the address too
 		pull = "DOCKER_HOST=" + cfg.Address + " " + pull
 	}
 	for _, img := range p.images {
@@ -138,7 +139,7 @@ func (p *policyFacts) judgeImages(cfg config.Engine) []finding {
 		okay(true, fmt.Sprintf("the engine has those of all %d profiles", len(p.policy.Profiles()))))
 }
 
-// inFull is a reference as an engine's own client wants it: containerd's knows no default
+// inFull returns a reference for the engine's own client. That of containerd has no default
 // registry.
 func inFull(ref, kind string) string {
 	if named, err := reference.ParseNormalizedNamed(ref); err == nil && kind == "containerd" {
@@ -147,7 +148,7 @@ func inFull(ref, kind string) string {
 	return ref
 }
 
-// judgeNetworks is about where sandboxes get to.
+// judgeNetworks judges what sandboxes can reach on the policy's networks.
 func (p *policyFacts) judgeNetworks() []finding {
 	var words, together []string
 	out := map[string]bool{}

@@ -11,12 +11,12 @@ import (
 	"github.com/moby/term"
 )
 
-// groups are the titles of findings, by what their IDs begin with.
+// groups are the titles of groups of findings, by the first part of their IDs.
 var groups = map[string]string{
 	"host": "Host", "config": "Configuration", "engine": "Engine", "policy": "Policy", "storage": "Storage", "doors": "Doors",
 }
 
-// Colours of terminals, by grade; and what ends one.
+// colours are escape sequences of a terminal, by grade.
 var colours = map[grade]string{gradeOK: "\x1b[32m", gradeSoft: "\x1b[33m", gradeBad: "\x1b[31m"}
 
 const (
@@ -24,10 +24,10 @@ const (
 	plainly = "\x1b[0m"
 )
 
-// minWidth is of a terminal that lines are broken for; on a narrower one it breaks them itself.
+// minWidth is the least width for which fold breaks lines. A narrower terminal breaks them itself.
 const minWidth = 60
 
-// print writes a line for each finding, and a second one for what isn't ok.
+// print writes a line for each finding, and a second one if its grade isn't ok.
 func (r report) print(w io.Writer) error {
 	width, colour := 0, false
 	if fd, ok := term.GetFdInfo(w); ok {
@@ -40,7 +40,8 @@ func (r report) print(w io.Writer) error {
 	return err
 }
 
-// text is what print writes. A width of 0 breaks no line. The findings of a group are in a row.
+// text returns what print writes. A width of 0 breaks no lines. Findings of the same group must
+// follow each other.
 func (r report) text(width int, colour bool) string {
 	paint := func(code, s string) string {
 		if !colour {
@@ -87,14 +88,14 @@ func (r report) text(width int, colour bool) string {
 	return b.String() + "\n" + fold(tally+verdict, "", width) + "\n"
 }
 
-// name is the ID in two parts, as people say it.
+// name returns the two parts of the ID, the label with spaces for underscores.
 func (f finding) name() (group, label string) {
 	group, label, _ = strings.Cut(f.ID, ".")
 	return group, strings.ReplaceAll(label, "_", " ")
 }
 
-// fold breaks a text between words, for lines of a width that begin with an indent. What
-// could garble a terminal is taken out of it.
+// fold breaks a text between words into lines of at most width, which begin with indent. It
+// replaces control characters, which could garble a terminal.
 func fold(text, indent string, width int) string {
 	text = strings.Map(func(r rune) rune {
 		switch {

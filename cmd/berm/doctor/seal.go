@@ -11,7 +11,8 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// checkSeals looks for containers that carry the instance's ID and another key's seal.
+// checkSeals checks the seal key, and counts containers of this instance with a seal of another
+// key.
 func checkSeals(ctx context.Context, limit time.Duration, e *engineFacts, s *storageFacts) []finding {
 	const id = "storage.seal_key"
 	path := filepath.Join(e.cfg.StateDir, serve.StateSealKey)

@@ -21,34 +21,34 @@ import (
 	"github.com/bermhq/berm/lifecycle/store"
 )
 
-// littleSpace is when a file system is about full, in bytes.
+// littleSpace is the free space below which a file system counts as full, in bytes.
 const littleSpace = 512 << 20
 
-// storageFacts are what is known of directories and of what is in them.
+// storageFacts are facts about the configured directories and their files.
 type storageFacts struct {
 	state        dirFacts
-	lockedBy     string // process that has the state directory; empty if none does, or none that can be seen
+	lockedBy     string // ID of the process that has locked the state directory; empty without one
 	instance     string
 	instanceErr  error
 	database     store.Database
-	databaseErr  error // why it can't be used; fs.ErrNotExist: there is none yet
+	databaseErr  error // why the database can't be used; fs.ErrNotExist: there is none yet
 	chats        dirFacts
-	unused       bool  // no server ever had chats there
-	quotas       error // why the kernel doesn't hold workspaces to their quotas
+	unused       bool  // no server has ever kept chats there
+	quotas       error // why the kernel can't enforce workspaces' quotas
 	dependencies dirFacts
 	tools        dirFacts
 	temporary    dirFacts
 }
 
-// dirFacts are of a directory, or of the one above it that is there.
+// dirFacts are facts about a directory, or about the nearest existing one above it.
 type dirFacts struct {
-	path    string // as configured; empty: none is
+	path    string // as configured; empty: none is configured
 	there   bool
 	kind    string // of file system
-	remote  bool   // it is on another machine
+	remote  bool   // the files are on another machine
 	free    uint64 // bytes for users other than root
-	err     error  // why nothing can be made in it
-	created bool   // berm serve makes it
+	err     error  // why this process can't make files in it
+	created bool   // berm serve makes the directory if it is missing
 }
 
 func lookAtStorage(ctx context.Context, limit time.Duration, cfg *config.Config) *storageFacts {
@@ -88,7 +88,7 @@ func lookAtStorage(ctx context.Context, limit time.Duration, cfg *config.Config)
 	return s
 }
 
-// lookAtDatabase goes by the database's header: SQLite would make files beside it.
+// lookAtDatabase reads only the database's header. SQLite would make files beside the database.
 func lookAtDatabase(path string) (d store.Database, err error) {
 	if d, err = store.Look(path); err != nil {
 		return d, err
@@ -98,7 +98,7 @@ func lookAtDatabase(path string) (d store.Database, err error) {
 			return d, err
 		}
 	}
-	if d.Size < d.Whole && !d.Merging { // else what the file lacks may be beside it
+	if d.Size < d.Whole && !d.Merging { // while it is merging, missing pages may be in the file beside it
 		err = fmt.Errorf("%s is cut off: it has %d of %d bytes", path, d.Size, d.Whole)
 	}
 	return d, err
@@ -151,8 +151,8 @@ var fileSystems = map[int64]struct {
 	0x65735546: {"fuse", true}, 0x00c36400: {"ceph", true},
 }
 
-// lockHolder returns the process that has locked a file, by /proc; empty if none has, or
-// none that can be seen.
+// lockHolder returns the ID of the process that has locked a file, from proc, which is like /proc.
+// It returns "" if there is none, and "0" for a process that this one can't see.
 func lockHolder(proc, path string) (string, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -185,7 +185,7 @@ func (s *storageFacts) judge(cfg *config.Config, host hostFacts) []finding {
 		dirFacts
 	}{{"storage.dependencies", "sandbox.dependencies_root", s.dependencies}, {"storage.tools", "sandbox.lambda_tools_root", s.tools}} {
 		const means = "what asks for it can't be made"
-		readable := d.err == nil || errors.Is(d.err, fs.ErrPermission) || errors.Is(d.err, unix.EROFS) // it is only read
+		readable := d.err == nil || errors.Is(d.err, fs.ErrPermission) || errors.Is(d.err, unix.EROFS) // sandboxes only read it
 		if d.path != "" {
 			out = append(out, judge(d.id,
 				okay(d.there && readable, d.path),
@@ -222,7 +222,7 @@ func (s *storageFacts) judgeState() []finding {
 
 func (s *storageFacts) judgeDatabase() []finding {
 	d, err := s.database, s.databaseErr
-	hidden := s.lockedBy != "" || s.state.err != nil // it is a server's, or storage.state_dir says why
+	hidden := s.lockedBy != "" || s.state.err != nil // another user's server has it, or storage.state_dir has the reason
 	foreign, stuck := errors.Is(err, fs.ErrPermission), errors.Is(err, serve.ErrStuck)
 	return judge("storage.database",
 		okay(errors.Is(err, fs.ErrNotExist), "none yet: berm serve makes it"),
@@ -271,7 +271,7 @@ func (s *storageFacts) judgeQuotas(cfg config.Storage, host hostFacts) []finding
 		bad(true, said(why), wontStart, how))
 }
 
-// size is a number of bytes as people say it.
+// size formats a number of bytes with a unit.
 func size(n uint64) string {
 	units := []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}
 	i, f := 0, float64(n)

@@ -19,7 +19,8 @@ import (
 	"github.com/bermhq/berm/lifecycle/store"
 )
 
-// Backup describes a backup: a copy of the database with a table that says what it is of.
+// Backup describes a backup, which is a copy of the database with a further table for the
+// Origin.
 type Backup struct {
 	store.Origin
 	store.Report
@@ -29,8 +30,8 @@ func (b Backup) String() string {
 	return fmt.Sprintf("a backup of %s, by berm %s, of instance %s", b.Created.Format(time.RFC3339), b.Berm, b.Instance)
 }
 
-// MakeBackup copies a server's store, also while the server runs, and calls put with the
-// path of the backup, which is gone afterwards.
+// MakeBackup copies a server's store, and calls put with the path of the copy. The server may
+// run. MakeBackup removes the copy once put has returned.
 func MakeBackup(ctx context.Context, cfg *config.Config, put func(path string) error) (b Backup, err error) {
 	dir := cfg.StateDir
 	if b.Instance, err = knownInstance(cfg); err != nil {
@@ -65,7 +66,7 @@ func MakeBackup(ctx context.Context, cfg *config.Config, put func(path string) e
 	return b, nil
 }
 
-// CheckStore checks a server's store, also while the server runs, and changes nothing.
+// CheckStore checks a server's store without changing it. The server may run.
 func CheckStore(ctx context.Context, cfg *config.Config) (instance string, r store.Report, err error) {
 	if err := errors.Join(noRestorePending(cfg.StateDir), ownState(cfg.StateDir)); err != nil {
 		return "", r, err
@@ -75,7 +76,8 @@ func CheckStore(ctx context.Context, cfg *config.Config) (instance string, r sto
 	return instance, r, errors.Join(instanceErr, err)
 }
 
-// knownInstance returns the ID of the instance whose state directory it is.
+// knownInstance returns the instance ID of the configuration or its state directory. It fails if
+// there is none.
 func knownInstance(cfg *config.Config) (string, error) {
 	instance, err := Instance(cfg.StateDir, cfg.Engine.Instance)
 	if err == nil && instance == "" {
@@ -106,7 +108,7 @@ func extractBackup(ctx context.Context, r io.Reader, path string) (o store.Origi
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	in := bufio.NewReader(r)
-	if head, _ := in.Peek(len(manifestName) + 1); string(head) == manifestName+"\x00" { // no more than it has
+	if head, _ := in.Peek(len(manifestName) + 1); string(head) == manifestName+"\x00" { // Peek may return less
 		return untar(in, f)
 	}
 	if _, err := io.Copy(f, in); err != nil {
@@ -166,8 +168,8 @@ func untar(r io.Reader, db io.Writer) (o store.Origin, err error) {
 	return o, o.Valid()
 }
 
-// interruptible is a reader that ends with the context, also while it waits for input. A
-// read that nothing answers is left behind then.
+// interruptible returns a reader that ends with ctx, also while it waits for input. Its goroutine
+// stays in a read of r that never returns.
 func interruptible(ctx context.Context, r io.Reader) (_ io.Reader, stop func()) {
 	out, in := io.Pipe()
 	go func() {

@@ -17,7 +17,7 @@ import (
 	"github.com/bermhq/berm/proxy"
 )
 
-// policyOptions are what every policy of this configuration is read with.
+// policyOptions returns the options for every policy.Parse with this configuration.
 func policyOptions(cfg *config.Config, v View, s Self) policy.Options {
 	return policy.Options{
 		InContainer:    !v.Root,
@@ -32,9 +32,9 @@ func policyOptions(cfg *config.Config, v View, s Self) policy.Options {
 	}
 }
 
-// ownPaths are directories and sockets that no caller may have mounted. Those that
-// every sandbox is given a part of are among them: whole, they hold other tenants'
-// chats, and what other sandboxes run.
+// ownPaths returns directories and sockets that no caller may mount. They include directories of
+// which each sandbox gets a part: the whole directory holds other tenants' chats, or the programs
+// of other sandboxes.
 func ownPaths(cfg *config.Config) []string {
 	paths := append(cfg.Paths(), cfg.File(), cfg.SpoolDir(), EngineSocket(cfg.Engine))
 	if cfg.Engine.AgentDir != config.AgentNone {
@@ -52,19 +52,20 @@ func ownPaths(cfg *config.Config) []string {
 	return slices.DeleteFunc(paths, func(path string) bool { return path == "" })
 }
 
-// ReadPolicy reads the policy without changing anything: the default workspace,
-// which a server makes, is taken as made. Secret is policy.Options.Secret.
+// ReadPolicy reads the policy without changing anything. It treats the default workspace, which a
+// server would make, as made. Secret is policy.Options.Secret.
 func ReadPolicy(ctx context.Context, cfg *config.Config, secret func(policy.SecretSource) (string, error)) (*policy.Policy, error) {
 	v := EngineView(ctx, cfg.Engine)
-	s, _ := FindSelf(ctx, cfg.Engine, v, time.Second) // without it, less is known
+	s, _ := FindSelf(ctx, cfg.Engine, v, time.Second) // without it, paths aren't mapped
 	located := *cfg
 	if err := s.Settle(&located); err != nil {
-		located.Sandbox.Network = "" // a verdict can do without its name
+		located.Sandbox.Network = "" // a verdict doesn't need the name
 	}
 	return ReadPolicyAs(&located, v, s, secret)
 }
 
-// ReadPolicyAs is ReadPolicy for a configuration that heeds what is known already.
+// ReadPolicyAs is ReadPolicy for a configuration that Settle has completed, with a known View and
+// Self.
 func ReadPolicyAs(cfg *config.Config, v View, s Self, secret func(policy.SecretSource) (string, error)) (*policy.Policy, error) {
 	opts := policyOptions(cfg, v, s)
 	opts.Secret = secret
@@ -89,7 +90,8 @@ func ReadPolicyAs(cfg *config.Config, v View, s Self, secret func(policy.SecretS
 	return policy.Parse(data, opts)
 }
 
-// Inputs are what a configuration names, and a server reads before it opens anything.
+// Inputs holds the contents of files and variables that a configuration names. A server reads
+// them before it opens anything.
 type Inputs struct {
 	Tokens     *proxy.Tokens // nil if there are none
 	SigningKey []byte        // nil if there is none
@@ -97,15 +99,15 @@ type Inputs struct {
 	TLS        []*tls.Config // of engine_api.listeners; nil for one without TLS
 }
 
-// Check reads an input. Its error is why a server wouldn't start.
+// Check reads an input. With an error of Run, a server wouldn't start.
 type Check struct {
 	ID   string // of doctor's finding
-	What string // that is read, for an error that doesn't name it
-	Fix  string
+	What string // names the input in an error that doesn't name it itself
+	Fix  string // advice for the operator
 	Run  func() error
 }
 
-// Checks returns the checks of a configuration's inputs, which fill in.
+// Checks returns the checks of a configuration's inputs. Running them fills in.
 func Checks(cfg *config.Config, in *Inputs) []Check {
 	in.TLS = make([]*tls.Config, len(cfg.EngineAPI.Listeners))
 	checks := []Check{
@@ -135,7 +137,7 @@ func Checks(cfg *config.Config, in *Inputs) []Check {
 	return checks
 }
 
-// loadInputs runs all checks, and says all that is wrong.
+// loadInputs runs all checks, and joins their errors.
 func loadInputs(cfg *config.Config) (*Inputs, error) {
 	in := &Inputs{}
 	var errs []error
@@ -145,8 +147,8 @@ func loadInputs(cfg *config.Config) (*Inputs, error) {
 	return in, errors.Join(errs...)
 }
 
-// CheckPolicy returns a check that refuses a policy which lacks a profile of a configured
-// caller, or requires holding where held says that it isn't possible.
+// CheckPolicy returns a check of a policy. The policy must have the profiles of all configured
+// callers. It must not require that mounts are held if held, the reason against that, isn't nil.
 func CheckPolicy(cfg *config.Config, held error) func(*policy.Policy) error {
 	return func(p *policy.Policy) error {
 		if p.HoldRequired() && held != nil {
@@ -164,7 +166,7 @@ func CheckPolicy(cfg *config.Config, held error) func(*policy.Policy) error {
 	}
 }
 
-// CheckParts checks what the configuration refers to, and says all that is wrong.
+// CheckParts checks the policy, the inputs and the engine's settings, and joins the errors.
 func CheckParts(ctx context.Context, cfg *config.Config) error {
 	p, policyErr := ReadPolicy(ctx, cfg, policy.ReadSecret)
 	if policyErr == nil {
@@ -174,16 +176,18 @@ func CheckParts(ctx context.Context, cfg *config.Config) error {
 	return errors.Join(policyErr, err, CheckEngine(cfg.Engine, cfg.StateDir))
 }
 
-// CheckExposure refuses a sandbox API that strangers can reach, as far as it can be known.
+// CheckExposure is proxy.CheckExposure for the sandbox API. It accepts a socket that systemd
+// passes, whose address shows only at the start.
 func CheckExposure(cfg config.HTTP, tokens int) error {
-	if cfg.Listen == config.ListenNone || config.Passed(cfg.Listen) { // what is passed has an address once it is there
+	if cfg.Listen == config.ListenNone || config.Passed(cfg.Listen) {
 		return nil
 	}
 	return proxy.CheckExposure(cfg.Listen, tokens)
 }
 
-// secretOf returns the secret that an environment variable set, or else the content of the file
-// that a key names, and which of the two it is from. It is nil if neither is set.
+// secretOf returns the content of the file that a key names, or else the value that an
+// environment variable set. From names the key or the variable. The secret is nil if neither is
+// set.
 func secretOf(variable, value, key, file string) (secret []byte, from string, err error) {
 	switch {
 	case file != "":

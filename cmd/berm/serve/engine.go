@@ -1,5 +1,5 @@
-// Package serve is the server: what it makes of the configuration, the engine and the
-// host.
+// Package serve is the server. It checks the configuration, the engine and the host, and wires
+// and runs the server's parts. It also backs up and restores the server's store.
 package serve
 
 import (
@@ -36,9 +36,9 @@ type Engine interface {
 	Survey(ctx context.Context) (runtime.Survey, error)
 }
 
-// OpenRuntime makes the client of an engine, which needn't be up yet; what it keeps
-// of its own lies below stateDir. It knows nothing of the agent, and so any number may
-// be open beside a server. A nil logger discards.
+// OpenRuntime returns a client of an engine, which needn't be up yet. The client's own files lie
+// below stateDir. The client doesn't use the agent, so any number may be open beside a server. A
+// nil logger discards.
 func OpenRuntime(cfg config.Engine, stateDir string, log *slog.Logger) (Engine, error) {
 	if cfg.Kind == "docker" {
 		return newDocker(cfg, log)
@@ -54,8 +54,8 @@ func OpenRuntime(cfg config.Engine, stateDir string, log *slog.Logger) (Engine, 
 	return containerd.New(opts)
 }
 
-// WithAgent has an engine's sandboxes worked in through the agent. Where the engine can't
-// see this host's files, the engine keeps a copy of the program, and the log says why.
+// WithAgent returns a runtime that works in sandboxes through the agent. If the engine can't see
+// this host's files, WithAgent logs the reason, and the engine gets a copy of the program.
 func WithAgent(engine agent.Engine, cfg config.Engine, stateDir string, v View, log *slog.Logger) (*agent.Runtime, error) {
 	root := agentRoot(stateDir)
 	opts := agent.Options{Engine: engine, Root: root, Logger: log}
@@ -104,7 +104,7 @@ func CheckAgent(cfg config.Engine, stateDir string, v View) ([]byte, error) {
 	return builtinAgent()
 }
 
-// Existing is a path, or the nearest directory above it that is there.
+// Existing returns path, or the nearest directory above it that exists.
 func Existing(path string) string {
 	for ; path != "/" && path != "."; path = filepath.Dir(path) {
 		if _, err := os.Stat(path); err == nil {
@@ -114,8 +114,7 @@ func Existing(path string) string {
 	return path
 }
 
-// CheckEngine tells what is wrong with an engine's settings, without asking the
-// engine or making anything.
+// CheckEngine validates an engine's settings. It neither asks the engine nor makes anything.
 func CheckEngine(cfg config.Engine, stateDir string) error {
 	if cfg.Kind != "docker" {
 		_, err := containerdOptions(cfg, stateDir)
@@ -149,7 +148,7 @@ func containerdOptions(cfg config.Engine, stateDir string) (containerd.Options, 
 	return opts, err
 }
 
-// EngineSocket is the path of the engine's unix socket, empty if it has none.
+// EngineSocket returns the path of the engine's unix socket, or "" if the address is another.
 func EngineSocket(cfg config.Engine) string {
 	address := EngineAddress(cfg)
 	if cfg.Kind == "containerd" {
@@ -161,7 +160,8 @@ func EngineSocket(cfg config.Engine) string {
 	return ""
 }
 
-// EngineAddress is the address in force.
+// EngineAddress returns the engine's address: the configured one, that of the environment, or the
+// default.
 func EngineAddress(cfg config.Engine) string {
 	if cfg.Kind == "containerd" {
 		return cmp.Or(cfg.Address, os.Getenv("CONTAINERD_ADDRESS"), "/run/containerd/containerd.sock")
@@ -178,15 +178,16 @@ func EngineName(cfg config.Engine) string {
 	return "the Docker Engine at " + address
 }
 
-// View is what the engine shares with this process.
+// View says what the engine shares with this process.
 type View struct {
 	Root   bool // the root file system: a path means the same to both
-	Mounts bool // the mount namespace: what is mounted here is mounted there
+	Mounts bool // the mount namespace: both see the same mounts
 	pids   bool // the PID namespace: a process has the same number for both
-	Asked  bool // the engine was there to find out, or it is elsewhere
+	Asked  bool // false: the engine was away, and the other fields are assumptions
 }
 
-// Suits refuses an engine that can't be used from here, once that is known.
+// Suits refuses containerd if this process is known not to share its root file system and mount
+// namespace.
 func (v View) Suits(kind string) error {
 	if kind == "containerd" && v.Asked && (!v.Root || !v.Mounts) {
 		return errors.New("engine.kind: containerd needs a berm that shares the engine's root file system and mount namespace, and this one doesn't; " +
@@ -195,9 +196,9 @@ func (v View) Suits(kind string) error {
 	return nil
 }
 
-// EngineView finds out by asking the kernel who is behind the engine's socket. While
-// nobody is, or when it leads to another machine, it goes by whether this process
-// runs in a container: most likely without its engine.
+// EngineView asks the kernel for the process behind the engine's socket, and compares its
+// namespaces. If there is no process, or the engine has no unix socket, EngineView assumes that
+// the engine shares nothing with a process in a container.
 func EngineView(ctx context.Context, cfg config.Engine) View {
 	socket := EngineSocket(cfg)
 	if socket == "" {
@@ -208,13 +209,14 @@ func EngineView(ctx context.Context, cfg config.Engine) View {
 		outside := !InContainer()
 		return View{Root: outside, Mounts: outside, pids: outside}
 	}
-	proc := filepath.Join("/proc", strconv.Itoa(pid)) // 0 is a process that we can't see, and has none
+	proc := filepath.Join("/proc", strconv.Itoa(pid)) // a process that we can't see is 0, and /proc/0 doesn't exist
 	return View{
 		Root: sameFile("/", proc+"/root"), Mounts: sameFile("/proc/self/ns/mnt", proc+"/ns/mnt"), pids: sameFile("/proc/self/ns/pid", proc+"/ns/pid"), Asked: true,
 	}
 }
 
-// Peer is the process that listens on a unix socket.
+// Peer returns the ID of the process that listens on a unix socket. It is 0 for a process in a PID
+// namespace that this one can't see.
 func Peer(ctx context.Context, socket string) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -239,7 +241,7 @@ func sameFile(a, b string) bool {
 	return err == nil && os.SameFile(x, y)
 }
 
-// InContainer goes by the marks that Docker, Podman and Kubernetes leave.
+// InContainer reports whether this process runs in a container of Docker, Podman or Kubernetes.
 func InContainer() bool {
 	for _, mark := range []string{"/.dockerenv", "/run/.containerenv"} {
 		if _, err := os.Stat(mark); err == nil {
@@ -249,7 +251,7 @@ func InContainer() bool {
 	return os.Getenv("KUBERNETES_SERVICE_HOST") != ""
 }
 
-// Holds returns these.
+// Errors of View.Holds.
 var (
 	ErrOtherMounts = errors.New("the engine doesn't share Berm's mount namespace, or Berm can't see the engine's process")
 	ErrOtherPIDs   = errors.New("the engine doesn't share Berm's PID namespace")
@@ -260,19 +262,19 @@ func (v View) Holds() error {
 	switch {
 	case !v.Mounts:
 		return ErrOtherMounts
-	case !v.pids: // what a container has mounted can't be verified
+	case !v.pids: // a container's mounts can't be verified
 		return ErrOtherPIDs
 	}
 	return nil
 }
 
-// NewHolder returns a holder that pins mounts. Where that isn't possible, why says so, and
-// the holder is unheld.
+// NewHolder returns a holder that pins mounts. If that isn't possible, it returns unheld and the
+// reason.
 func NewHolder(stateDir string, v View, unheld *mountpin.Trusted) (h lifecycle.Holder, why error) {
 	if why = v.Holds(); why == nil {
 		var pinner *mountpin.Pinner
 		if pinner, why = mountpin.NewPinner(filepath.Join(stateDir, "hold")); why == nil {
-			pinner.Mark = unheld.Mark // what is held may be judged without holds later
+			pinner.Mark = unheld.Mark // a later server may have to judge held directories without holding them
 			return pinner, nil
 		}
 	}

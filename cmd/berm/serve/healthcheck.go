@@ -23,7 +23,7 @@ import (
 	"github.com/bermhq/berm/proxy/apitype"
 )
 
-// maxHealth bounds what is read of an answer.
+// maxHealth bounds the answer that is read, in bytes.
 const maxHealth = 64 << 10
 
 // NewHealthcheckCommand makes the command healthcheck.
@@ -63,7 +63,7 @@ its callers only.`,
 	return cmd
 }
 
-// checkHealth is nil when the configuration's server is ready, or with live, there.
+// checkHealth returns nil if the configuration's server is ready. With live, an answer is enough.
 func checkHealth(ctx context.Context, cfg *config.Config, live bool) error {
 	address, err := Announced(cfg.StateDir, StateAddress)
 	if err != nil {
@@ -84,8 +84,8 @@ func checkHealth(ctx context.Context, cfg *config.Config, live bool) error {
 	if l.TLSCertFile != "" {
 		return greetTLS(ctx, address, l.TLSCertFile)
 	}
-	// Who isn't the listener's caller hears that from the door itself, which is all that
-	// can be known without being one.
+	// The engine proxy refuses a request from somebody who isn't its caller. That refusal also
+	// shows that the server answers.
 	return AskHealth(ctx, address, "/_ping", func(status int) bool {
 		return status == http.StatusForbidden || live && status < http.StatusInternalServerError
 	})
@@ -98,7 +98,7 @@ func Announced(stateDir, name string) (string, error) {
 	return address, err
 }
 
-// dialAddress is where a server that listens on an address is reached on this machine.
+// dialAddress returns the address at which this machine reaches a server that listens on listen.
 func dialAddress(listen string) (network, address string, err error) {
 	if path, ok := strings.CutPrefix(listen, "unix://"); ok {
 		return "unix", path, nil
@@ -165,7 +165,7 @@ func FetchHealth(ctx context.Context, listen, path string) (status int, body []b
 	return resp.StatusCode, body, nil
 }
 
-// greetTLS is nil when who listens there has the certificate of a file.
+// greetTLS returns nil if the server at an address has the certificate of a file.
 func greetTLS(ctx context.Context, listen, certFile string) error {
 	_, address, err := dialAddress(listen)
 	if err != nil {
@@ -181,7 +181,7 @@ func greetTLS(ctx context.Context, listen, certFile string) error {
 	}
 	dialer := tls.Dialer{Config: &tls.Config{
 		MinVersion: tls.VersionTLS12,
-		// Its name is for those who call from elsewhere. This has to be the very certificate.
+		// The certificate's names are for other machines, so only the certificate is compared.
 		InsecureSkipVerify: true, //nolint:gosec // VerifyConnection compares it
 		VerifyConnection: func(s tls.ConnectionState) error {
 			if len(s.PeerCertificates) == 0 || !bytes.Equal(s.PeerCertificates[0].Raw, block.Bytes) {

@@ -184,8 +184,8 @@ func (s *server) listenProxy(ctx context.Context) (first string, err error) {
 	return first, nil
 }
 
-// listenSockets opens a socket for each caller, which containers of the caller's may have
-// mounted in the stead of the engine's. Only such a mount leads there.
+// listenSockets opens a socket for each caller, which the caller's containers may mount in place of
+// the engine's. The sockets can be reached only by such a mount.
 func (s *server) listenSockets(ctx context.Context) error {
 	if len(s.cfg.EngineAPI.Listeners) == 0 || s.holder.Mode() != mountpin.ModeHeld {
 		return nil
@@ -214,7 +214,7 @@ func (s *server) listenSockets(ctx context.Context) error {
 	return nil
 }
 
-// listenerTLS is nil for a listener without TLS.
+// listenerTLS returns a listener's TLS configuration, or nil for a listener without TLS.
 func listenerTLS(l config.Listener) (*tls.Config, error) {
 	if l.TLSCertFile == "" {
 		return nil, nil
@@ -239,7 +239,7 @@ func listenerTLS(l config.Listener) (*tls.Config, error) {
 	return secured, nil
 }
 
-// callersOf are a listener's callers as the door knows them.
+// callersOf returns a listener's callers in the form of the engine proxy.
 func callersOf(l config.Listener) engineapi.Callers {
 	out := engineapi.Callers{UIDs: map[uint32]engineapi.Caller{}, Certs: map[string]engineapi.Caller{}}
 	for _, c := range l.Callers {

@@ -31,9 +31,9 @@ func trimLoop(ctx context.Context, log *slog.Logger) error {
 	}
 }
 
-// trim gives back the memory that isn't needed now: what was collected, and the pages
-// of the program's code, which the kernel maps in clusters around each place that ran
-// once. Those that are used again come back from the page cache.
+// trim returns memory to the kernel: memory that the garbage collector has freed, and pages of
+// the program's code. The kernel maps code in clusters around each place that ran once. Pages
+// that run again come back from the page cache.
 func trim() error {
 	debug.FreeOSMemory()
 	maps, err := os.ReadFile("/proc/self/maps")
@@ -46,7 +46,7 @@ func trim() error {
 	}
 	for line := range strings.Lines(string(maps)) {
 		fields := strings.Fields(line)
-		// Only code is the same in memory as in the file for sure.
+		// Only code is certainly the same in memory as in the file.
 		if len(fields) != 6 || fields[5] != program || fields[1] != "r-xp" {
 			continue
 		}

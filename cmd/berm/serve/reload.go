@@ -17,15 +17,15 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
-// policyPoll is how often the policy file is read. A change is taken over once two reads in a
-// row agree on it, as the first may see half of it.
+// policyPoll is how often the policy file is read. A change takes effect once two reads in a row
+// are equal, as the first may see a file that is being written.
 const policyPoll = time.Second
 
 // policyKeeperOptions say what a policyKeeper keeps.
 type policyKeeperOptions struct {
 	Path     string                     // empty: the built-in policy
-	Parse    policy.Options             // what it is parsed with
-	Check    func(*policy.Policy) error // refuses what can't be had here; nil refuses nothing
+	Parse    policy.Options             // for policy.Parse
+	Check    func(*policy.Policy) error // refuses a policy that can't be enforced here; nil refuses none
 	Logger   *slog.Logger               // mandatory
 	Registry prometheus.Registerer      // mandatory
 }
@@ -36,21 +36,21 @@ type policyKeeper struct {
 	reloads *prometheus.CounterVec
 
 	current atomic.Pointer[policy.Policy]
-	tried   policyFile // what was last loaded, good or bad
-	seen    policyFile // what was last read
+	tried   policyFile // the last one that was loaded, valid or not
+	seen    policyFile // the last one that was read
 }
 
-// policyFile is what a read of the policy file came to.
+// policyFile is the result of reading the policy file.
 type policyFile struct{ data, err string }
 
-// newPolicyKeeper loads the policy; the first one has to be good.
+// newPolicyKeeper loads the policy. It fails if the policy is invalid.
 func newPolicyKeeper(opts policyKeeperOptions) (*policyKeeper, error) {
 	k := &policyKeeper{opts: opts, reloads: countReloads(opts.Registry, "policy")}
 	k.tried = k.read()
 	return k, k.load(k.tried)
 }
 
-// countReloads counts by result, from 0.
+// countReloads registers the counter of reloads by result. Both results begin at 0.
 func countReloads(registry prometheus.Registerer, what string) *prometheus.CounterVec {
 	opts := prometheus.CounterOpts{Name: "berm_" + what + "_reloads_total", Help: "Attempts to reload the " + what + ", by result (success, failure)."}
 	reloads := prometheus.NewCounterVec(opts, []string{"result"})
@@ -60,7 +60,7 @@ func countReloads(registry prometheus.Registerer, what string) *prometheus.Count
 	return reloads
 }
 
-// Policy is the policy in force.
+// Policy returns the policy in force. It is safe for many goroutines.
 func (k *policyKeeper) Policy() *policy.Policy { return k.current.Load() }
 
 func (k *policyKeeper) read() policyFile {
@@ -91,7 +91,7 @@ func (k *policyKeeper) load(file policyFile) error {
 	return nil
 }
 
-// poll reloads the file if it has changed and settled.
+// poll reads the file. It reloads a change once two reads in a row are equal.
 func (k *policyKeeper) poll(ctx context.Context) {
 	file := k.read()
 	settled := file == k.seen
@@ -101,8 +101,8 @@ func (k *policyKeeper) poll(ctx context.Context) {
 	}
 }
 
-// reload takes over what was read, also secrets that changed. A broken file is reported, and the
-// old policy stays.
+// reload loads a file that was read, and the secrets that it names. If that fails, it logs the
+// error and keeps the old policy.
 func (k *policyKeeper) reload(ctx context.Context, file policyFile) {
 	k.tried = file
 	if err := k.load(file); err != nil {
@@ -115,8 +115,8 @@ func (k *policyKeeper) reload(ctx context.Context, file policyFile) {
 	k.opts.Logger.InfoContext(ctx, "policy_reloaded", "file", k.opts.Path, "sha256", hex.EncodeToString(sum[:]))
 }
 
-// reload takes over what has changed, until ctx ends: the policy when its file has changed,
-// and on each SIGHUP the policy and the settings.
+// reload reloads the policy whenever its file changes, and the policy and the settings on each
+// SIGHUP, until ctx ends.
 func (s *server) reload(ctx context.Context) error {
 	tick := time.NewTicker(policyPoll)
 	defer tick.Stop()
@@ -135,8 +135,8 @@ func (s *server) reload(ctx context.Context) error {
 	}
 }
 
-// reloadSettings reads the settings again. It takes over the log's level, and names what else
-// has changed, which is for the next start. It leaves all as it is when anything is wrong.
+// reloadSettings reads the settings again. It applies the log's level, and logs the other keys
+// that have changed, which need a restart. It changes nothing if the settings are invalid.
 func (s *server) reloadSettings(ctx context.Context) {
 	next, err := s.read()
 	if err != nil {
@@ -147,7 +147,7 @@ func (s *server) reloadSettings(ctx context.Context) {
 	s.settingsReloads.WithLabelValues("success").Inc()
 	level := next.Logging.SlogLevel()
 	if before := s.tel.level.Level(); level != before {
-		s.tel.level.Set(min(level, before, slog.LevelInfo)) // so that it is seen
+		s.tel.level.Set(min(level, before, slog.LevelInfo)) // so that the next line is logged
 		s.log.InfoContext(ctx, "log_level_changed", "from", before.String(), "to", level.String())
 		s.tel.level.Set(level)
 	}

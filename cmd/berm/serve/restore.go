@@ -22,27 +22,27 @@ const (
 	StateStore    = "berm.db"
 	StateInstance = "instance"
 	StateSealKey  = "seal.key"
-	stateScratch  = "scratch" // of backups and restores
-	statePending  = "restore" // a verified restore that takes its place; what it replaces goes there
-	stateReplaced = "replaced-"
-	pendingNew    = "new" // in it: what it brings
+	stateScratch  = "scratch"   // directory in which backups and restores work
+	statePending  = "restore"   // directory of a verified restore; the files that it replaces move there
+	stateReplaced = "replaced-" // begins the name of statePending once the restore is done
+	pendingNew    = "new"       // directory in statePending with the restored files
 )
 
-// storeSuffixes are those of the files that belong to a database.
+// storeSuffixes are the suffixes of a database's files.
 var storeSuffixes = []string{"", "-wal", "-shm"}
 
-// rename is os.Rename, but in tests.
+// rename is the type of os.Rename. Tests have their own.
 type rename func(from, to string) error
 
 // Restoration is a restore that has been done.
 type Restoration struct {
 	Backup
-	Kept    string // the directory of what was there; empty if there was nothing
-	Earlier string // says that one that was cut off before is done now; empty if none was
+	Kept    string // directory with the replaced files; empty if there were none
+	Earlier string // says that an earlier restore, which was cut off, was finished; empty without one
 }
 
-// Restore puts a backup in the place of a server's store. It changes nothing unless all is
-// well. It replaces a store that isn't empty, or another instance's, with force only.
+// Restore replaces a server's store by a backup. It changes nothing unless the backup is sound.
+// Only with force does it replace a store that isn't empty, or that of another instance.
 func Restore(ctx context.Context, cfg *config.Config, backup io.Reader, force bool) (Restoration, error) {
 	return restore(ctx, cfg.StateDir, cfg.Engine.Instance, backup, force, os.Rename)
 }
@@ -102,7 +102,8 @@ func restore(ctx context.Context, dir, configured string, backup io.Reader, forc
 			return r, err
 		}
 	}
-	// From here on this process finishes it, or the next one that takes the state directory.
+	// After this rename the restore is certain: this process finishes it, or else the next process
+	// that locks the state directory.
 	if err := rename(filepath.Dir(fresh), filepath.Join(dir, statePending)); err != nil {
 		return r, err
 	}
@@ -112,8 +113,8 @@ func restore(ctx context.Context, dir, configured string, backup io.Reader, forc
 	return r, nil
 }
 
-// restoredInstance returns what to write into the file of the instance's ID; empty for
-// nothing.
+// restoredInstance returns the instance ID to write into the state directory, or "" if the file
+// stays as it is.
 func restoredInstance(dir, configured, backed string, force bool) (string, error) {
 	if configured != "" {
 		if configured != backed {
@@ -133,7 +134,7 @@ func restoredInstance(dir, configured, backed string, force bool) (string, error
 	return backed, nil
 }
 
-// wantEmptyStore refuses a store that has something in it, or that can't be read.
+// wantEmptyStore refuses a store that has records, or that can't be read.
 func wantEmptyStore(ctx context.Context, path, scratch string) error {
 	_, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -146,7 +147,7 @@ func wantEmptyStore(ctx context.Context, path, scratch string) error {
 	return errors.Join(fmt.Errorf("%s isn't empty; --force replaces it, and keeps it beside", path), err)
 }
 
-// restorePending reports whether a restore hasn't taken its place yet.
+// restorePending reports whether a verified restore isn't finished yet.
 func restorePending(dir string) (bool, error) {
 	_, err := os.Lstat(filepath.Join(dir, statePending))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -172,14 +173,14 @@ func finishRestore(dir string, rename rename) (kept string, err error) {
 		suffixes []string
 	}{{StateInstance, []string{""}}, {StateSealKey, []string{""}}, {StateStore, storeSuffixes}} {
 		if _, err := os.Lstat(filepath.Join(fresh, part.name)); errors.Is(err, fs.ErrNotExist) {
-			continue // there is none, or it is in its place
+			continue // the restore doesn't bring this file, or has put it in its place already
 		}
 		for _, suffix := range part.suffixes {
 			if err := move(dir, pending, part.name+suffix); err != nil {
 				return "", err
 			}
 		}
-		// The new one must not be seen beside what is left of the old one.
+		// The new file must not appear beside files of the old store.
 		if err := errors.Join(atomicfile.Sync(pending), atomicfile.Sync(dir)); err != nil {
 			return "", err
 		}
@@ -207,14 +208,14 @@ func finishRestore(dir string, rename rename) (kept string, err error) {
 	return kept, atomicfile.Sync(dir)
 }
 
-// scratch is the working directory of one backup or restore at a time. It removes what a
-// killed one has left.
+// scratch is the locked working directory of a backup or restore.
 type scratch struct {
 	dir  string
 	lock *os.File
 }
 
-// openScratch makes and locks it in a state directory.
+// openScratch makes and locks the working directory in a state directory. It removes files that
+// a killed process has left there.
 func openScratch(state string) (*scratch, error) {
 	s := &scratch{dir: filepath.Join(state, stateScratch)}
 	if err := os.Mkdir(s.dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -241,10 +242,10 @@ func (s *scratch) clear() error {
 	return err
 }
 
-// Close removes what is in it.
+// Close empties and unlocks the directory.
 func (s *scratch) Close() error { return errors.Join(s.clear(), unlockFile(s.lock)) }
 
-// noRestorePending refuses a state directory that is between two stores.
+// noRestorePending fails if a restore of the state directory isn't finished.
 func noRestorePending(dir string) error {
 	pending, err := restorePending(dir)
 	if !pending && err == nil {

@@ -23,33 +23,33 @@ import (
 	"github.com/bermhq/berm/runtime/docker"
 )
 
-// Labels by which Docker Compose tells its projects apart. What Berm makes has these two
-// and none of the others that Compose asks for as well (its config-hash, or oneoff), so
-// that everybody sees what belongs to the project, and neither down nor --remove-orphans,
-// which deployments use with up, ends sandboxes that somebody works in.
+// Labels by which Docker Compose finds the objects of a project. Berm sets these two on its
+// containers, so that everybody sees which project they belong to. It doesn't set Compose's
+// further labels, config-hash and oneoff. Without those, neither down nor --remove-orphans
+// removes sandboxes that are in use.
 const (
 	labelProject = "com.docker.compose.project"
 	labelService = "com.docker.compose.service"
 	ownService   = "berm-sandbox"
 )
 
-// selfWait bounds the search for oneself at the start: an engine that comes up with its
-// host starts containers before it answers.
+// selfWait bounds the search for Berm's own container at the start. An engine that starts with
+// its host starts containers before it answers.
 const selfWait = 10 * time.Second
 
-// Self is the container that this process runs in, as its engine knows it. The zero
-// value is none.
+// Self is the container that this process runs in, as its engine knows it. The zero value means
+// that there is none.
 type Self struct {
 	ID       string
 	project  string               // of Docker Compose; empty outside of one
-	Paths    []policy.PathMapping // of what it has mounted, and nothing else
-	Networks []string             // names of those that containers can be given
+	Paths    []policy.PathMapping // of the container's mounted directories
+	Networks []string             // names of its networks, except host, none and bridge
 }
 
-// selfFacts are what the kernel shows a process of its container.
+// selfFacts are facts about this process's container that the kernel shows.
 type selfFacts struct {
-	ids      []string // who it might be, the likeliest first
-	upperDir string   // of the root file system; empty unless it is an overlay
+	ids      []string // possible IDs of the container, the likeliest first
+	upperDir string   // of the root file system; empty unless that is an overlay
 	mounts   map[string]string
 }
 
@@ -61,10 +61,10 @@ var (
 	unescape      = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\043`, "#", `\134`, `\`) // what the kernel escapes in options
 )
 
-// maxGuesses bounds what the engine is asked about.
+// maxGuesses bounds the IDs that the engine is asked about.
 const maxGuesses = 8
 
-// readSelf reads from a directory like /proc/self.
+// readSelf reads the facts from a directory like /proc/self. A hostname may be the container's ID.
 func readSelf(proc, hostname string) (*selfFacts, error) {
 	t := &selfFacts{mounts: map[string]string{}}
 	cgroups, err := os.ReadFile(filepath.Join(proc, "cgroup"))
@@ -73,7 +73,7 @@ func readSelf(proc, hostname string) (*selfFacts, error) {
 	}
 	for line := range bytes.Lines(cgroups) {
 		found := containerID.FindAllString(string(line), -1)
-		slices.Reverse(found) // an engine in a container has its own below that
+		slices.Reverse(found) // for an engine that runs in a container, the inner ID comes last
 		t.guess(found...)
 	}
 	table, err := os.ReadFile(filepath.Join(proc, "mountinfo"))
@@ -85,7 +85,7 @@ func readSelf(proc, hostname string) (*selfFacts, error) {
 		return nil, err
 	}
 	for _, mount := range mounts {
-		t.mounts[mount.Mountpoint] = mount.Root // of several at one place, the last is seen
+		t.mounts[mount.Mountpoint] = mount.Root // the last mount at a mount point hides the others
 		if m := engineFile.FindStringSubmatch(mount.Root); m != nil && path.Dir(mount.Mountpoint) == "/etc" {
 			t.guess(m[1])
 		}
@@ -109,8 +109,8 @@ func (t *selfFacts) guess(ids ...string) {
 	}
 }
 
-// fits tells whether a container can be the one that has these facts. One whose network
-// namespace this container shares isn't, though its ID is in both's mounts.
+// fits reports whether a container can be the one with these facts. A container whose network
+// namespace this one shares must not fit, although its ID is in the mounts of both.
 func (t *selfFacts) fits(d docker.Description) bool {
 	if !d.Running {
 		return false
@@ -118,7 +118,7 @@ func (t *selfFacts) fits(d docker.Description) bool {
 	if t.upperDir != "" && d.UpperDir != "" {
 		return t.upperDir == d.UpperDir || !path.IsAbs(t.upperDir) && strings.HasSuffix(d.UpperDir, "/"+t.upperDir)
 	}
-	// Without the root file system's word for it, all mounts have to be the same.
+	// Without an upper directory to compare, all mounts must agree.
 	for _, m := range d.Mounts {
 		if !t.agrees(m) {
 			return false
@@ -133,15 +133,15 @@ func (t *selfFacts) fits(d docker.Description) bool {
 	return len(d.Mounts) > 0
 }
 
-// agrees tells whether the kernel shows at a mount's target what the engine says. It
-// knows a directory's path in its own file system only, which that on the host ends in,
-// or which ends in that where the host has a part of the file system mounted.
+// agrees reports whether the kernel has the engine's mount at its target. The kernel shows only
+// the path of a directory within its file system. The path on the host ends with that path. If
+// the host has mounted only a part of the file system, it is the other way round.
 func (t *selfFacts) agrees(m docker.DescribedMount) bool {
 	root, ok := t.mounts[path.Clean(m.Target)]
 	return ok && (root == "/" || strings.HasSuffix(m.Source, root) || strings.HasSuffix(root, m.Source))
 }
 
-// usualMount tells whether engines mount something there without being asked to.
+// usualMount reports whether engines mount something at target by themselves.
 func usualMount(target string) bool {
 	return slices.Contains([]string{"/", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/sbin/docker-init", "/run/secrets", "/tmp"}, target) ||
 		slices.ContainsFunc([]string{"/proc", "/sys", "/dev"}, func(dir string) bool { return runtime.Below(target, dir) })
@@ -152,7 +152,8 @@ type describer interface {
 	Describe(ctx context.Context, id string) (docker.Description, error)
 }
 
-// find asks the engine about every guess, again while it is away, until ctx ends.
+// find asks the engine about every possible ID. It retries until ctx ends while the engine is
+// unavailable.
 func (t *selfFacts) find(ctx context.Context, engine describer) (found Self, err error) {
 	_ = runtime.Poll(ctx, 200*time.Millisecond, func() (bool, error) {
 		found, err = t.ask(ctx, engine)
@@ -161,7 +162,7 @@ func (t *selfFacts) find(ctx context.Context, engine describer) (found Self, err
 	return found, err
 }
 
-// ask answers the zero value if the engine knows none of the guesses, or another container by it.
+// ask asks the engine about every possible ID. It returns the zero Self if no container fits.
 func (t *selfFacts) ask(ctx context.Context, engine describer) (Self, error) {
 	for _, id := range t.ids {
 		d, err := engine.Describe(ctx, id)
@@ -176,7 +177,7 @@ func (t *selfFacts) ask(ctx context.Context, engine describer) (Self, error) {
 	return Self{}, nil
 }
 
-// self is what counts of the container that was found.
+// self returns the container that was found.
 func (t *selfFacts) self(d docker.Description) Self {
 	s := Self{ID: d.ID, project: d.Labels[labelProject]}
 	for _, m := range d.Mounts {
@@ -192,9 +193,9 @@ func (t *selfFacts) self(d docker.Description) Self {
 	return s
 }
 
-// FindSelf finds out whether this process is a container of the engine that it uses, and
-// which. Where the engine shares its root file system there is nothing to find, and an
-// error says only that it couldn't be found out.
+// FindSelf finds the container of the engine in which this process runs. It returns the zero Self
+// if there is none, if the engine shares this process's root file system, or for containerd. An
+// error means that FindSelf couldn't find out.
 func FindSelf(ctx context.Context, cfg config.Engine, v View, wait time.Duration) (Self, error) {
 	if v.Root || cfg.Kind != "docker" {
 		return Self{}, nil
@@ -214,8 +215,8 @@ func FindSelf(ctx context.Context, cfg config.Engine, v View, wait time.Duration
 	return t.find(ctx, engine)
 }
 
-// Locate has a configuration heed the container that this process is, if it is one: what
-// it says itself goes first.
+// Locate finds this process's container, logs the outcome, and calls Settle. If it can't find
+// out, it goes on without a container.
 func Locate(ctx context.Context, cfg *config.Config, v View, log *slog.Logger) (Self, error) {
 	s, err := FindSelf(ctx, cfg.Engine, v, selfWait)
 	switch {
@@ -227,7 +228,8 @@ func Locate(ctx context.Context, cfg *config.Config, v View, log *slog.Logger) (
 	return s, s.Settle(cfg)
 }
 
-// Settle sets what a configuration leaves to the container that this process is.
+// Settle sets settings that depend on this process's container: a network of auto, and an empty
+// Engine.AgentDir.
 func (s Self) Settle(cfg *config.Config) error {
 	if cfg.Sandbox.Network == config.NetworkAuto {
 		name, err := s.network()
@@ -242,7 +244,7 @@ func (s Self) Settle(cfg *config.Config) error {
 	return nil
 }
 
-// network is the one that sandboxes are to share with this container.
+// network returns the only network of this container, which sandboxes then share.
 func (s Self) network() (string, error) {
 	switch {
 	case s.ID == "":
@@ -255,7 +257,8 @@ func (s Self) network() (string, error) {
 	return s.Networks[0], nil
 }
 
-// enginePath is where the engine's host has one of this container's paths, if it does.
+// enginePath returns the path on the engine's host of one of this container's paths. It returns
+// false if no mounted directory holds the path.
 func (s Self) enginePath(local string) (string, bool) {
 	var best policy.PathMapping
 	for _, m := range s.Paths {
@@ -266,7 +269,8 @@ func (s Self) enginePath(local string) (string, bool) {
 	return path.Join(best.Engine, strings.TrimPrefix(local, best.Local)), best.Local != ""
 }
 
-// Labels are those that what is made here has beside Berm's own.
+// Labels returns the labels of Docker Compose for containers that Berm makes, or nil outside of a
+// project.
 func (s Self) Labels() map[string]string {
 	if s.project == "" {
 		return nil

@@ -74,8 +74,8 @@ tokens, only a loopback address or a unix socket may be listened on.`,
 	return cmd
 }
 
-// cleanup undoes, in reverse order, what was done. It also rolls back a start that
-// got only half way.
+// cleanup holds functions that undo the steps of a start. It runs them in reverse order, at the
+// end of the server or after a step that failed.
 type cleanup []func() error
 
 func (c *cleanup) add(f func() error) { *c = append(*c, f) }
@@ -91,7 +91,7 @@ func (c *cleanup) run() error {
 // server is what runs. Its parts are made in the order of load, connect, manage and listen.
 type server struct {
 	cfg    *config.Config
-	asRead *config.Config                 // with systemd's names for addresses
+	asRead *config.Config                 // cfg before systemd's sockets replaced their addresses
 	read   func() (*config.Config, error) // reads the settings again
 	undo   cleanup
 	hup    chan os.Signal
@@ -117,7 +117,7 @@ type server struct {
 	chats     *chat.Service // nil without a root for chats
 	sealer    *lifecycle.Sealer
 	manager   *lifecycle.Service
-	mounted   map[engineapi.Caller]string // paths of the sockets that containers may have mounted
+	mounted   map[engineapi.Caller]string // paths of the sockets that a caller's containers may mount
 	proxy     *engineapi.Proxy            // nil for an engine that doesn't speak its API
 	bodies    *proxy.Bodies
 	listeners []listener
@@ -148,7 +148,7 @@ func runServer(ctx context.Context, asRead *config.Config, read func() (*config.
 	return err
 }
 
-// load reads what the configuration names, and takes the state directory.
+// load reads the inputs, locks the state directory, and starts the log.
 func (s *server) load(ctx context.Context, stderr io.Writer) (err error) {
 	if s.sockets, s.cfg, err = takeSockets(s.asRead); err != nil {
 		return err
@@ -171,7 +171,7 @@ func (s *server) load(ctx context.Context, stderr io.Writer) (err error) {
 	s.undo.add(func() error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
 		defer cancel()
-		if err := s.tel.Close(ctx); err != nil { // the collector's trouble, not the server's
+		if err := s.tel.Close(ctx); err != nil { // a failing collector is no error of the server
 			s.log.WarnContext(ctx, "telemetry_failed", "error", err.Error())
 		}
 		return nil
@@ -187,7 +187,7 @@ func (s *server) load(ctx context.Context, stderr io.Writer) (err error) {
 	return nil
 }
 
-// connect finds out where the server stands to its engine, and loads the policy.
+// connect finds out what the engine shares with this process, and loads the policy.
 func (s *server) connect(ctx context.Context) (err error) {
 	s.view = EngineView(ctx, s.cfg.Engine)
 	if err := s.view.Suits(s.cfg.Engine.Kind); err != nil {
@@ -215,7 +215,7 @@ func (s *server) connect(ctx context.Context) (err error) {
 	return err
 }
 
-// manage makes what knows and changes sandboxes, chats and the engine.
+// manage opens the store and the engine, and makes the services of sandboxes, quotas and chats.
 func (s *server) manage(ctx context.Context) (err error) {
 	sandboxes := settings(s.cfg.Sandbox, s.policies)
 	if s.cfg.Sandbox.CreateRoots {
@@ -245,7 +245,7 @@ func (s *server) manage(ctx context.Context) (err error) {
 	if s.sealer, err = lifecycle.NewSealer(ctx, lifecycle.SealerOptions{Key: sealKey, Owner: s.owner, Store: s.db, Logger: s.log}); err != nil {
 		return err
 	}
-	collector, _ := s.engine.(runtime.Collector) // the agent's part hides it
+	collector, _ := s.engine.(runtime.Collector) // rt doesn't have its methods
 	s.manager, err = lifecycle.New(lifecycle.Options{
 		Runtime: rt, Sealer: s.sealer, Quotas: s.quotas, Collector: collector, Policy: s.policies.Policy, Store: s.db,
 		Engine: EngineName(s.cfg.Engine), Holder: s.holder, Claim: s.unheld.Claims.Start, Owner: s.owner, Settings: sandboxes, Labels: s.self.Labels(),
@@ -262,7 +262,7 @@ func (s *server) manage(ctx context.Context) (err error) {
 
 // run serves until ctx ends, or a part fails.
 func (s *server) run(ctx context.Context) error {
-	// What the requests in flight need goes on until they are done.
+	// The background tasks go on until the requests in flight are done.
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	group, background := errgroup.WithContext(background)
@@ -291,8 +291,9 @@ func (s *server) run(ctx context.Context) error {
 	return err
 }
 
-// works returns an error if nobody can ask for sandboxes any more. That the engine is away
-// doesn't matter. It calls no listener: who fills one up would have systemd kill the server.
+// works returns once the manager answers, for systemd's watchdog. It blocks while the manager is
+// stuck. The engine needn't be up. It calls no listener: otherwise a client that fills one up
+// could make systemd kill the server.
 func (s *server) works(ctx context.Context) error {
 	s.manager.Status(ctx, "")
 	return nil

@@ -22,11 +22,11 @@ import (
 type state struct {
 	dir      string
 	lock     *os.File
-	restored bool   // a restore that was cut off before is done now
-	replaced string // what it replaced; empty if there was nothing
+	restored bool   // openState has finished a restore that was cut off
+	replaced string // directory with the files that it replaced; empty if there were none
 }
 
-// errLocked is of a lock that another process has.
+// errLocked is the error of a lock that another process holds.
 var errLocked = errors.New("another process has it locked")
 
 // openState makes the directory if it is missing, takes its lock, and finishes a restore
@@ -43,7 +43,7 @@ func openState(dir string) (*state, error) {
 		return nil, fmt.Errorf("lock the state directory: %w", err)
 	}
 	s := &state{dir: dir, lock: lock}
-	if err := s.withdraw(); err != nil { // of one that was killed
+	if err := s.withdraw(); err != nil { // a killed server has left its addresses
 		return nil, errors.Join(fmt.Errorf("clean the state directory: %w", err), unlockFile(lock))
 	}
 	if s.restored, err = restorePending(dir); s.restored {
@@ -55,7 +55,7 @@ func openState(dir string) (*state, error) {
 	return s, nil
 }
 
-// finished describes the restore that openState has finished; empty if there was none.
+// finished describes the restore that openState has finished. It returns "" without one.
 func (s *state) finished() string {
 	switch {
 	case !s.restored:
@@ -83,9 +83,9 @@ func lockFile(path string, flag int) (*os.File, error) {
 	return f, nil
 }
 
-// ownState refuses a state directory that another user's server has used: what is made in it
-// now that couldn't use. Whose the directory itself is doesn't tell, as in a container it may
-// be the image's.
+// ownState refuses a state directory that another user's server has used. That server couldn't
+// use files that this process makes there. The owner of the directory itself proves nothing, as
+// the directory may come from a container's image.
 func ownState(dir string) error {
 	for _, name := range []string{StateStore, "lock"} {
 		info, err := os.Lstat(filepath.Join(dir, name))
@@ -102,16 +102,17 @@ func ownState(dir string) error {
 	return nil
 }
 
-// unlockFile is lockFile's opposite. To close the file isn't enough: a process that is
-// being started right now has it open until it runs its own program.
+// unlockFile unlocks and closes a file. Closing alone isn't enough: a child process that is just
+// being started holds the lock until it executes its program.
 func unlockFile(f *os.File) error {
 	return errors.Join(syscall.Flock(int(f.Fd()), syscall.LOCK_UN), f.Close())
 }
 
-// Close gives the lock back.
+// Close unlocks the state directory.
 func (s *state) Close() error { return unlockFile(s.lock) }
 
-// owner is the instance's id: the configured one, else one that is made once and kept.
+// owner returns the instance ID: the configured one, or else the one in the state directory. It
+// makes one if there is none.
 func (s *state) owner(configured string) (string, error) {
 	id, err := Instance(s.dir, configured)
 	if id != "" || err != nil {
@@ -121,7 +122,8 @@ func (s *state) owner(configured string) (string, error) {
 	return id, s.put(StateInstance, id)
 }
 
-// sealKey returns the key of the labels' seals. It is made once and kept.
+// sealKey returns the key of the labels' seals from the state directory. It makes one if there is
+// none.
 func (s *state) sealKey() ([]byte, error) {
 	key, err := SealKey(s.dir)
 	if key != nil || err != nil {
@@ -132,7 +134,7 @@ func (s *state) sealKey() ([]byte, error) {
 	return key, s.put(StateSealKey, hex.EncodeToString(key))
 }
 
-// SealKey returns the key that is kept in a state directory, or nil.
+// SealKey returns the seal key of a state directory, or nil if there is none.
 func SealKey(dir string) ([]byte, error) {
 	text, there, err := readState(dir, StateSealKey, "seal key")
 	if !there {
@@ -165,8 +167,8 @@ func parseSealKey(text string) ([]byte, error) {
 	return key, nil
 }
 
-// Instance returns the instance's ID: the configured one, else the one that is kept; empty
-// if none is.
+// Instance returns the instance ID: the configured one, or else the one in the state directory dir.
+// It returns "" if there is none.
 func Instance(dir, configured string) (string, error) {
 	if configured != "" {
 		return configured, nil
@@ -183,8 +185,9 @@ func Instance(dir, configured string) (string, error) {
 	return id.String(), nil
 }
 
-// Where a running server says that it listens: with the sandbox API, and with the first
-// listener of the Docker Engine API. The system may have chosen the port, or systemd all of it.
+// Files in which a running server writes the addresses of its sandbox API and of its first
+// listener of the Docker Engine API. The configuration may not have them: the kernel may choose
+// the port, and systemd may pass the whole socket.
 const (
 	StateAddress       = "address"
 	stateEngineAddress = "engine-address"
@@ -198,7 +201,7 @@ func (s *state) put(name, text string) error {
 	return nil
 }
 
-// withdraw removes the addresses.
+// withdraw removes the files with the server's addresses.
 func (s *state) withdraw() error {
 	var errs []error
 	for _, name := range []string{StateAddress, stateEngineAddress} {

@@ -19,12 +19,12 @@ import (
 	"github.com/bermhq/berm/cmd/berm/config"
 )
 
-// passedSockets are listeners that systemd made for this process, by their address: those
-// of TCP as host:port.
+// passedSockets are listeners that systemd has passed to this process, by their address. The
+// address of a TCP listener is host:port.
 type passedSockets map[string]net.Listener
 
-// takeSockets takes over what systemd has passed, and gives the configuration with its
-// addresses. No child of this process gets any of it.
+// takeSockets takes the sockets that systemd has passed, and returns the configuration with their
+// addresses. Child processes don't inherit the sockets.
 func takeSockets(cfg *config.Config) (passedSockets, *config.Config, error) {
 	if pid := os.Getenv("LISTEN_PID"); os.Getenv("LISTEN_FDS") != "" && pid != strconv.Itoa(os.Getpid()) {
 		return nil, nil, fmt.Errorf("LISTEN_FDS is of sockets for the process %q (LISTEN_PID), which isn't this one: what systemd starts has to become berm by exec; or start it without LISTEN_FDS", pid)
@@ -55,7 +55,7 @@ func takeSockets(cfg *config.Config) (passedSockets, *config.Config, error) {
 	return sockets, bound, nil
 }
 
-// Close closes all of them. What is a file stays, as it is systemd's.
+// Close closes all listeners. It leaves the files of unix sockets, which are systemd's.
 func (s passedSockets) Close() error {
 	for _, l := range s {
 		_ = l.Close() // closed already if it was served
@@ -81,18 +81,18 @@ func listenerOf(f *os.File) (net.Listener, string, error) {
 	}
 }
 
-// notifyTimeout bounds what is said to systemd, which may be busy.
+// notifyTimeout bounds a message to systemd, which may be busy.
 const notifyTimeout = time.Second
 
-// notifier tells systemd how the server is, if systemd wants to hear that.
+// notifier sends the server's state to systemd, if systemd asks for it.
 type notifier struct {
-	conn  *net.UnixConn // nil: nobody wants to hear
-	every time.Duration // within which it wants to hear that the server works; 0 is not at all
+	conn  *net.UnixConn // nil: systemd doesn't ask for messages
+	every time.Duration // timeout of systemd's watchdog; 0 is none
 	log   *slog.Logger
 }
 
-// newNotifier takes what it needs out of the environment, so that no child speaks for
-// this process.
+// newNotifier returns a notifier for the variables of the environment. It unsets them, so that no
+// child process sends messages in place of this one.
 func newNotifier(log *slog.Logger) (*notifier, error) {
 	every, err := sdnotify.SdWatchdogEnabled(true)
 	if err != nil {
@@ -118,7 +118,7 @@ func (n *notifier) Close() error {
 	return n.conn.Close()
 }
 
-// say sends assignments as of sd_notify.
+// say sends assignments in the format of sd_notify(3).
 func (n *notifier) say(ctx context.Context, lines ...string) {
 	if n.conn == nil {
 		return
@@ -132,15 +132,15 @@ func (n *notifier) say(ctx context.Context, lines ...string) {
 	}
 }
 
-// reloading has systemd wait for what f does.
+// reloading tells systemd that the server reloads while f runs.
 func (n *notifier) reloading(ctx context.Context, f func()) {
 	n.say(ctx, sdnotify.SdNotifyReloading, strings.TrimSpace(sdnotify.SdNotifyMonotonicUsec()))
 	f()
 	n.say(ctx, sdnotify.SdNotifyReady)
 }
 
-// Run says that the server serves, then that it works for as long as it does, and when
-// ctx ends, that it goes down.
+// Run tells systemd that the server is ready. It sends watchdog messages as long as works succeeds.
+// When ctx ends, it tells systemd that the server stops.
 func (n *notifier) Run(ctx context.Context, status string, works func(context.Context) error) error {
 	n.say(ctx, sdnotify.SdNotifyReady, "STATUS="+status)
 	defer n.say(ctx, sdnotify.SdNotifyStopping, "STATUS=letting what is in flight finish")

@@ -93,7 +93,7 @@ func (t *telemetry) connect(ctx context.Context, cfg *config.Config, headers map
 	return nil
 }
 
-// Close sends what is still to be sent.
+// Close flushes and closes the exporters.
 func (t *telemetry) Close(ctx context.Context) error {
 	var errs []error
 	for _, f := range t.closers {
@@ -103,7 +103,7 @@ func (t *telemetry) Close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// otelHeaders reads NAME=VALUE pairs; its errors don't quote them.
+// otelHeaders reads the NAME=VALUE pairs of the headers. Its errors don't quote them.
 func otelHeaders(cfg config.Otel) (map[string]string, error) {
 	text, _, err := secretOf("BERM_OTEL_HEADERS", cfg.Headers, "otel.headers_file", cfg.HeadersFile)
 	if err != nil {
@@ -120,7 +120,7 @@ func otelHeaders(cfg config.Otel) (map[string]string, error) {
 	return headers, nil
 }
 
-// minLevel keeps a handler from records below a level.
+// minLevel is a handler that drops records below a level.
 type minLevel struct {
 	slog.Handler
 	level slog.Leveler
