@@ -95,7 +95,7 @@ func putArchive(c *call, _ upstream.Ask, id string) error {
 			}
 			defer func() { _ = body.Close() }()
 			a.Body, a.Length, a.Header = body, -1, http.Header{"Content-Type": {"application/x-tar"}}
-			c.close(nil) // now, as it may take long
+			c.writeAudit(nil) // before the transfer, which may take long
 			err = c.forward(a, false)
 			if why := body.refusal.Load(); err != nil && why != nil {
 				c.written = false // the audit log has to have the refusal as well

@@ -128,8 +128,8 @@ func (a *Audit) Close() error {
 	return a.file.Close()
 }
 
-// close writes down what was decided about the call, once.
-func (c *call) close(err error) {
+// writeAudit writes the decision about the call into the audit log, once.
+func (c *call) writeAudit(err error) {
 	if c.written {
 		return
 	}

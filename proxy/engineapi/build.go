@@ -30,17 +30,17 @@ import (
 
 const (
 	maxContext   = 1 << 30 // of a build, in bytes
-	maxBases     = 32      // images that it takes from
+	maxBases     = 32      // images that a build reads
 	maxBuildTags = 16
 	maxBuilds    = 4  // of a tenant at once
-	maxWaiting   = 32 // builds of a tenant, beside those
+	maxWaiting   = 32 // builds of a tenant that wait for their turn
 	maxBuildTime = time.Hour
 	lastWords    = 10 * time.Second // to tell a client that its build has run out of time
 
-	tellsID upstream.Version = 30 // from which on a build tells its image's ID
+	tellsID upstream.Version = 30 // the first in which a build reports its image's ID
 )
 
-// never refuses a parameter that has a value, unless that says nothing.
+// never refuses a parameter that has a value, unless the value means the default.
 func never(name, value string) (string, error) {
 	if name == "remote" && value == "client-session" {
 		return "", noBuildKit(name)
@@ -73,8 +73,8 @@ func buildTurn(c *call) (over func(), err error) {
 	return sync.OnceFunc(func() { turns.(*semaphore.Weighted).Release(1) }), nil
 }
 
-// buildImage has the engine's classic builder make an image of the caller's from files that
-// come with the request. The image gets its names only when it has been looked at.
+// buildImage builds an image of the caller's by the engine's classic builder, from files in the
+// request. The image gets its names only once it is verified.
 func buildImage(c *call) error {
 	if err := c.untilEnd(buildTurn(c)); err != nil {
 		return err
@@ -137,8 +137,8 @@ func buildImage(c *call) error {
 	return nil
 }
 
-// buildBefore has the call end in time, whether it waits for the client or the engine: it
-// lasts no longer than what it makes may live. The caller calls done after it.
+// buildBefore bounds the call, whether it waits for the client or the engine. It ends after
+// maxBuildTime, or at the expiry of the image if that is earlier. The caller calls done at the end.
 func buildBefore(c *call, labels map[string]string) (done func()) {
 	until := time.Now().Add(maxBuildTime)
 	if expires, err := time.Parse(time.RFC3339Nano, labels[lifecycle.LabelExpiresAt]); err == nil && expires.Before(until) {
@@ -157,8 +157,7 @@ func buildBefore(c *call, labels map[string]string) (done func()) {
 	}
 }
 
-// buildQuery judges the parameters, and gives those that go to the engine, and the names
-// that the image is to have.
+// buildQuery judges the parameters. It returns those for the engine, and the names of the image.
 func buildQuery(c *call, args map[string]string) (url.Values, []reference.NamedTagged, error) {
 	p, err := c.profile()
 	if err != nil {
@@ -225,7 +224,7 @@ func buildArgs(c *call) (map[string]string, error) {
 	return judgeArgs(c, asked)
 }
 
-// judgeArgs judges build arguments, and gives those that the policy lets through.
+// judgeArgs judges build arguments, and returns those that the policy allows.
 func judgeArgs(c *call, asked map[string]string) (map[string]string, error) {
 	env, _, err := c.rules.ExecEnv(asked)
 	if err := c.judged(err); err != nil {
@@ -235,8 +234,8 @@ func judgeArgs(c *call, asked map[string]string) (map[string]string, error) {
 	return env, nil
 }
 
-// cacheFrom names the images whose layers a build may use by their IDs. Those that aren't
-// there are left out, as by the engine, if the caller may have images of these names.
+// cacheFrom passes on the IDs of images whose layers a build may use as a cache. Like the engine,
+// it leaves out missing images, if the policy allows their names.
 func cacheFrom(c *call, query url.Values) error {
 	var refs []string
 	if text := c.query.Get("cachefrom"); text != "" && proxy.DecodeJSON([]byte(text), &refs) != nil || len(refs) > maxBases {
@@ -265,7 +264,7 @@ func cacheFrom(c *call, query url.Values) error {
 	return nil
 }
 
-// buildLimits judges the hosts and limits that a build's commands are to have.
+// buildLimits judges the extra hosts and the limits of a build's commands.
 func buildLimits(c *call, query url.Values) error {
 	req := policy.ContainerRequest{}
 	for _, host := range c.query["extrahosts"] {
@@ -292,7 +291,7 @@ func buildLimits(c *call, query url.Values) error {
 	return nil
 }
 
-// buildNetwork is the network that the build's commands have: the profile's, or none.
+// buildNetwork returns the network of the build's commands: the profile's, or none.
 func buildNetwork(c *call, p policy.Profile) (string, error) {
 	asked := c.query.Get("networkmode")
 	if asked == "none" || p.Network == "off" && isDefaultNetwork(asked) {
@@ -318,7 +317,7 @@ func buildNetwork(c *call, p policy.Profile) (string, error) {
 	return n.ID, nil
 }
 
-// buildLabels are the labels that the image will have.
+// buildLabels returns the labels of the image.
 func buildLabels(c *call) (map[string]string, error) {
 	var own map[string]string
 	if text := c.query.Get("labels"); text != "" && proxy.DecodeJSON([]byte(text), &own) != nil {
@@ -327,8 +326,8 @@ func buildLabels(c *call) (map[string]string, error) {
 	return stampLabels(c, lifecycle.ObjectImage, own)
 }
 
-// judgeDockerfile gives a Dockerfile in which every image is named by its ID, having
-// judged what that is.
+// judgeDockerfile judges the images in a Dockerfile. It returns the Dockerfile with the images'
+// IDs in place of their names.
 func judgeDockerfile(c *call, text []byte, args map[string]string, auth authOf) ([]byte, error) {
 	refuse := func(err error) error {
 		return denied("build.dockerfile", "Dockerfile", "the Dockerfile is refused: "+err.Error(), "see the documentation")
@@ -367,8 +366,8 @@ func judgeDockerfile(c *call, text []byte, args map[string]string, auth authOf) 
 // authOf returns what a caller has sent for a registry; nil is nothing.
 type authOf func(registry string) (json.RawMessage, error)
 
-// buildBase gives an image that a build takes from: one of the caller's own, or one that the
-// policy allows, which is pulled if it isn't there or the caller wants it anew.
+// buildBase returns an image that a build reads: one of the caller's own, or one that the policy
+// allows. It pulls the latter if the engine lacks it, or if the caller asks for that.
 func buildBase(c *call, ref string, auth authOf) (*imageInfo, error) {
 	img, err := lookUpImage(c, ref)
 	if err != nil || img != nil && ownImage(c, img.Config.Labels) {
@@ -401,7 +400,7 @@ func buildBase(c *call, ref string, auth authOf) (*imageInfo, error) {
 	return img, nil
 }
 
-// fetchBase pulls an image that has been judged, and says nothing of how it goes.
+// fetchBase pulls a judged image without reporting progress.
 func fetchBase(c *call, ref string, auth authOf) error {
 	if err := c.operation(policy.OpPull); err != nil {
 		return err
@@ -419,8 +418,8 @@ func fetchBase(c *call, ref string, auth authOf) error {
 	return eachMessage(c, upstream.Ask{Method: http.MethodPost, Path: "/images/create", Query: query, Header: header}, http.StatusNotFound, func(buildMessage) {})
 }
 
-// eachMessage asks the engine for what says line by line how it goes, and calls each with
-// every line. A line with an error ends it, as an error with this status.
+// eachMessage asks the engine, and calls each with every message of progress in the answer. It
+// returns the error in a message as an error with the status failed.
 func eachMessage(c *call, ask upstream.Ask, failed int, each func(buildMessage)) error {
 	resp, err := c.open(ask)
 	if err != nil {
@@ -441,10 +440,10 @@ func eachMessage(c *call, ask upstream.Ask, failed int, each func(buildMessage))
 	}
 }
 
-// builtFrom is where the engine finds the Dockerfile, whatever the caller calls it.
+// builtFrom is the Dockerfile's name in the archive for the engine, whatever the caller's name is.
 const builtFrom = "Dockerfile"
 
-// buildMessage is one line of what a build says.
+// buildMessage is one message of progress of a build.
 type buildMessage struct {
 	Stream      string `json:"stream,omitempty"`
 	Status      string `json:"status,omitempty"`
@@ -457,8 +456,8 @@ type buildMessage struct {
 
 var builtID = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 
-// relayBuild passes on what the engine says, line by line, and gives the image's ID; none
-// if the build failed. Whoever wants it quiet hears of a failure only.
+// relayBuild relays the engine's messages, and returns the image's ID, or "" if the build failed.
+// With the parameter q, it relays only errors.
 func relayBuild(c *call, body io.Reader) (id string) {
 	dec := json.NewDecoder(body)
 	failed := false
@@ -490,13 +489,13 @@ func relayBuild(c *call, body io.Reader) (id string) {
 	}
 }
 
-// proxyText is an error as the caller may read it.
+// proxyText returns an error's text for callers.
 func proxyText(err error) string {
 	f := proxy.FaultOf(err)
 	return cmp.Or(denial(f.Reasons), f.Detail)
 }
 
-// tell adds a line to what the build says.
+// tell sends a message to the build's client.
 func (c *call) tell(m buildMessage) {
 	if m.Error != "" {
 		m.ErrorDetail = &struct {

@@ -205,7 +205,7 @@ func takingOver(c *call, serve func(take func() (net.Conn, error)) error) error 
 			return nil, fmt.Errorf("take the caller's connection over: %w", err)
 		}
 		taken = true
-		c.close(nil) // now, as the connection may stay for long
+		c.writeAudit(nil) // now, as the connection may stay for long
 		rest := upstream.Behind(buffered.Reader, conn)
 		head := "HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nApi-Version: " + c.version.String() + "\r\n\r\n"
 		if isPreface(c.r) {
@@ -251,7 +251,7 @@ func (b buildCaller) Begin(ctx context.Context) (_ buildkit.Build, err error) {
 	asking := b.fresh(ctx)
 	over, err := buildTurn(asking)
 	if err != nil {
-		asking.close(err)
+		asking.writeAudit(err)
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, maxBuildTime)
@@ -301,7 +301,7 @@ func (j *buildJudge) End(err error) {
 	}
 	j.mu.Lock() // a frontend's call may go on for a moment
 	defer j.mu.Unlock()
-	j.close(err)
+	j.writeAudit(err)
 }
 
 func (j *buildJudge) Args(asked map[string]string) (map[string]string, error) {
@@ -362,7 +362,7 @@ func (j *buildJudge) Target(name string) (string, error) {
 func (j *buildJudge) Base(ref string, pull bool, login buildkit.Login) (id string, err error) {
 	c := buildCaller{j.call}.fresh(j.ctx)
 	c.route = sourceRoute
-	defer func() { c.close(err) }()
+	defer func() { c.writeAudit(err) }()
 	c.query.Set("pull", strconv.FormatBool(pull))
 	img, err := buildBase(c, ref, func(registry string) (json.RawMessage, error) {
 		user, password, err := login(c.ctx, registry)

@@ -151,7 +151,7 @@ func (c *call) relay(resp *http.Response, stream bool) error {
 		return upstream.Failure(resp)
 	}
 	defer func() { _ = resp.Body.Close() }()
-	c.close(nil) // writes the audit log now, as the answer may go on for days
+	c.writeAudit(nil) // before the answer, which may go on for days
 	c.head(resp)
 	if stream {
 		_ = http.NewResponseController(c.w).Flush()

@@ -29,8 +29,8 @@ import (
 
 func noImage(ref string) error { return notFound("No such image: " + familiar(ref)) }
 
-// listedImage says which of an image's names the caller may see; not at all if nothing of it
-// is the caller's business.
+// listedImage returns the names of an image that the caller may see. Ok is false if the caller may
+// not see the image at all.
 func listedImage(c *call, tags, digests []string, labels map[string]string) (shownTags, shownDigests []string, ok bool) {
 	own := ownImage(c, labels)
 	visible := func(names []string) []string {
@@ -42,7 +42,7 @@ func listedImage(c *call, tags, digests []string, labels map[string]string) (sho
 	return shownTags, shownDigests, own || len(shownTags) > 0 || len(shownDigests) > 0
 }
 
-// visibleImage gives an image that the caller may see, by a name, its ID or a prefix of it.
+// visibleImage returns an image that the caller may see, by a name, its ID or a prefix of the ID.
 func visibleImage(c *call, ref string) (*imageInfo, error) {
 	if len(ref) > maxName || !printable(ref) {
 		return nil, noImage(ref)
@@ -58,8 +58,8 @@ func visibleImage(c *call, ref string) (*imageInfo, error) {
 	return img, nil
 }
 
-// seenImage is lookUpImage among the images that the caller may see. Others don't hide one
-// whose ID begins with ref.
+// seenImage is lookUpImage among the images that the caller may see. If ref is a prefix of several
+// IDs, images that the caller may not see don't count.
 func seenImage(c *call, ref string) (*imageInfo, error) {
 	img, err := lookUpImage(c, ref)
 	if err != nil || img != nil && seesImage(c, img) {
@@ -90,7 +90,7 @@ func seesImage(c *call, img *imageInfo) bool {
 // that it may.
 func listImages(c *call) error {
 	for _, name := range []string{"before", "since"} {
-		for i, ref := range c.filter[name] { // or it would tell whether it is there
+		for i, ref := range c.filter[name] { // an unseen image would show its existence
 			img, err := visibleImage(c, ref)
 			if err != nil {
 				return err
@@ -113,9 +113,9 @@ func listImages(c *call) error {
 	})
 }
 
-// trimImage takes from an image's description what the caller may not see: names, also those
-// that match none of the patterns, if there are any, Berm's labels, and others' containers. It
-// returns nil if the image isn't to be seen at all.
+// trimImage removes from an image's description what the caller may not see: names, Berm's labels,
+// and other callers' containers. If there are patterns, it also removes names that match none. It
+// returns nil if the caller may not see the image.
 func trimImage(c *call, entry json.RawMessage, patterns []string) (json.RawMessage, error) {
 	var img struct {
 		imageInfo
@@ -157,7 +157,7 @@ func trimImage(c *call, entry json.RawMessage, patterns []string) (json.RawMessa
 	return entry, nil
 }
 
-// matching keeps the names that match one of the patterns, as the engine reads them.
+// matching returns the names that match one of the patterns by the engine's rules.
 func matching(names, patterns []string) ([]string, error) {
 	out := []string{}
 	for _, name := range names {
@@ -191,7 +191,7 @@ func inspectImage(c *call) error {
 	if raw, err = trimImage(c, raw, nil); err != nil || raw == nil {
 		return noImage(c.name)
 	}
-	// Where on the host the layers are. Newer engines' image stores say nothing of it.
+	// The values are paths of layers on the host. Newer engines' image stores have none.
 	raw, err = edit(raw, func(data *map[string]string) {
 		for name := range *data {
 			(*data)[name] = redacted
@@ -204,14 +204,14 @@ func inspectImage(c *call) error {
 	if err := json.Unmarshal(raw, &told); err != nil {
 		return fmt.Errorf("the engine's description of an image can't be read: %w", err)
 	}
-	// The engine's is of the container that the image was made of, with its environment.
+	// The engine's ContainerConfig has the environment of the container that the image was made from.
 	if delete(told, "ContainerConfig"); told["Config"] != nil && c.version < 45 {
 		told["ContainerConfig"] = told["Config"]
 	}
 	return c.answer(http.StatusOK, told)
 }
 
-// imageHistory tells how an image was built, and no other images' names.
+// imageHistory answers how an image was built, without names that the caller may not see.
 func imageHistory(c *call) error {
 	img, err := visibleImage(c, c.name)
 	if err != nil {
@@ -255,16 +255,16 @@ func tagImage(c *call) error {
 	return c.status(http.StatusCreated)
 }
 
-// lockName keeps an image's name as it is until unlock. A name that is being pushed isn't
-// waited for long.
+// lockName keeps an image's name from being moved until unlock. It waits up to AskTimeout for a
+// name in use, such as one that is being pushed.
 func lockName(c *call, name string) (unlock func(), err error) {
 	ctx, cancel := context.WithTimeoutCause(c.ctx, upstream.AskTimeout, conflict(fmt.Sprintf("the image name %q is in use", familiar(name))))
 	defer cancel()
 	return c.names.Lock(ctx, name)
 }
 
-// lockNames is lockName for references, of which those without a tag are none. A name that is
-// judged and then sent to the engine must not become another image's in between.
+// lockNames is lockName for references. It ignores those that aren't tags. A name that is judged
+// and then sent to the engine must not become that of another image in between.
 func lockNames(c *call, refs ...string) (unlock func(), err error) {
 	names := map[string]bool{}
 	for _, ref := range refs {
@@ -289,8 +289,8 @@ func lockNames(c *call, refs ...string) (unlock func(), err error) {
 	return unlock, nil
 }
 
-// tagAs gives an image a name that was judged, unless somebody else's has it. It is done for
-// one caller of the name at a time, or two could find it free.
+// tagAs gives an image a judged name, unless an image of another caller has it. It locks the name,
+// since otherwise two calls could find it free.
 func tagAs(c *call, id string, name reference.NamedTagged) error {
 	unlock, err := lockName(c, name.String())
 	if err != nil {
@@ -312,7 +312,7 @@ func tagAs(c *call, id string, name reference.NamedTagged) error {
 	return c.engine.Post(c.ctx, c.version, "/images/"+id+"/tag", url.Values{"repo": {name.Name()}, "tag": {name.Tag()}}, nil, nil)
 }
 
-// withTag is a reference of a repository and a tag, which may be empty.
+// withTag joins a repository and a tag, which may be empty.
 func withTag(repo, tag string) string {
 	if tag == "" {
 		return repo
@@ -320,8 +320,7 @@ func withTag(repo, tag string) string {
 	return repo + ":" + tag
 }
 
-// judgedName has a rule of the policy's judge a name that the caller wants to give to an image, or
-// to push it by.
+// judgedName judges, by a rule of the policy, a name for an image to be tagged or pushed.
 func judgedName(c *call, rule func(profile, ref string) (string, error), ref string) (reference.NamedTagged, error) {
 	name, err := rule(c.caller.Profile, ref)
 	if err := c.judged(err); err != nil {
@@ -330,7 +329,7 @@ func judgedName(c *call, rule func(profile, ref string) (string, error), ref str
 	return taggedName(cmp.Or(name, ref)) // of mode audit
 }
 
-// taggedName is an image's name in full.
+// taggedName returns an image's full name.
 func taggedName(name string) (reference.NamedTagged, error) {
 	named, err := reference.ParseNormalizedNamed(name)
 	if err != nil {
@@ -343,8 +342,8 @@ func taggedName(name string) (reference.NamedTagged, error) {
 	return tagged, nil
 }
 
-// verifyImage fails unless a new image has the labels of Berm's that it was made with, and no
-// others. Claims tells whether it says that it is this image; another may be anybody's.
+// verifyImage fails unless a new image has exactly those of Berm's own labels with which it was
+// made. Claims reports whether its labels say that it is this image. Otherwise it may be any image.
 func verifyImage(c *call, img *imageInfo, rule string, want map[string]string) (claims bool, err error) {
 	if img == nil {
 		return false, errors.New("the image is gone")
@@ -362,8 +361,8 @@ func verifyImage(c *call, img *imageInfo, rule string, want map[string]string) (
 	return true, nil
 }
 
-// nameVerified gives a new image its names, if it is as verifyImage wants it. It removes one
-// that says that it is this image, and isn't.
+// nameVerified gives a new image its names once verifyImage accepts it. It removes an image that
+// only claims to be this one.
 func nameVerified(c *call, img *imageInfo, rule string, want map[string]string, names []reference.NamedTagged, named func(name string)) error {
 	claims, err := verifyImage(c, img, rule, want)
 	if err == nil {
@@ -375,7 +374,7 @@ func nameVerified(c *call, img *imageInfo, rule string, want map[string]string, 
 	return err
 }
 
-// nameImage gives an image its names. Named is called with each that it got.
+// nameImage gives an image its names, and calls named after each.
 func nameImage(c *call, img *imageInfo, names []reference.NamedTagged, named func(name string)) error {
 	for _, name := range names {
 		if err := tagAs(c, img.ID, name); err != nil {
@@ -386,8 +385,8 @@ func nameImage(c *call, img *imageInfo, names []reference.NamedTagged, named fun
 	return nil
 }
 
-// replaceable refuses to remove what isn't the caller's own and can't be brought back: only
-// an image goes that came from a registry, if the caller may pull, or a name that it may
+// replaceable refuses to remove an image that isn't the caller's own and that the caller couldn't
+// restore. The caller may remove an image from a registry if it may pull, and a name that it may
 // give to images itself.
 func replaceable(c *call, img *imageInfo, names []string) error {
 	if othersImage(c, img.Config.Labels) {
@@ -413,8 +412,8 @@ func replaceable(c *call, img *imageInfo, names []string) error {
 	return nil
 }
 
-// removeImage takes a name from an image, and the image away with its last one. By its ID
-// only an image goes of which every name is the caller's to take.
+// removeImage removes a name of an image, and the image with its last name. By its ID, it removes
+// an image only if the caller may remove every name of it.
 func removeImage(c *call) error {
 	if err := c.untilEnd(lockNames(c, c.name)); err != nil {
 		return err
@@ -455,8 +454,8 @@ func removeImage(c *call) error {
 	return c.answer(http.StatusOK, goneOf(c, img.ID, img.Config.Labels, gone))
 }
 
-// goneOf leaves of what the engine removed what is the caller's to know: names that it may
-// see, and the image itself. Further IDs are those of images that it was made of.
+// goneOf returns what the caller may know of a removal: names that it may see, and the image
+// itself. The engine also lists the IDs of images that the image was made from.
 func goneOf(c *call, id string, labels map[string]string, gone []image.DeleteResponse) []image.DeleteResponse {
 	return slices.DeleteFunc(append([]image.DeleteResponse{}, gone...), func(d image.DeleteResponse) bool {
 		_, _, ok := listedImage(c, []string{d.Untagged}, nil, labels)
@@ -470,7 +469,7 @@ func saveImages(c *call) error { return saveNamed(c, c.query["names"]) }
 
 const maxSaved = 64
 
-// saveNamed gives images as an archive, by names that the caller may see.
+// saveNamed answers an archive of images, with only those names that the caller may see.
 func saveNamed(c *call, refs []string) error {
 	if len(refs) == 0 || len(refs) > maxSaved {
 		return proxy.Malformed(fmt.Sprintf("the names of 1 to %d images are needed", maxSaved))

@@ -16,8 +16,8 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// lookUpNetwork finds anybody's network by its ID, its name, or the start of its ID; nil
-// if there is none.
+// lookUpNetwork returns a network of any owner by its ID, its name, or a prefix of its ID. It
+// returns nil if there is none.
 func lookUpNetwork(c *call, ref string) (*network.Inspect, error) {
 	n, _, err := anyNetwork(c, ref)
 	if isMissing(err) {
@@ -26,8 +26,8 @@ func lookUpNetwork(c *call, ref string) (*network.Inspect, error) {
 	return n, err
 }
 
-// policyNetwork finds one of the policy's networks by the engine's name, and has it made
-// if it isn't there; nil if it can't be had. What another gave that name isn't it.
+// policyNetwork returns one of the policy's networks by the engine's name, and makes it if it is
+// missing. It returns nil if that isn't possible, or if another network has the name.
 func policyNetwork(c *call, name string) (*network.Inspect, error) {
 	n, err := lookUpNetwork(c, name)
 	if err == nil && n == nil && c.opts.EnsureNetwork != nil {
@@ -42,7 +42,7 @@ func policyNetwork(c *call, name string) (*network.Inspect, error) {
 	return n, nil
 }
 
-// namedNetwork is lookUpNetwork, and has a network made that is the policy's. Another
+// namedNetwork is lookUpNetwork, except that it makes a missing network of the policy's. Another
 // caller's network doesn't hide one of the caller's own whose ID begins with ref.
 func namedNetwork(c *call, ref string) (*network.Inspect, error) {
 	info, err := lookUpNetwork(c, ref)
@@ -64,8 +64,8 @@ func policyName(c *call, name string) bool {
 	return slices.ContainsFunc(c.rules.Networks(), func(r policy.NetworkRule) bool { return r.EngineNetwork == name })
 }
 
-// joinedNetworks says what networks a container asks to join: NetworkMode and EndpointsConfig are
-// one set, in which each is there once.
+// joinedNetworks returns the networks that a container asks to join. It merges NetworkMode and
+// EndpointsConfig, without duplicates.
 func joinedNetworks(c *call, b *body.Create) ([]policy.ContainerNetwork, map[string]*network.EndpointSettings, error) {
 	mode := string(b.HostConfig.NetworkMode)
 	asked, err := b.Endpoints()
@@ -115,7 +115,8 @@ func joinedNetworks(c *call, b *body.Create) ([]policy.ContainerNetwork, map[str
 	return list, endpoints, hostLinks(b.HostConfig.Links, &list[0], endpoints)
 }
 
-// identity returns what distinguishes a network from others: its name, if it isn't there.
+// identity returns a string that distinguishes a network from others. A missing network has its
+// name.
 func identity(n policy.ContainerNetwork) string {
 	if n.ID == "" && n.Mode == policy.NetNamed {
 		return n.Mode + ":" + n.Asked
@@ -123,8 +124,8 @@ func identity(n policy.ContainerNetwork) string {
 	return n.Mode + ":" + n.ID
 }
 
-// hostLinks gives the links of HostConfig.Links to a network of the caller's own. Engines leave
-// out those of the default network alone, where Berm has none; clients send both.
+// hostLinks adds the links of HostConfig.Links to the endpoint of the network mode, which must be
+// a network of the caller's own. Clients may send the same links in both places.
 func hostLinks(links []string, n *policy.ContainerNetwork, endpoints map[string]*network.EndpointSettings) error {
 	if len(links) == 0 {
 		return nil
@@ -154,8 +155,8 @@ const modeField = "HostConfig.NetworkMode"
 
 func isDefaultNetwork(name string) bool { return name == "" || name == "default" || name == "bridge" }
 
-// resolveNetwork finds out what a client means by a network's name. Only as a network mode can
-// it be another container's.
+// resolveNetwork resolves a client's name of a network. Only in a network mode can it be the
+// network of another container.
 func resolveNetwork(c *call, ref string, mode bool) (policy.ContainerNetwork, error) {
 	n := policy.ContainerNetwork{Asked: ref}
 	if of, ok := strings.CutPrefix(ref, "container:"); ok && mode {
@@ -184,7 +185,7 @@ func resolveNetwork(c *call, ref string, mode bool) (policy.ContainerNetwork, er
 	return n, nil
 }
 
-// meantNetwork fills in what a network is to the policy.
+// meantNetwork fills in a network's description for the policy.
 func meantNetwork(c *call, n *policy.ContainerNetwork, info *network.Inspect) {
 	switch {
 	case info.Driver == "host":
@@ -202,8 +203,8 @@ func meantNetwork(c *call, n *policy.ContainerNetwork, info *network.Inspect) {
 
 const maxAliases = 64
 
-// endpointOptions gives what of an endpoint no policy allows. On a network that others
-// share, a name of one's own would be theirs to be misled by.
+// endpointOptions returns the options of an endpoint that no policy allows. On a network that
+// others share, an alias could mislead them.
 func endpointOptions(e *network.EndpointSettings, n policy.ContainerNetwork) ([]string, error) {
 	if e == nil {
 		return nil, nil
@@ -237,7 +238,7 @@ func endpointOptions(e *network.EndpointSettings, n policy.ContainerNetwork) ([]
 	return options, nil
 }
 
-// ownLinks has an endpoint's links lead to containers of the caller's, by their names.
+// ownLinks resolves an endpoint's links to names of the caller's own containers.
 func ownLinks(c *call, links []string) ([]string, error) {
 	var out []string
 	for _, link := range links {
@@ -259,10 +260,10 @@ func ownLinks(c *call, links []string) ([]string, error) {
 
 const containerMode = "container:"
 
-// findPeer looks up the container whose processes another one asks to see. A process in one of
-// them can open the other's root, and pass that on to a third container. Engines without the
-// fixes of ArchiveFixed must not copy files of a container whose root a process has open, and
-// nothing tells any more which one that is.
+// findPeer looks up the container whose PID namespace another one asks to share. A process in one
+// of them can open the other's root, and pass the descriptor on to a third container. Engines
+// without the fixes of ArchiveFixed must not copy files of a container whose root a process has
+// open. Berm can't find out which containers these are.
 func findPeer(c *call, p *policy.ContainerPeer) error {
 	if p == nil {
 		return nil

@@ -30,8 +30,8 @@ type filters map[string][]string
 // maxFilters bounds the values of all filters together.
 const maxFilters = 256
 
-// parseFilters reads filters, of which every name has to be known. Both forms are taken that
-// clients write: a list of values, and a map of them to true.
+// parseFilters parses filters. It refuses unknown names. It takes both forms of clients: a list of
+// values, and a map of values to true.
 func parseFilters(text string, known []string) (filters, error) {
 	out := filters{}
 	if text == "" {
@@ -114,9 +114,9 @@ func listOwn(c *call, kind lifecycle.ObjectKind, query url.Values, first ...json
 	})
 }
 
-// relayEntries relays a list, after the first entries, one entry after the other, so that no list
-// is held in memory while its caller reads. Show returns an entry as the caller may see it; nil is
-// left out.
+// relayEntries relays a list after the first entries. It relays one entry at a time, so that no
+// list is held in memory while the caller reads. Show returns an entry as the caller may see it,
+// or nil to leave it out.
 func relayEntries(c *call, a upstream.Ask, begin, end string, first []json.RawMessage, show func(list string, entry json.RawMessage) (json.RawMessage, error)) error {
 	resp, err := c.open(a)
 	if err != nil {
@@ -129,10 +129,10 @@ func relayEntries(c *call, a upstream.Ask, begin, end string, first []json.RawMe
 	write := func(text string) {
 		if !begun {
 			begun, text = true, begin+text
-			c.close(nil)
+			c.writeAudit(nil)
 			c.head(resp)
 		}
-		if c.ctx.Err() == nil { // whose end sets another
+		if c.ctx.Err() == nil { // after ctx ends, the deadline is that of hurry
 			_ = conn.SetWriteDeadline(time.Now().Add(answerTime))
 		}
 		if _, err := io.WriteString(c.w, text); err != nil {
@@ -155,12 +155,12 @@ func relayEntries(c *call, a upstream.Ask, begin, end string, first []json.RawMe
 	case err == nil:
 		write(end)
 	case begun:
-		panic(http.ErrAbortHandler) // or a part would be taken for the whole
+		panic(http.ErrAbortHandler) // so that the caller doesn't take a part for the whole
 	}
 	return err
 }
 
-// labelled is what tells whose an entry of a list is.
+// labelled is the part of a list's entry that shows its owner.
 type labelled struct {
 	ID      string `json:"Id"`
 	Name    string // of a volume
@@ -168,7 +168,7 @@ type labelled struct {
 	Labels  map[string]string
 }
 
-// listed is what the proxy goes by of a container or an image in a list.
+// listed is the part of a container or an image in a list that the proxy uses.
 type listed struct {
 	labelled
 	Created int64 // seconds since 1970
@@ -181,7 +181,7 @@ type listed struct {
 	Size, SharedSize      int64    // bytes
 }
 
-// named reports whether the image has a name. What a build leaves behind has none, and no seal.
+// named reports whether the image has a name. A build's leftovers have neither a name nor a seal.
 func (l *listed) named() bool {
 	return len(l.RepoTags) > 0 && !strings.HasPrefix(l.RepoTags[0], "<none>")
 }
@@ -217,7 +217,7 @@ var listPaths = map[lifecycle.ObjectKind]string{
 	lifecycle.ObjectImage: "/images/json",
 }
 
-// each gives f the entries of the engine's list of containers, networks or images.
+// each calls f with the entries of the engine's list of containers, networks or images.
 func each[T any](ctx context.Context, d *Proxy, v upstream.Version, kind lifecycle.ObjectKind, query url.Values, f func(*T)) error {
 	return d.engine.Each(ctx, upstream.Ask{Version: v, Path: listPaths[kind], Query: query}, func(_ string, raw json.RawMessage) error {
 		var entry T
@@ -229,7 +229,7 @@ func each[T any](ctx context.Context, d *Proxy, v upstream.Version, kind lifecyc
 	})
 }
 
-// eachOwn gives do the caller's own containers, networks or volumes that the filters leave.
+// eachOwn calls do with the caller's own containers, networks or volumes that match the filters.
 func eachOwn(c *call, kind lifecycle.ObjectKind, f filters, do func(*labelled)) error {
 	query := url.Values{"all": {"1"}, "filters": {c.onlyOwn(f).String()}}
 	return c.engine.Each(c.ctx, upstream.Ask{Version: c.version, Path: listPaths[kind], Query: query}, func(list string, entry json.RawMessage) error {
@@ -241,21 +241,20 @@ func eachOwn(c *call, kind lifecycle.ObjectKind, f filters, do func(*labelled)) 
 	})
 }
 
-// onlyOwn adds what keeps a list to the caller's own. Labels that are asked for go on
-// top, as all of them have to match.
+// onlyOwn adds filters for the caller's own objects. They don't replace the caller's own filters
+// for labels, as all labels must match.
 func (c *call) onlyOwn(f filters) filters {
 	f["label"] = append(f["label"], c.ownLabels()...)
 	return f
 }
 
-// pruneBuilds does nothing: what builds leave in the engine's cache is nobody's to see,
-// and the builder of that cache is not behind this proxy.
+// pruneBuilds does nothing. Records in the engine's build cache have no owner.
 func pruneBuilds(c *call) error {
 	return c.answer(http.StatusOK, build.CachePruneReport{CachesDeleted: []string{}})
 }
 
-// pruneContainers removes the caller's containers that don't run, one by one: the engine's
-// own way waits for every container's lock, another tenant's too.
+// pruneContainers removes the caller's stopped containers one by one. The engine's own prune would
+// wait for the locks of all containers, those of other tenants included.
 func pruneContainers(c *call) error {
 	leave, err := c.enter("prunes", maxPrunes)
 	if err != nil {
@@ -275,7 +274,7 @@ func pruneContainers(c *call) error {
 	told := container.PruneReport{ContainersDeleted: []string{}}
 	for _, ct := range list {
 		if row, _ := c.restarts.Row(ct.ID); !row.Next.IsZero() {
-			continue // the engine would have it restarting, and keep it
+			continue // the engine counts it as restarting, and keeps it
 		}
 		if own, err := c.ownContainer(ct.ID, ct.Labels); err != nil {
 			return err
@@ -300,7 +299,8 @@ func pruneContainers(c *call) error {
 	return c.answer(http.StatusOK, told)
 }
 
-// before is the second since 1970 after which what was made isn't to be pruned.
+// before returns the time of the until filters in seconds since 1970. A prune keeps objects that
+// were made later.
 func (f filters) before() (int64, error) {
 	before := time.Now().Unix()
 	for _, until := range f["until"] {

@@ -24,13 +24,13 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
-// inhibitOption leaves a bridge without an address of the host's. An internal network has
-// no way out, but the host would be there.
+// inhibitOption keeps the host from having an address on a bridge. Containers of an internal
+// network could otherwise reach the host.
 const inhibitOption = "com.docker.network.bridge.inhibit_ipv4"
 
 func noNetwork(ref string) error { return notFound("network " + body.Shorten(ref) + " not found") }
 
-// ownNetworkOf gives a network of the caller's, by its ID, a prefix of it, or its name.
+// ownNetworkOf returns a network of the caller's by its ID, a prefix of the ID, or its name.
 func ownNetworkOf(c *call, ref string) (*network.Inspect, json.RawMessage, error) {
 	n, raw, err := anyNetwork(c, ref)
 	if isMissing(err) || err == nil && !c.own(lifecycle.ObjectNetwork, n.ID, n.Labels) {
@@ -49,13 +49,13 @@ func ownNetworkOf(c *call, ref string) (*network.Inspect, json.RawMessage, error
 	return n, raw, nil
 }
 
-// anyNetwork is network for a network that may be anybody's.
+// anyNetwork is ownNetworkOf for a network of any owner.
 func anyNetwork(c *call, ref string) (*network.Inspect, json.RawMessage, error) {
 	return anyObject(c, lifecycle.ObjectNetwork, ref, noNetwork, func(n *network.Inspect) bool { return fullID.MatchString(n.ID) })
 }
 
-// anyObject asks the engine for a network or a volume, whosever it is. Missing is the error for one
-// that isn't there; so isn't one whose name or prefix several have. Right checks the engine's answer.
+// anyObject inspects a network or a volume of any owner. It returns the error missing if there is
+// none, or if ref is ambiguous. Right checks the engine's answer.
 func anyObject[T any](c *call, kind lifecycle.ObjectKind, ref string, missing func(string) error, right func(*T) bool) (*T, json.RawMessage, error) {
 	if !volumeName.MatchString(ref) {
 		return nil, nil, missing(ref)
@@ -111,7 +111,7 @@ func inspectNetwork(c *call) error {
 	return answerShown(c, http.StatusOK, raw, "Labels")
 }
 
-// otherFields are the fields of a network's creation that were given and no policy allows.
+// otherFields returns the given fields of a network's creation that no policy allows.
 func otherFields(b *network.CreateRequest) []policy.OtherField {
 	var o body.Others
 	o.Add(b.Scope != "" && b.Scope != "local", "Scope", b.Scope)
@@ -129,7 +129,7 @@ func otherFields(b *network.CreateRequest) []policy.OtherField {
 	return o
 }
 
-// subnetsOf are the ranges of addresses that a network asks for.
+// subnetsOf returns the ranges of addresses that a network asks for.
 func subnetsOf(b *network.CreateRequest) (list []policy.NetworkSubnet) {
 	if b.IPAM == nil {
 		return nil
@@ -142,11 +142,11 @@ func subnetsOf(b *network.CreateRequest) (list []policy.NetworkSubnet) {
 	return list
 }
 
-// minIPv6 is the API of the first engine that keeps IPv6 networks apart by default.
+// minIPv6 is the API version of the first engine that isolates IPv6 networks by default.
 const minIPv6 = 46
 
-// checkSubnets refuses a subnet that overlaps a network of the host, as engines compare subnets
-// only with other networks, and IPv6 on engines that pass packets between networks.
+// checkSubnets refuses a subnet that overlaps a network of the host: engines compare subnets only
+// with their own networks. It refuses IPv6 on engines that forward packets between networks.
 func checkSubnets(c *call, spec policy.NetworkSpec) error {
 	if len(spec.Subnets) == 0 {
 		return nil
@@ -216,7 +216,7 @@ func createNetwork(c *call, asked *network.CreateRequest) error {
 	return c.answer(http.StatusCreated, made)
 }
 
-// verifyNetwork compares what came to be with what was asked for.
+// verifyNetwork compares the created network with the request.
 func verifyNetwork(c *call, id string, want network.CreateRequest) error {
 	if !fullID.MatchString(id) {
 		return fmt.Errorf("create network: the engine's answer has no ID")
@@ -233,8 +233,8 @@ func verifyNetwork(c *call, id string, want network.CreateRequest) error {
 	return nil
 }
 
-// sameSubnets reports whether a network has the subnets that were asked for, and none of IPv6
-// beside them. An engine makes up a gateway, and a subnet of IPv4, that weren't asked for.
+// sameSubnets reports whether a network has the requested subnets, and no further one of IPv6. An
+// engine chooses a gateway and an IPv4 subnet if the request has none.
 func sameSubnets(got, want []network.IPAMConfig) bool {
 	for _, w := range want {
 		if !slices.ContainsFunc(got, func(g network.IPAMConfig) bool {
@@ -249,8 +249,8 @@ func sameSubnets(got, want []network.IPAMConfig) bool {
 	})
 }
 
-// sameOptions compares a network's options with those that were asked for, leaving out
-// what newer engines note of their own.
+// sameOptions compares a network's options with the requested ones. It leaves out options that
+// newer engines add.
 func sameOptions(got, want map[string]string, ipv6 bool) bool {
 	got = maps.Clone(got)
 	for name, value := range map[string]string{"com.docker.network.enable_ipv4": "true", "com.docker.network.enable_ipv6": strconv.FormatBool(ipv6)} {
@@ -273,8 +273,8 @@ func pruneNetworks(c *call) error {
 	return c.forward(upstream.Ask{Path: "/networks/prune", Query: url.Values{"filters": {c.onlyOwn(c.filter).String()}}}, false)
 }
 
-// connectNetwork has a container of the caller's join a network that it could have been
-// made with.
+// connectNetwork connects a container of the caller's to a network that the policy would have
+// allowed at the container's creation.
 func connectNetwork(c *call, asked *network.ConnectOptions) error {
 	id, own, err := joinable(c, c.name, asked.EndpointConfig)
 	if err != nil {
@@ -303,7 +303,7 @@ func connectNetwork(c *call, asked *network.ConnectOptions) error {
 	return c.status(http.StatusOK)
 }
 
-// joinOf describes a network to the policy, for a container that is there already.
+// joinOf describes a network to the policy, for a container that exists already.
 func joinOf(c *call, ref string, info *network.Inspect) policy.ContainerNetwork {
 	join := policy.ContainerNetwork{Field: "network", Asked: ref, Mode: policy.NetNamed}
 	meantNetwork(c, &join, info)
@@ -313,8 +313,9 @@ func joinOf(c *call, ref string, info *network.Inspect) policy.ContainerNetwork 
 	return join
 }
 
-// joinable judges a network for a container that is there already, gives its ID, and tells
-// whether it is the caller's own. Of one that isn't, or the policy's, it says that it isn't there.
+// joinable judges a network for a container that exists already. It returns the network's ID, and
+// whether the network is the caller's own. It answers "not found" for a network that is neither
+// the caller's nor the policy's.
 func joinable(c *call, ref string, settings *network.EndpointSettings) (id string, own bool, err error) {
 	if ref, err = meantName(c, ref); err != nil {
 		return "", false, err
@@ -362,7 +363,7 @@ func disconnectNetwork(c *call, asked *network.DisconnectOptions) error {
 	return c.status(http.StatusOK)
 }
 
-// joined tells whether a container, which needn't run, has joined a network.
+// joined reports whether a container is connected to a network. The container needn't run.
 func joined(ct *seen, n *network.Inspect) bool {
 	endpoint, ok := ct.NetworkSettings.Networks[n.Name]
 	return ok && (endpoint == nil || endpoint.NetworkID == "" || endpoint.NetworkID == n.ID)

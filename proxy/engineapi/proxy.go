@@ -185,7 +185,7 @@ func (d *Proxy) serve(w http.ResponseWriter, r *http.Request, callers Callers) {
 			for _, leave := range slices.Backward(c.leaves) {
 				leave()
 			}
-			c.close(err)
+			c.writeAudit(err)
 		}()
 		if err == nil {
 			err = concealPaths(c, rt.run(c))

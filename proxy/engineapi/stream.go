@@ -18,12 +18,12 @@ import (
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
-// maxStreams bounds what one tenant may keep open at a time: connections taken over, and
-// answers that go on until the caller leaves. Each holds two files and up to 200 KiB.
+// maxStreams bounds the streams of one tenant at a time: hijacked connections, and answers that go
+// on until the caller leaves. Each holds two files and up to 200 KiB.
 const maxStreams = 256
 
-// hijack connects the caller with the engine, both ways, until one of them is gone, or the
-// server: then what goes on in the engine does so without the caller.
+// hijack connects the caller with the engine in both directions, until one of them is gone or the
+// server goes down. The engine's command may go on after that.
 func (c *call) hijack(a upstream.Ask) error {
 	if err := c.untilEnd(c.enter("streams", maxStreams)); err != nil {
 		return err
@@ -50,8 +50,8 @@ func (c *call) hijack(a upstream.Ask) error {
 	if err := errors.Join(caller.SetDeadline(time.Time{}), c.greet(caller, told)); err != nil {
 		return nil // the caller is gone
 	}
-	c.close(nil) // now, as the connection may stay for days
-	// Past what is buffered, that reader would take the end of the caller's input for the
+	c.writeAudit(nil) // before the stream, which may go on for days
+	// Beyond its buffered bytes, that reader would take the end of the caller's input for the
 	// end of the request.
 	p := pipe{caller: caller, engine: up, fromCaller: upstream.Behind(buffered.Reader, conn), fromEngine: io.TeeReader(fromEngine, c.closeMessage), grace: c.hangupGrace, linger: linger}
 	c.closeMessage.begin(told.Get("Content-Type"))
@@ -65,7 +65,7 @@ func (c *call) hijack(a upstream.Ask) error {
 	return nil
 }
 
-// greet answers as the engine does to one who asked for an upgrade, and to one who didn't.
+// greet answers as the engine does, with status 101 if the caller asked for an upgrade.
 func (c *call) greet(caller net.Conn, told http.Header) error {
 	kind := told.Get("Content-Type")
 	if kind == "" {
@@ -83,9 +83,9 @@ func (c *call) greet(caller net.Conn, told http.Header) error {
 }
 
 const (
-	hangupPoll  = 250 * time.Millisecond // how often a caller's connection is looked at
-	hangupGrace = 500 * time.Millisecond // for the engine to take what a caller said before it left
-	linger      = 5 * time.Second        // for a caller to end its side after the engine has ended all
+	hangupPoll  = 250 * time.Millisecond // how often the caller's connection is polled
+	hangupGrace = 500 * time.Millisecond // for the engine to read the last input of a caller that left
+	linger      = 5 * time.Second        // for a caller to close its side after the engine has closed
 )
 
 // pipe is a caller's connection joined with one to the engine.
@@ -95,9 +95,9 @@ type pipe struct {
 	grace, linger          time.Duration
 }
 
-// run copies both ways, the end of the caller's input too. It returns when the engine
-// has said all or the caller is gone, and both connections are closed. The caller is told
-// the last word, if there is one, after all that the engine said.
+// run copies in both directions, and passes on the end of the caller's input. It closes both
+// connections and returns when the engine has ended its output, or the caller is gone. It sends
+// the bytes that last returns after the engine's output.
 func (p *pipe) run(last func() []byte) {
 	ended := make(chan struct{})
 	wg := proxy.Tasks{Abort: func() {
@@ -122,13 +122,13 @@ func (p *pipe) run(last func() []byte) {
 	_ = p.caller.Close()
 }
 
-// input takes what the caller says, until it has said all.
+// input copies the caller's input to its end.
 func (p *pipe) input() {
 	if _, err := copyPooled(p.engine, p.fromCaller); err == nil {
 		_ = p.engine.CloseWrite()
 		return
 	}
-	// Either the engine takes no more, and the rest is for nobody, or the caller is gone.
+	// Either the engine takes no more input, or the caller is gone.
 	if _, err := copyPooled(io.Discard, p.fromCaller); err != nil {
 		_ = p.engine.Close()
 	}
@@ -166,13 +166,14 @@ func awaitHangup(conn net.Conn, ended <-chan struct{}) bool {
 	}
 }
 
-// farewell is what callers are told by a server that goes down.
+// farewell is the message to callers of a server that goes down.
 var farewell = "berm: " + proxy.ErrGoingDown.Error()
 
-const frameHead = 8 // bytes before those of a frame: which stream they are of, three zeros, how many
+const frameHead = 8 // bytes of a frame's header: the stream, three zeros, the length of the data
 
-// closeMessage is what a stream ends with that the server or the engine breaks off. What its
-// caller was sent before is written to it. A nil one has nothing to say.
+// closeMessage forms the last message of a stream that the server or the engine breaks off. Every
+// byte that the caller is sent is written to it, by which it knows the stream's format. A nil
+// closeMessage forms empty messages.
 type closeMessage struct {
 	form streamForm
 	head []byte // of the frame that has begun
@@ -190,14 +191,15 @@ const (
 	jsonLines                   // messages of progress
 )
 
-// begin takes what an engine says of a stream; those before API 1.42 say the same of all.
+// begin sets the format by the engine's Content-Type. Engines before API 1.42 send the same type
+// for all formats.
 func (p *closeMessage) begin(contentType string) {
 	if p != nil && p.form == unknown && contentType == "application/vnd.docker.multiplexed-stream" {
 		p.form = framed
 	}
 }
 
-// Write takes what is sent. It never fails.
+// Write notes bytes that the caller is sent. It never fails.
 func (p *closeMessage) Write(b []byte) (int, error) {
 	n := len(b)
 	if p == nil || n == 0 {
@@ -224,7 +226,8 @@ func (p *closeMessage) Write(b []byte) (int, error) {
 	return n, nil
 }
 
-// word says the message. It is empty where that would be taken for something else.
+// word returns the message in the stream's format. It returns nothing where clients would mistake
+// the message for output.
 func (p *closeMessage) word(message string) []byte {
 	if p == nil {
 		return nil

@@ -203,7 +203,7 @@ func streamEvents(c *call) error {
 		return err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	c.close(nil)                      // now, as it may go on for days
+	c.writeAudit(nil)                 // now, as it may go on for days
 	resp.Header.Del("Content-Length") // of all events
 	c.head(resp)
 	_ = http.NewResponseController(c.w).Flush()

@@ -43,7 +43,7 @@ type historyFunc = func(c chats, ctx context.Context, tenant, chatID string, siz
 
 // writeHistory replaces the history, or appends to it.
 func (a *api) writeHistory(write historyFunc) proxy.Handler {
-	return taking(func(w http.ResponseWriter, r *http.Request, body *upload) error {
+	return withUpload(func(w http.ResponseWriter, r *http.Request, body *upload) error {
 		tenant, chatID := target(r)
 		noClash, err := wholeBody(r)
 		if err != nil {

@@ -172,8 +172,8 @@ func (c members) one(call func(context.Context, lifecycle.ProcessRef) (lifecycle
 	}
 }
 
-// after returns a handler that does something to a process, and then answers the process.
-func after[T any](c members, do func(members, *http.Request, T) error) proxy.Handler {
+// changeMember returns a handler that does something to a process, and then answers the process.
+func changeMember[T any](c members, do func(members, *http.Request, T) error) proxy.Handler {
 	return c.a.existing(withBody(false, func(w http.ResponseWriter, r *http.Request, body T) error {
 		if err := do(c, r, body); err != nil {
 			return err

@@ -61,9 +61,9 @@ func newUpload(w http.ResponseWriter, r *http.Request) *upload {
 	return &upload{r: r.Body, rc: http.NewResponseController(w), last: proxy.LastRequest(r)}
 }
 
-// taking returns a handler of an upload to storage. The upload has a pace, since storage
+// withUpload returns a handler of an upload to storage. The upload has a pace, since storage
 // reserves room for it. If h fails after a failed read, the error of the read is the answer.
-func taking(h func(w http.ResponseWriter, r *http.Request, body *upload) error) proxy.Handler {
+func withUpload(h func(w http.ResponseWriter, r *http.Request, body *upload) error) proxy.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		body := newUpload(w, r)
 		body.pace = &pace{left: 2 * stall}

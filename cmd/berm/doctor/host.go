@@ -33,9 +33,9 @@ type hostFacts struct {
 	limits map[string]int
 }
 
-// wantedLimits are the least values that sysctls should have. The first limit counts per user: it
-// is shared by all sandboxes of a user, and by Berm if it runs as that user. All users share the
-// others.
+// wantedLimits are the least values that sysctls should have. Those of inotify count per user:
+// all sandboxes of a user share them, and Berm too if it runs as that user. The others count for
+// the whole host.
 var wantedLimits = []struct {
 	name  string
 	least int

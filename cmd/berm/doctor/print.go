@@ -20,8 +20,8 @@ var groups = map[string]string{
 var colours = map[grade]string{gradeOK: "\x1b[32m", gradeSoft: "\x1b[33m", gradeBad: "\x1b[31m"}
 
 const (
-	bold    = "\x1b[1m"
-	plainly = "\x1b[0m"
+	bold  = "\x1b[1m"
+	reset = "\x1b[0m" // ends a colour or bold
 )
 
 // minWidth is the least width for which fold breaks lines. A narrower terminal breaks them itself.
@@ -47,7 +47,7 @@ func (r report) text(width int, colour bool) string {
 		if !colour {
 			return s
 		}
-		return code + s + plainly
+		return code + s + reset
 	}
 	labels := 0
 	for _, f := range r.Findings {

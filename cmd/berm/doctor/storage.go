@@ -185,7 +185,7 @@ func (s *storageFacts) judge(cfg *config.Config, host hostFacts) []finding {
 		dirFacts
 	}{{"storage.dependencies", "sandbox.dependencies_root", s.dependencies}, {"storage.tools", "sandbox.lambda_tools_root", s.tools}} {
 		const means = "what asks for it can't be made"
-		readable := d.err == nil || errors.Is(d.err, fs.ErrPermission) || errors.Is(d.err, unix.EROFS) // sandboxes only read it
+		readable := d.err == nil || errors.Is(d.err, fs.ErrPermission) || errors.Is(d.err, unix.EROFS) // only read
 		if d.path != "" {
 			out = append(out, judge(d.id,
 				okay(d.there && readable, d.path),
@@ -222,7 +222,7 @@ func (s *storageFacts) judgeState() []finding {
 
 func (s *storageFacts) judgeDatabase() []finding {
 	d, err := s.database, s.databaseErr
-	hidden := s.lockedBy != "" || s.state.err != nil // another user's server has it, or storage.state_dir has the reason
+	hidden := s.lockedBy != "" || s.state.err != nil // by a server, or for the reason of storage.state_dir
 	foreign, stuck := errors.Is(err, fs.ErrPermission), errors.Is(err, serve.ErrStuck)
 	return judge("storage.database",
 		okay(errors.Is(err, fs.ErrNotExist), "none yet: berm serve makes it"),
