@@ -23,10 +23,10 @@ const (
 	VerdictAllowed   = "allowed"
 	VerdictDenied    = "denied"
 	VerdictWouldDeny = "would_deny" // let through in mode audit
-	VerdictFailed    = "failed"     // neither: the engine's answer, or that there was none
+	VerdictFailed    = "failed"     // neither allowed nor denied: the engine answered an error, or nothing
 )
 
-// Record is one decision, as the audit log has it.
+// Record is one decision in the audit log.
 type Record struct {
 	Time      time.Time       `json:"time"`
 	RequestID string          `json:"request_id"`
@@ -40,12 +40,12 @@ type Record struct {
 	Verdict   string          `json:"verdict"`
 	Rule      string          `json:"rule,omitempty"`    // the first that denied
 	Reasons   []policy.Reason `json:"reasons,omitempty"` // why; never with a secret
-	Objects   []string        `json:"objects,omitempty"` // IDs of what it was about
-	Error     string          `json:"error,omitempty"`   // what the caller was told, if neither allowed nor denied
+	Objects   []string        `json:"objects,omitempty"` // IDs of the objects that the call worked on
+	Error     string          `json:"error,omitempty"`   // the error that the caller got, if neither allowed nor denied
 }
 
-// Audit is the audit log: one JSON object per line, appended to a file that may be moved
-// away and is then made again. It is safe for many goroutines. A nil Audit writes nothing.
+// Audit is the audit log, a file with one JSON object per line. If the file is moved away, Audit
+// makes it again. It is safe for many goroutines. A nil Audit writes nothing.
 type Audit struct {
 	path string
 
@@ -55,7 +55,7 @@ type Audit struct {
 	broken error     // of the last write
 }
 
-// OpenAudit opens a log, which must be writable: mode 0600 if it has to be made.
+// OpenAudit opens a log for appending, or makes it with mode 0600.
 func OpenAudit(path string) (*Audit, error) {
 	if !filepath.IsAbs(path) {
 		return nil, fmt.Errorf("audit log %q: the path must be absolute", path)
@@ -76,7 +76,7 @@ func (a *Audit) open() error {
 	return nil
 }
 
-// rotated tells whether the path leads elsewhere by now. It looks once a second.
+// rotated reports whether the path leads to another file, or to none. It checks once a second.
 func (a *Audit) rotated() bool {
 	if time.Since(a.looked) < time.Second {
 		return false
@@ -90,7 +90,7 @@ func (a *Audit) rotated() bool {
 	return err != nil || !os.SameFile(here, there)
 }
 
-// write appends a record. One that fails makes ok false until one succeeds.
+// write appends a record. After a failed write, ok returns false until one succeeds.
 func (a *Audit) write(r Record) {
 	if a == nil {
 		return
@@ -107,8 +107,7 @@ func (a *Audit) write(r Record) {
 	a.broken = err
 }
 
-// ok tells whether the last record could be written. After one that couldn't it tries
-// again to open the file.
+// ok reports whether the last record could be written. If not, it tries again to open the file.
 func (a *Audit) ok() bool {
 	if a == nil {
 		return true
@@ -140,7 +139,7 @@ func (c *call) writeAudit(err error) {
 	c.metrics.requests.WithLabelValues(r.Route, r.Verdict).Inc()
 }
 
-// record describes what came of the call.
+// record returns the Record of a call that ended with err.
 func record(c *call, err error) Record {
 	r := Record{
 		Time: time.Now().UTC(), Caller: c.caller.Name, Tenant: c.caller.Tenant, Profile: c.caller.Profile,

@@ -205,7 +205,7 @@ func takingOver(c *call, serve func(take func() (net.Conn, error)) error) error 
 			return nil, fmt.Errorf("take the caller's connection over: %w", err)
 		}
 		taken = true
-		c.writeAudit(nil) // now, as the connection may stay for long
+		c.writeAudit(nil) // before the stream, which may go on for long
 		rest := upstream.Behind(buffered.Reader, conn)
 		head := "HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nApi-Version: " + c.version.String() + "\r\n\r\n"
 		if isPreface(c.r) {

@@ -23,7 +23,7 @@ import (
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
-// pingEngine tells that the engine answers, and in which version it is to be spoken to.
+// pingEngine answers a ping, with the API version and the builder for the client.
 func pingEngine(c *call) error {
 	resp, err := c.open(upstream.Ask{Path: "/_ping"})
 	if err != nil {
@@ -50,7 +50,7 @@ func pingEngine(c *call) error {
 	return nil
 }
 
-// engineVersions are the engine's, with the API's as the proxy has it.
+// engineVersions answers the engine's versions, with the API versions of the proxy.
 func engineVersions(c *call) error {
 	var told types.Version
 	if err := c.engine.Get(c.ctx, c.version, "/version", nil, &told); err != nil {
@@ -77,7 +77,8 @@ func engineVersions(c *call) error {
 	return c.answer(http.StatusOK, told)
 }
 
-// diskUsage is of the caller's own containers and volumes, and of the images that it may see.
+// diskUsage answers the disk usage of the caller's own containers and volumes, and of the images
+// that it may see.
 func diskUsage(c *call) error {
 	for _, kind := range c.query["type"] {
 		if !slices.Contains([]string{"container", "image", "volume", "build-cache"}, kind) {
@@ -133,12 +134,12 @@ func diskUsage(c *call) error {
 // usageTime bounds a walk of the engine through all volumes and layers.
 const usageTime = 10 * time.Minute
 
-// usage asks the engine for its disk usage, once for all callers that ask meanwhile. It
-// leaves the engine as much time after each walk as the walk took.
+// usage asks the engine for its disk usage, once for all callers that ask at the same time. After
+// each walk, it lets the engine rest for as long as the walk took.
 type usage struct {
 	group   singleflight.Group
-	walking chan struct{} // of one place, taken during a walk: engines refuse a second one
-	after   time.Time     // no walk begins before; belongs to whoever walks
+	walking chan struct{} // holds one value during a walk: engines refuse a second walk
+	after   time.Time     // the earliest begin of the next walk; guarded by walking
 }
 
 // usageEntry is an entry of one of the answer's lists.
@@ -147,8 +148,8 @@ type usageEntry struct {
 	raw  json.RawMessage
 }
 
-// of returns the entries of all callers. It waits until the call's end. There is one walk for
-// each API version, of all types, so that no caller can have many queue.
+// of returns the entries of all callers, or fails when the call's context ends. A walk is of all
+// types, and there is one for each API version, so that no caller can queue many.
 func (u *usage) of(c *call) ([]usageEntry, error) {
 	walk := u.group.DoChan(c.version.String(), func() (any, error) {
 		u.walking <- struct{}{}
@@ -184,7 +185,7 @@ func (u *usage) of(c *call) ([]usageEntry, error) {
 // maxEvent bounds one event, in bytes.
 const maxEvent = 1 << 20
 
-// streamEvents tells what happens to the caller's own containers, networks, volumes and images.
+// streamEvents streams the events of the caller's own containers, networks, volumes and images.
 func streamEvents(c *call) error {
 	query := c.passed
 	if len(c.filter) > 0 {
@@ -203,7 +204,7 @@ func streamEvents(c *call) error {
 		return err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	c.writeAudit(nil)                 // now, as it may go on for days
+	c.writeAudit(nil)                 // before the stream, which may go on for days
 	resp.Header.Del("Content-Length") // of all events
 	c.head(resp)
 	_ = http.NewResponseController(c.w).Flush()
@@ -215,7 +216,7 @@ func streamEvents(c *call) error {
 		if errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
-			panic(http.ErrAbortHandler) // or a part would be taken for the whole
+			panic(http.ErrAbortHandler) // so that the caller doesn't take a part for the whole
 		}
 		var e events.Message
 		if json.Unmarshal(raw, &e) != nil || !mine.sees(e) {
@@ -230,8 +231,8 @@ func streamEvents(c *call) error {
 	}
 }
 
-// nextEvent reads the next line, each of which is an event. One that is too long is left
-// out: no caller's is, and what others have made of theirs must not end the stream.
+// nextEvent reads the next event, which is a line. It skips events that are too long. The caller's
+// own are never that long, and an event of others must not end the stream.
 func nextEvent(r *bufio.Reader) ([]byte, error) {
 	var line []byte
 	for long := false; ; {
@@ -256,16 +257,16 @@ func nextEvent(r *bufio.Reader) ([]byte, error) {
 // witness decides which events a caller gets to see.
 type witness struct {
 	*call
-	// since tells when the networks and volumes that are the caller's were made, in
-	// nanoseconds, as last seen; 0 is long ago.
+	// since has the creation times of the caller's networks and volumes as last seen, in
+	// nanoseconds since 1970; 0 is long ago.
 	since map[string]int64
-	past  bool // it asks for what was before as well, when a volume's name may have been another's
+	past  bool // the caller asks for past events too, when a volume's name may have been another's
 }
 
 const maxWitnessed = 16 << 10
 
-// seed notes the networks and volumes that are the caller's when it begins to look, or it
-// would not hear of their end.
+// seed notes the caller's networks and volumes at the begin of the stream. Without that, the
+// caller wouldn't see the events of their removal.
 func (s *witness) seed() error {
 	if err := surveyContainers(s.call); err != nil {
 		return err
@@ -275,7 +276,8 @@ func (s *witness) seed() error {
 	return errors.Join(networks, volumes)
 }
 
-// madeAt is when labels say that a volume was made, before which its name was another's.
+// madeAt returns a volume's creation time from its labels. Before that time, the name may have been
+// that of another caller's volume.
 func madeAt(labels map[string]string) int64 {
 	at, err := time.Parse(time.RFC3339Nano, labels[lifecycle.LabelCreatedAt])
 	if err != nil {
@@ -284,9 +286,9 @@ func madeAt(labels map[string]string) int64 {
 	return at.UnixNano()
 }
 
-// sees tells whether an event is about something of the caller's. Of networks and volumes
-// events don't carry the labels, so that it looks; of those that are gone by then it goes
-// by what it saw before.
+// sees reports whether an event is about an object of the caller's. Events of networks and volumes
+// don't have the labels, so sees inspects these objects. For a removed one, it uses what it has
+// seen before.
 func (s *witness) sees(e events.Message) bool {
 	attributes := e.Actor.Attributes
 	switch e.Type {
@@ -319,14 +321,14 @@ func (s *witness) sees(e events.Message) bool {
 	return false
 }
 
-// current tells whether a volume was the one that it is now when an event came. The clocks
-// of the engine and of the labels needn't be one, so that it matters only for the past.
+// current reports whether an event is about the volume that has the name now. It compares times
+// only for past events: the engine's clock may differ from that of the labels.
 func (s *witness) current(since int64, e events.Message) bool {
 	return !s.past || since <= e.TimeNano
 }
 
-// look tells whether a network or a volume is the caller's, and since when. One that can't be
-// looked at is what it was before.
+// look reports whether a network or a volume is the caller's, and since when. If the object can't
+// be inspected, look uses what it has seen before.
 func (s *witness) look(kind lifecycle.ObjectKind, id string) (since int64, own bool) {
 	key := string(kind) + " " + id
 	var is labelled

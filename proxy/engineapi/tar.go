@@ -30,9 +30,9 @@ const (
 	tarXattr      = "SCHILY.xattr."
 )
 
-// tarFilter judges every header of a tar archive and reads as the archive that Berm writes
-// in its place: plain, with relative names, and with nothing but what was judged. After
-// the first header that is refused it reads no further.
+// tarFilter judges every header of a tar archive. Its reads return the archive that Berm writes
+// instead: a plain one, with relative names and only judged headers. It ends at the first header
+// that it refuses.
 type tarFilter struct {
 	*bufio.Reader
 	io.Closer
@@ -42,7 +42,7 @@ type tarFilter struct {
 	// closed refuses entries whose parent isn't a directory of the archive itself. The
 	// engine follows a symbolic link that the container has there.
 	closed  bool
-	refusal atomic.Pointer[error] // why it reads no further, unless the archive is at its end, or it was closed
+	refusal atomic.Pointer[error] // why reading ended early; nil at the archive's end and after Close
 }
 
 // newTarFilter judges the first header too.
@@ -88,7 +88,7 @@ func (f *tarFilter) copy(to *tar.Writer, from *tar.Reader) error {
 	}
 }
 
-// tarError tells an archive that is none from a body that can't be read.
+// tarError distinguishes a body that isn't an archive from one that can't be read.
 func tarError(err error) error {
 	switch {
 	case errors.Is(err, tar.ErrHeader), errors.Is(err, tar.ErrFieldTooLong):
@@ -99,7 +99,7 @@ func tarError(err error) error {
 	return err
 }
 
-// judge gives the header that Berm writes for one of the caller's.
+// judge returns the header that Berm writes in place of the caller's.
 func (f *tarFilter) judge(h *tar.Header) (*tar.Header, error) {
 	refuse := func(rule, reason, allowed string) (*tar.Header, error) {
 		return nil, denied(rule, "", fmt.Sprintf("archive entry %q is refused: %s", body.Shorten(h.Name), reason), allowed)
@@ -169,7 +169,7 @@ func (f *tarFilter) judge(h *tar.Header) (*tar.Header, error) {
 	return out, nil
 }
 
-// kind gives the type of the last entry of a name; 0 if there is none.
+// kind returns the type of the last entry with a name, or 0 if there is none.
 func (f *tarFilter) kind(name string) byte {
 	if path.IsAbs(name) || slices.Contains(strings.Split(name, "/"), "..") {
 		return 0
@@ -199,12 +199,12 @@ const (
 	maxInflated = 1 << 30 // bytes of a compressed archive for a container
 )
 
-// compressed are how the archives begin that engines unpack by themselves.
+// compressed are the first bytes of compressed archives that engines decompress.
 var compressed = [][]byte{
 	{0x1f, 0x8b, 0x08}, []byte("BZh"), {0xfd, '7', 'z', 'X', 'Z', 0}, {0x28, 0xb5, 0x2f, 0xfd},
 }
 
-// isCompressed reports whether engines take what begins so for a compressed archive.
+// isCompressed reports whether engines take an archive with these first bytes for a compressed one.
 func isCompressed(first []byte) bool {
 	skippable := len(first) > 3 && first[0]&0xf0 == 0x50 && bytes.Equal(first[1:4], []byte{0x2a, 0x4d, 0x18}) // frames of zstd
 	return skippable || slices.ContainsFunc(compressed, func(magic []byte) bool { return bytes.HasPrefix(first, magic) })
@@ -220,7 +220,7 @@ func decompressor(r io.Reader, first []byte) (io.Reader, error) {
 	case 0xfd:
 		return xz.NewReader(r, maxWindow)
 	}
-	// Without concurrency it has no goroutine that would have to be ended.
+	// With a concurrency of 1, the decoder starts no goroutines that it would have to end.
 	return zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
 }
 
@@ -272,8 +272,8 @@ func (r *inflated) Read(b []byte) (n int, err error) {
 	return n, err
 }
 
-// guard tells a body that can't be decompressed from one that can't be read. A decoder's
-// panic is an error too: the body may be read in a goroutine that nothing recovers.
+// guard distinguishes a body that can't be decompressed from one that can't be read. It turns a
+// decoder's panic into an error, since the body may be read in a goroutine without a recover.
 func (r *inflated) guard(decode func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
