@@ -5,10 +5,9 @@ import (
 	"strings"
 )
 
-// checkAgent refuses an Agent whose paths aren't absolute, and
-// mounts in the way of its places in the container: at them, below, or above, where the
-// engine would have to make them in a directory that is mounted. In a tmpfs above
-// AgentDir it can.
+// checkAgent refuses an Agent whose paths aren't absolute. It also refuses mounts at, below or
+// above AgentProgram and AgentDir. With a mount above, the engine would have to make the path
+// inside the mounted directory. In a tmpfs above AgentDir the engine can make it.
 func checkAgent(spec Spec) error {
 	a := spec.Agent
 	if a == nil {

@@ -54,8 +54,9 @@ func Classify(ctx context.Context, err error) error {
 	return err
 }
 
-// OnThread runs f on a thread that f may change as it likes: the thread ends with f. It is
-// never the process's first thread, which doesn't end, and which others see in /proc.
+// OnThread runs f on a thread that f may change as it likes: the thread ends with f. OnThread
+// never uses the process's first thread, which wouldn't end, and which /proc shows as the
+// process.
 func OnThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -138,7 +139,7 @@ const (
 	maxCachedBytes = 64 << 10 // of one value
 )
 
-// Cache keeps what can't change, such as what the content of an image says, so that it
+// Cache keeps values that never change, such as what an image's content says, so that they
 // needn't be read again. The zero value is empty. It may be used by many goroutines at once.
 type Cache[K comparable, V any] struct {
 	mu     sync.Mutex
@@ -153,8 +154,7 @@ func (c *Cache[K, V]) Get(key K) (V, bool) {
 	return v, ok
 }
 
-// Put keeps a value of the given size in bytes, or doesn't if that is too large. A full
-// cache starts anew.
+// Put keeps a value, unless its size in bytes is too large. It empties a full cache first.
 func (c *Cache[K, V]) Put(key K, value V, size int64) {
 	if size > maxCachedBytes {
 		return
@@ -178,7 +178,8 @@ func HasLabels(have, want map[string]string) bool {
 	return true
 }
 
-// MergeEnv puts variables, "NAME=value", over others. The last of a name counts.
+// MergeEnv returns the variables of base and over, each "NAME=value". Of variables with the
+// same name, it keeps the last.
 func MergeEnv(base, over []string) []string {
 	var out []string
 	at := map[string]int{}

@@ -5,8 +5,8 @@ import (
 	"path"
 )
 
-// CheckSpec is for backends. It refuses a Spec that makes no sense whatever the engine,
-// as an InvalidArgument: what the engine would take for something else, or not at all.
+// CheckSpec returns an InvalidArgument for a Spec that is invalid for every engine. An
+// engine would refuse such a Spec, or take it for another. It is for backends.
 func CheckSpec(spec Spec) error {
 	switch {
 	case spec.Image == "":
@@ -31,9 +31,9 @@ func CheckSpec(spec Spec) error {
 	return checkAgent(spec)
 }
 
-// KernelPath reports whether a path is in a file system in which the kernel has links to
-// open files, or beside one. An OCI runtime that enters a working directory there follows
-// them to descriptors of its own, and out of the container (CVE-2024-21626).
+// KernelPath reports whether a path is in /proc, /dev or /sys, where the kernel may have
+// links to open files. An OCI runtime that enters a working directory there could follow a
+// link to one of its own files, and leave the container (CVE-2024-21626).
 func KernelPath(name string) bool {
 	return name != "" && (Below(name, "/proc") || Below(name, "/dev") || Below(name, "/sys"))
 }

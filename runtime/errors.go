@@ -10,15 +10,15 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// classedError is of class, and of nothing that err may be besides.
+// classedError has the text of err and the class of class alone.
 type classedError struct{ class, err error }
 
 func (e *classedError) Error() string { return e.err.Error() }
 func (e *classedError) Unwrap() error { return e.class }
 
-// WithClass makes of err one that says the same, but belongs to the given class of
-// errdefs and to no other. It is for backends: an engine's client may class its
-// errors otherwise than Runtime promises.
+// WithClass returns an error with err's text that belongs to the given class of errdefs
+// and to no other. It is for backends: an engine's client may class its errors otherwise
+// than Runtime promises.
 func WithClass(class, err error) error { return &classedError{class, err} }
 
 // HasClass reports whether an error got its class from WithClass.
@@ -27,21 +27,21 @@ func HasClass(err error) bool {
 	return has
 }
 
-// Unavailable makes an error of this class that says what err says.
+// Unavailable returns an error with err's text in the Unavailable class.
 func Unavailable(err error) error { return WithClass(errdefs.ErrUnavailable, err) }
 
-// Invalid makes an InvalidArgument.
+// Invalid returns an error in the InvalidArgument class.
 func Invalid(format string, args ...any) error {
 	return WithClass(errdefs.ErrInvalidArgument, fmt.Errorf(format, args...))
 }
 
-// Precondition makes a FailedPrecondition.
+// Precondition returns an error in the FailedPrecondition class.
 func Precondition(format string, args ...any) error {
 	return WithClass(errdefs.ErrFailedPrecondition, fmt.Errorf(format, args...))
 }
 
-// Ended is the error of a call whose caller's context is over: it says what the
-// cause says, and is of the context's own class.
+// Ended returns the error of a call whose context has ended. It has the text of the
+// context's cause, and the classes of ctx.Err() and of the cause.
 func Ended(ctx context.Context) error {
 	return WithClass(errors.Join(ctx.Err(), context.Cause(ctx)), context.Cause(ctx))
 }
@@ -66,8 +66,8 @@ var outages = []struct{ text, reason string }{
 }
 
 // OutageReason returns in a few words why an engine doesn't answer, or "" if err doesn't say
-// so. It returns none of err's own words, as they may have secrets. It goes by the text: an
-// engine's client keeps nothing else of a cause.
+// so. It returns none of err's own words, as they may have secrets. It searches err's text,
+// because an engine's client keeps only the text of a cause.
 func OutageReason(err error) string {
 	for _, o := range outages {
 		if strings.Contains(err.Error(), o.text) {
@@ -79,6 +79,5 @@ func OutageReason(err error) string {
 
 var userInfo = regexp.MustCompile(`(\w://)[^/\s]\S*@`)
 
-// WithoutUser removes from all addresses in a text what precedes the host, where a password
-// may be.
+// WithoutUser removes the user and password from all addresses in a text.
 func WithoutUser(text string) string { return userInfo.ReplaceAllString(text, "$1") }

@@ -19,8 +19,9 @@ type FileVerb string
 const (
 	FileStat FileVerb = "stat" // of a link, its target
 	FileRead FileVerb = "read" // a regular file: Offset, Length
-	// FileWrite writes a file: beside it first, then in its place, whole or not at all;
-	// or appends to it, which isn't undone. Mode, Parents, Append, NoClash.
+	// FileWrite replaces a file, whole or not at all: it writes a new file beside it, and
+	// renames that. Or it appends to the file; a failed append isn't undone. Mode, Parents,
+	// Append, NoClash.
 	FileWrite FileVerb = "write"
 	// FileList lists what is in a directory, sorted by name, and in those below it down
 	// to Depth.
@@ -38,8 +39,8 @@ const (
 	// IgnoreCase, Include, Limit.
 	FileSearch FileVerb = "search"
 	// FileTarRead packs a file or tree, under its base name. FileTarWrite unpacks into
-	// a directory, and nothing outside it, whatever links the archive or the directory
-	// has; what it unpacked before an error stays.
+	// a directory. It never writes outside, whatever links the archive or the directory
+	// has. After an error, what it has unpacked stays.
 	FileTarRead  FileVerb = "tar_read"
 	FileTarWrite FileVerb = "tar_write"
 	// FileWatch sends changes below a directory until ctx ends, which is no error.

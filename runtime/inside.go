@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// Where a container that was made with an Agent has it.
+// Version and places of the Agent in a container.
 const (
 	AgentProgram = "/sbin/berm-init" // the program
-	AgentVersion = 3                 // of what the program and Berm say to each other
+	AgentVersion = 3                 // of the protocol between the program and Berm
 	AgentDir     = "/run/berm"       // the directory of the socket at which Berm listens
 )
 
@@ -21,41 +21,41 @@ type Agent struct {
 	Stored  bool   // instead of both: the backend's own copy of the program, where the engine has it
 }
 
-// Insider works inside a container through a program of ours that runs in it, with the
-// rights of the container's user and no others. What a container can make of the answers
-// is lies about itself.
+// Insider works inside a container through Berm's program there. The program has the
+// rights of the container's user and no others. A container can forge the answers, but
+// only about itself.
 //
-// Errors belong to the classes of errdefs that Runtime's have, and to these as well:
-// PermissionDenied (the container's user may not), ResourceExhausted (no space, or no
-// more processes), OutOfRange (output that is gone), NotImplemented (this container has
-// no such program, or one that is too old).
+// Errors belong to the classes that Runtime lists, or to these:
+//
+//   - PermissionDenied: the container's user may not do this.
+//   - ResourceExhausted: no space is left, or no process can be added.
+//   - OutOfRange: the output is gone.
+//   - NotImplemented: the container's program is missing or too old.
 type Insider interface {
 	// Exec runs a command in a running container, to its end.
 	//
-	// It returns when the process has exited and its output has been delivered; a
-	// descendant that keeps the output open delays it by no more than a second.
-	// A command that is missing or not executable ends with exit code 126 or 127,
-	// as a shell would have it. One that couldn't be started for another reason has
-	// no result: see ErrNoRoom.
+	// It returns when the process has exited and its output has been delivered. A
+	// descendant that keeps the output open delays the return by at most a second.
+	// A command that is missing or not executable ends with exit code 126 or 127, as
+	// in a shell. If it can't be started for lack of room, the error is ErrNoRoom.
 	//
-	// When ctx ends first, the process and all its descendants are killed, the
-	// container lives on, and the error is of ctx's class and wraps
-	// context.Cause(ctx). If they could not be killed, the error is ErrNotKilled
-	// as well. When the container is removed or dies in mid-command, the error is
-	// FailedPrecondition and ErrInterrupted; without ErrInterrupted, a
-	// FailedPrecondition or NotFound says that the command never started.
+	// When ctx ends first, Exec kills the process and all its descendants, and leaves
+	// the container running. The error is of ctx's class and wraps context.Cause(ctx).
+	// If they could not be killed, the error is ErrNotKilled as well. When the
+	// container is removed or dies during the command, the error is
+	// FailedPrecondition and ErrInterrupted. A FailedPrecondition or NotFound without
+	// ErrInterrupted says that the command never started.
 	Exec(ctx context.Context, id string, e Exec) (ExecResult, error)
 
 	Processes
 
 	// File does one operation on the file system as the container's user sees it. Its
-	// error is that of op.Check, one of the classes above, or an error of the caller's
-	// own readers, writers and functions. OutOfRange is a read from beyond the end of
-	// a file.
+	// error is that of op.Check, of one of the classes above, or an error of fio's own
+	// readers, writers and functions. A read from beyond the end of a file is OutOfRange.
 	File(ctx context.Context, id string, op FileOp, fio FileIO) error
 
-	// Dial connects to a TCP port on the container's own loopback interface, without
-	// any network between. A port that nobody listens at is FailedPrecondition.
+	// Dial connects to a TCP port on the container's own loopback interface. It works
+	// without a network. If nothing listens on the port, the error is FailedPrecondition.
 	Dial(ctx context.Context, id string, port int) (Conn, error)
 }
 
@@ -65,18 +65,18 @@ type Conn interface {
 	CloseWrite() error
 }
 
-// Processes are commands that have a name in their container, and outlive the call and
-// the client that started them.
+// Processes starts and follows processes: commands that have an ID in their container.
+// They outlive the call and the client that started them.
 type Processes interface {
-	// Start starts a process. AlreadyExists when one of its ID is there, running or
-	// not: Forget it first. What can't be started at all ends with exit code 126 or
-	// 127 as in Runtime's Exec, and is no error.
+	// Start starts a process. AlreadyExists when one of its ID exists, running or not:
+	// Forget it first. A command that is missing or not executable is no error: it ends
+	// with exit code 126 or 127, as in Exec.
 	//
 	// The Follower is nil unless the Process has a Follow. It has the output from the
 	// first byte.
 	Start(ctx context.Context, id string, p Process) (ProcessInfo, Follower, error)
-	// Follow follows the output of a process. A process has up to 64 followers;
-	// ResourceExhausted when there are as many.
+	// Follow follows the output of a process. ResourceExhausted when the process has 64
+	// followers already.
 	Follow(ctx context.Context, id, process string, f Follow) (Follower, error)
 	// Input opens the input of a process for one writer. AlreadyExists when it has
 	// one; FailedPrecondition when the input is closed, or the process has ended.
@@ -89,13 +89,14 @@ type Processes interface {
 	ListProcesses(ctx context.Context, id string) ([]ProcessInfo, error)
 	// Signal sends a signal to a process' group. FailedPrecondition when it has ended.
 	Signal(ctx context.Context, id, process string, signal int) error
-	// Kill kills a process with all its descendants, and returns when they are gone;
-	// the error is ErrNotKilled as well if they aren't. One that has ended is no error.
+	// Kill kills a process with all its descendants, and returns when they are gone. If
+	// some survive, the error is ErrNotKilled as well. A process that has ended is no
+	// error.
 	Kill(ctx context.Context, id, process string) error
 	// Resize sets the size of a process' terminal.
 	Resize(ctx context.Context, id, process string, rows, cols int) error
-	// Forget drops what is kept of a process that has ended. FailedPrecondition when
-	// it hasn't; one that isn't there is no error.
+	// Forget drops what is kept of a process that has ended. FailedPrecondition when it
+	// hasn't ended. A missing process is no error.
 	Forget(ctx context.Context, id, process string) error
 }
 
@@ -113,10 +114,10 @@ type Process struct {
 	// TTY gives the process a terminal of that size; its output is all stdout.
 	TTY        bool
 	Rows, Cols int // 0 is 24 and 80
-	// Follow has Start return a Follower; its From is ignored.
+	// Follow, if not nil, makes Start return a Follower; its From is ignored.
 	Follow *Follow
-	// Once lets go of the output when a follower was given it to its end, rather than
-	// keep it until the process is forgotten.
+	// Once drops the output once a follower has received all of it. Without Once, the
+	// output is kept until the process is forgotten.
 	Once bool
 	// Timeout kills it with its descendants; 0 is none.
 	Timeout time.Duration
@@ -154,11 +155,11 @@ type ProcessInfo struct {
 // is kept.
 const FromFirst = -1
 
-// Follow says how to follow a process' output. While no lossless follower is there, the
-// oldest output makes room for the newest.
+// Follow says how to follow a process' output. Unless a follower is lossless, the newest
+// output replaces the oldest once KeepBytes are kept.
 type Follow struct {
-	// From is a Chunk's Seq, after which it goes on; 0 is the beginning. OutOfRange when
-	// some of what should follow isn't kept any more.
+	// From is the Seq of the Chunk to go on after; 0 is the beginning. OutOfRange when
+	// output from there on isn't kept any more.
 	From int64
 	// Lossless makes the process wait until this follower has taken the output. Other
 	// followers that fall behind end with OutOfRange.
@@ -169,14 +170,15 @@ type Follow struct {
 	TakeOver bool
 }
 
-// Follower follows a process' output until it is closed. It delays no other one.
+// Follower follows a process' output until it is closed. It doesn't delay other followers,
+// unless it is lossless and the process waits for it.
 type Follower interface {
 	// Next returns the next output, and waits for it. After the last it returns io.EOF.
 	// One goroutine at a time.
 	//
-	// A Chunk ends between two UTF-8 characters, where the output allows that: a piece
-	// of a character is kept back until its rest comes, the process ends, or 64 KiB of
-	// the other stream have followed.
+	// A Chunk ends between two UTF-8 characters, if the output allows that. Part of a
+	// character is held back until the rest comes, the process ends, or 64 KiB of the
+	// other stream have followed.
 	Next() (Chunk, error)
 	// Info returns how the process ended, once Next has returned io.EOF.
 	Info() ProcessInfo
@@ -196,9 +198,9 @@ type Input interface {
 
 // Events follows the processes of a container until it is closed.
 type Events interface {
-	// Next first returns all processes, maybe none. Then it waits, and returns those that
-	// have started or ended since; those that were forgotten aren't among them. After
-	// an error nothing more comes: open Events again, and compare. One goroutine at a time.
+	// Next first returns all processes, maybe none. Later calls wait, and return the
+	// processes that have started or ended since, without forgotten ones. After an
+	// error, open Events again and compare. One goroutine at a time.
 	Next() ([]ProcessInfo, error)
 	io.Closer
 }

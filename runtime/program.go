@@ -19,8 +19,9 @@ import (
 	"github.com/bermhq/berm/runtime/atomicfile"
 )
 
-// PutProgram makes sure that a program which containers are given is in a directory,
-// that nobody else can change it, and answers its path, which its content decides.
+// PutProgram writes a program for containers into a directory, unless it is there already,
+// and returns its path. The program's content determines the path. PutProgram fails if
+// another user can change the directory.
 func PutProgram(dir string, program []byte) (string, error) {
 	sum := sha256.Sum256(program)
 	path := filepath.Join(dir, "berm-agent-"+hex.EncodeToString(sum[:])[:12])
@@ -30,7 +31,7 @@ func PutProgram(dir string, program []byte) (string, error) {
 	return path, nil
 }
 
-// putProgram does so at a path.
+// putProgram writes the program to a path, unless the path has it already.
 func putProgram(path string, program []byte) error {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -57,7 +58,7 @@ func ours(info fs.FileInfo) bool {
 	return ok && int(stat.Uid) == os.Geteuid() && info.Mode().Perm()&0o022 == 0
 }
 
-// holds reports whether a file is this program, and can be executed.
+// holds reports whether a file is this program, and only this process's user can change it.
 func holds(path string, program []byte) (bool, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ELOOP) {
@@ -80,7 +81,7 @@ func holds(path string, program []byte) (bool, error) {
 
 const staleAfter = time.Hour // far longer than a write takes
 
-// removeStale removes what a process left that ended while it wrote.
+// removeStale removes the temporary files of processes that ended while they wrote.
 func removeStale(dir string) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -1,7 +1,7 @@
-// Package runtime says what Berm needs of a container engine: to make one
+// Package runtime defines what Berm needs of a container engine: to make one
 // hardened container per sandbox, start a program in it, list what exists, and
-// remove it. Each backend lives in a package of its own below this one, and
-// all of them pass the contract suite in runtimetest.
+// remove it. Each backend is a package below this one, and passes the contract
+// suite in runtimetest.
 package runtime
 
 import (
@@ -16,8 +16,8 @@ import (
 // Runtime is a container engine as Berm sees it.
 //
 // All methods may be called from many goroutines at once. Every call ends when
-// its context does, and, Pull, Logs and Watch apart,
-// within the backend's own call timeout, so that a hung engine can't hang a caller.
+// its context does. All calls but Pull, Logs and Watch also end within the
+// backend's own timeout, so that a hung engine can't hang a caller.
 //
 // Errors belong to the classes of github.com/containerd/errdefs:
 //
@@ -42,22 +42,23 @@ type Runtime interface {
 	// doesn't have, or won't give, is NotFound.
 	Pull(ctx context.Context, ref string, progress func(PullProgress)) (Image, error)
 
-	// EnsureNetwork makes a network unless one of this name is there, whatever labels
-	// that carries. One that differs is left as it is, and is FailedPrecondition.
+	// EnsureNetwork makes a network unless one of this name exists, whatever its
+	// labels. If that one differs, EnsureNetwork leaves it as it is and returns
+	// FailedPrecondition.
 	EnsureNetwork(ctx context.Context, n Network) error
 
-	// Create makes a container and starts it. When it returns an error, nothing
-	// that it made is left, unless the removal failed too, and then it carries
-	// the Spec's labels all the same. The container's main process is running
-	// when Create returns, and its address, when it has a network, is known.
+	// Create makes a container and starts it. When it returns, the main process is
+	// running, and the container's address is known if it has a network. When it
+	// returns an error, it has removed what it made. If that removal failed too, the
+	// container that is left carries the Spec's labels.
 	Create(ctx context.Context, spec Spec) (Container, error)
 
-	// Inspect tells everything of one container. NotFound when there is none.
+	// Inspect returns one container with all fields. NotFound when it doesn't exist.
 	Inspect(ctx context.Context, id string) (Container, error)
 
-	// List tells of every container, running or not, that carries all the given
-	// labels. A label with an empty value selects on the name alone. Env is not
-	// filled in.
+	// List returns every container, running or not, that carries all the given
+	// labels. A label with an empty value selects on the name alone. List leaves the
+	// fields empty that only other methods fill in.
 	List(ctx context.Context, labels map[string]string) ([]Container, error)
 
 	// Remove kills a container, whatever its state, and removes it with all that
@@ -69,9 +70,9 @@ type Runtime interface {
 	Pause(ctx context.Context, id string) error
 	Resume(ctx context.Context, id string) error
 
-	// Logs copies what the container's main process printed to the writers (nil
-	// discards), in order; with Follow until the container ends or ctx does, and
-	// then without an error.
+	// Logs copies what the container's main process printed to the writers, in order.
+	// A nil writer discards. With Follow, Logs goes on until the container or ctx
+	// ends, and returns nil then.
 	Logs(ctx context.Context, id string, opts LogOptions, stdout, stderr io.Writer) error
 
 	// Stats measures a container's use of resources.
@@ -79,9 +80,9 @@ type Runtime interface {
 
 	// Watch calls f for each event of containers that carry all the given labels,
 	// one at a time, until ctx ends (nil) or the engine goes away (Unavailable).
-	// Ready, when not nil, is called once when events from then on are sure to be
-	// seen. Earlier ones are not replayed: list after ready. A pause and a resume may
-	// be told more than once, the last time as it is.
+	// Ready, when not nil, is called once. Watch misses no event after that call, and
+	// replays no earlier one, so list after ready. A pause or a resume may be reported
+	// more than once; the last report is right.
 	Watch(ctx context.Context, labels map[string]string, ready func(), f func(Event)) error
 
 	// Networks lists the networks that carry all the given labels.
@@ -91,11 +92,11 @@ type Runtime interface {
 	// containers use is FailedPrecondition.
 	RemoveNetwork(ctx context.Context, name string) error
 
-	// Sweep removes what List doesn't return: parts of containers whose Create or
-	// Remove was cut short by the end of this process or of the engine. These parts
-	// this client or an earlier one with the same settings made, they belong to no
-	// container, and no call under way is using them. It goes on after a failure,
-	// and joins all of them.
+	// Sweep removes parts of containers that List doesn't return. A Create or Remove
+	// leaves them if this process or the engine ends meanwhile. Sweep removes only what
+	// this client, or an earlier one with the same settings, made. It spares parts of
+	// a container, and parts that a call under way uses. It goes on after a failure,
+	// and returns all failures joined.
 	Sweep(ctx context.Context) error
 }
 
@@ -109,30 +110,31 @@ type AgentRuntime interface {
 // still be running in the container.
 var ErrNotKilled = errors.New("the command's processes could not be killed")
 
-// ErrNoRoom is the error of an Exec whose command never started, as the container can
-// start nothing now: it has as many processes as it may, or too little memory. It is a
-// ResourceExhausted.
+// ErrNoRoom is the error of an Exec whose command never started, because the container has
+// no room for it: its processes are at their limit, or it has too little memory. It is in
+// the ResourceExhausted class.
 var ErrNoRoom = WithClass(errdefs.ErrResourceExhausted,
 	errors.New("the command can't be started: there may be no room for another process, or too little memory"))
 
-// ErrInterrupted marks an error of Exec whose container ended while the command ran, and
-// one of an Insider whose program in the container broke off in mid-operation.
+// ErrInterrupted marks an error of Exec whose container ended while the command ran. It also
+// marks an error of an Insider whose program in the container ended during an operation.
 var ErrInterrupted = errors.New("the container ended while the command ran")
 
-// Collector lists and removes what others make through an engine's own API, besides
-// containers. Such a name may come again, and several networks may have it.
+// Collector lists and removes volumes, and removes networks, that callers make through an
+// engine's own API. A removed object's name may be used again, and several networks may
+// share one.
 type Collector interface {
 	// Volumes lists the volumes that carry all the given labels.
 	Volumes(ctx context.Context, labels map[string]string) ([]Volume, error)
-	// RemoveVolume removes a volume with what is in it; one that isn't there is no
-	// error, one that a container has, running or not, is FailedPrecondition.
+	// RemoveVolume removes a volume and its content. A missing volume is no error. One
+	// that a container has, running or not, is FailedPrecondition.
 	RemoveVolume(ctx context.Context, name string) error
-	// RemoveNetworkID removes the network with this Network.ID; one that isn't there is
-	// no error, one that containers use is FailedPrecondition.
+	// RemoveNetworkID removes the network with this Network.ID. A missing network is no
+	// error. One that containers use is FailedPrecondition.
 	RemoveNetworkID(ctx context.Context, id string) error
 }
 
-// Info is what an engine says of itself.
+// Info is what an engine reports of itself.
 type Info struct {
 	Backend       string // "docker", "containerd", "fake"
 	Version       string // the engine's own
@@ -151,7 +153,7 @@ type Image struct {
 	Env     []string // the image's own environment, "NAME=value"
 	Command []string // entrypoint and command, joined
 	User    string   // the image's own user; empty is root
-	// Labels are those that the engine gives to a container of the image, beside its Spec's.
+	// Labels are those that the engine gives to the image's containers, besides a Spec's.
 	Labels map[string]string
 }
 
@@ -173,26 +175,26 @@ type Network struct {
 	Internal bool
 	// Isolated keeps the containers on the network from reaching each other.
 	Isolated bool
-	// External has EnsureNetwork make nothing: NotFound unless the network is there. It
-	// needn't be Isolated then.
+	// External makes EnsureNetwork return NotFound rather than make a missing network. The
+	// network may then differ in Isolated.
 	External bool
 	// CreatedAt is filled in by Networks only.
 	CreatedAt time.Time
 }
 
-// Volume is a volume in the engine's keeping.
+// Volume is a volume of the engine.
 type Volume struct {
 	Name      string
 	Labels    map[string]string
 	CreatedAt time.Time
 }
 
-// Spec is a container to be made. What it doesn't offer can't be asked for: every
-// container drops all capabilities but CapAdd, can't gain privileges, runs under
-// the default seccomp profile narrowed to the machine's own architecture, which
-// can't change the project that a file's quota is counted in either, has private
-// namespaces, masked and read-only /proc paths, an init process that reaps,
-// swap equal to none, and is never restarted by the engine.
+// Spec is a container to be made. It has no fields for the rest, which is the same for
+// every container. A container drops all capabilities but CapAdd, and can't gain
+// privileges. Its seccomp profile is the default one for the machine's own architecture
+// alone, without what SeccompNames and SeccompIoctls leave out. The container has private
+// namespaces, masked and read-only /proc paths, an init process that reaps, and no swap.
+// The engine never restarts it.
 type Spec struct {
 	Name           string            // mandatory; unique in the engine
 	Image          string            // mandatory; an Image.ID, or a reference that is in the store
@@ -217,9 +219,9 @@ type Spec struct {
 	Agent          *Agent   // Berm's program as the init process; nil is the engine's, or the backend's, own
 }
 
-// Mount is a directory of the engine's host, seen in the container. Source must
-// exist and is never made; the mount is private (no propagation), nosuid and nodev
-// where the engine can. What is mounted below the source stays outside.
+// Mount is a directory of the engine's host, seen in the container. Source must exist;
+// no backend makes it. The mount is private (no propagation), and nosuid and nodev where
+// the engine supports that. Mounts below the source aren't seen in the container.
 type Mount struct {
 	Source   string
 	Target   string
@@ -244,7 +246,7 @@ const (
 	StateUnknown State = "unknown" // being removed, dead, or a state that Berm has no word for
 )
 
-// Container is what the engine tells of a container.
+// Container is what the engine reports of a container.
 type Container struct {
 	ID         string
 	Name       string
@@ -269,7 +271,7 @@ type Exec struct {
 	User       string    // "uid[:gid]"; empty is the container's own
 	Stdin      io.Reader // copied in, then closed; nil closes it at once
 	Stdout     io.Writer // nil discards; writes come from one goroutine at a time
-	Stderr     io.Writer // nil discards; never the same goroutine's concern as Stdout: lock a shared writer
+	Stderr     io.Writer // like Stdout, but another goroutine may write at the same time: lock a shared writer
 }
 
 // ExecResult is how a command ended.
@@ -283,7 +285,7 @@ type ExecResult struct {
 	PeakMemoryBytes int64
 }
 
-// LogOptions choose from a container's log.
+// LogOptions select a part of a container's log.
 type LogOptions struct {
 	Follow     bool
 	Tail       int       // last lines only; 0 is all

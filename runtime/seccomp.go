@@ -42,27 +42,28 @@ func GoArch(machine string) string {
 	return machine
 }
 
-// projectIoctls are the types and numbers, the low 16 bits of a request, of the
-// ioctl_fs(2) requests FS_IOC_FSSETXATTR, which changes a file's project, and
-// FS_IOC_SETFLAGS, which clears the mark by which what is made in a directory is of the
-// directory's project. A file's owner may make both. The bits above, size and direction,
-// aren't compared: they differ between architectures, and the kernel ignores the upper
-// half of the register.
+// projectIoctls are the ioctl_fs(2) requests by which a file's owner could escape a project
+// quota. FS_IOC_FSSETXATTR changes a file's project. FS_IOC_SETFLAGS clears the flag by which
+// new files get the project of their directory.
+//
+// Each value is the low 16 bits of a request: its type and number. The bits above, size and
+// direction, aren't compared: they differ between architectures, and the kernel ignores the
+// upper half of the register.
 var projectIoctls = []uint64{'X'<<8 | 32, 'f'<<8 | 2}
 
-// SeccompNames drops system calls from those that a profile allows. By file_setattr(2) and
-// ioctl(2) a process could take its files out of a project quota; SeccompIoctls gives the
-// rest of ioctl back. By io_setup(2) it could use up the host's AIO contexts, which the
-// kernel counts for all users together. It is for backends.
+// SeccompNames removes system calls from those that a profile allows. With file_setattr(2)
+// or ioctl(2), a process could take its files out of a project quota; SeccompIoctls allows
+// the other ioctl requests again. With io_setup(2), a process could use up the host's AIO
+// contexts, which the kernel counts for all users together. It is for backends.
 func SeccompNames(allowed []string) []string {
 	return slices.DeleteFunc(slices.Clone(allowed), func(name string) bool {
 		return name == "ioctl" || name == "file_setattr" || name == "io_setup"
 	})
 }
 
-// SeccompIoctls are rules that allow all of ioctl(2) but the requests that SeccompNames
-// is about. A filter can't say "other than", so each rule allows the requests that begin
-// as a refused one does and differ from it in the next bit. It is for backends.
+// SeccompIoctls returns rules that allow all requests of ioctl(2) but projectIoctls. A
+// filter can't express "all but". So each rule allows the requests that share their first
+// bits with a refused one and differ in the next bit. It is for backends.
 func SeccompIoctls() []specs.LinuxSyscall {
 	const bits = 16
 	var rules []specs.LinuxSyscall

@@ -16,23 +16,23 @@ type Starter interface {
 	// Start starts a program. Its working directory is "/", its environment the
 	// container's own.
 	//
-	// NotFound when there is no such container, or no such program that can be executed
-	// in it; FailedPrecondition when the container isn't running; ErrNoRoom when it can't
-	// start another process. When Start returns an error, the program wasn't started, or
-	// is at the end of its standard input, where it has to end.
+	// NotFound when the container doesn't exist, or has no such executable program.
+	// FailedPrecondition when the container isn't running. ErrNoRoom when it can't start
+	// another process. When Start returns an error, the program never started, or its
+	// standard input has ended, and so it must end.
 	Start(ctx context.Context, id string, p Program) (Stdio, error)
 }
 
 // Program is a program that an engine starts in a running container. It must end when its
-// standard input does: no engine kills what it has started so.
+// standard input does, as an engine doesn't kill it.
 type Program struct {
 	Command []string // mandatory: the absolute path of the program, and its arguments
 	User    string   // "uid[:gid]"; empty is the container's own
 }
 
 // Stdio is the byte stream of a started program: Read reads its standard output, Write
-// writes to its standard input. Read returns io.EOF when all that have the output open
-// have ended, or another error when the container or the engine has.
+// writes to its standard input. Read returns io.EOF once every process that has the output
+// open has ended. It returns another error once the container or the engine has ended.
 type Stdio interface {
 	io.ReadWriteCloser
 	// Close ends the program's input and output. It doesn't wait for the program. The
@@ -40,13 +40,13 @@ type Stdio interface {
 	Close() error
 	// Wait waits for the program's end, and returns its exit code and the first 4 KiB of
 	// its standard error. The code is 128+n after signal n. When the container ended first,
-	// Wait returns code 137, or FailedPrecondition and ErrInterrupted. Somebody must read
-	// the output meanwhile.
+	// Wait returns code 137, or FailedPrecondition and ErrInterrupted. Another goroutine
+	// must read the output meanwhile.
 	Wait(ctx context.Context) (code int, stderr string, err error)
 }
 
-// CheckProgram is for backends. It refuses a program that makes no sense whatever the
-// engine, as an InvalidArgument.
+// CheckProgram returns an InvalidArgument for a program that is invalid for every engine.
+// It is for backends.
 func CheckProgram(p Program) error {
 	switch {
 	case len(p.Command) == 0 || !path.IsAbs(p.Command[0]):
@@ -57,8 +57,9 @@ func CheckProgram(p Program) error {
 	return nil
 }
 
-// BlamesProgram is for backends. It reports whether an OCI runtime refused a command because
-// its program is missing, or can't be executed. Only the words of its error say so.
+// BlamesProgram reports whether an OCI runtime refused a command because its program is
+// missing, or can't be executed. It searches the error's text, as nothing else tells. It is
+// for backends.
 func BlamesProgram(said, program string) bool {
 	named := slices.ContainsFunc([]string{strconv.Quote(program), "`" + program + "`", "exec " + program + ":"}, func(name string) bool {
 		return strings.Contains(said, name)

@@ -2,8 +2,8 @@ package runtime
 
 import "time"
 
-// Survey is what an engine tells of how it is set up, and of what is beside it on its
-// host. What an engine doesn't tell is the zero value.
+// Survey is what an engine reports of its configuration and its host. Fields that an engine
+// doesn't report are zero.
 type Survey struct {
 	Info         Info
 	Storage      string   // what makes root file systems: "overlay2", "overlayfs"
@@ -13,8 +13,8 @@ type Survey struct {
 	LiveRestore  bool     // containers outlive a restart of the engine
 	// Unlimited are limits of a Spec that aren't held: "memory", "cpu", "pids", "swap".
 	Unlimited []string
-	// Missing is what no container can be made without, and isn't there, in words;
-	// MissingForNetworks what none with a network can.
+	// Missing says, in words, what the engine needs for every container and doesn't have.
+	// MissingForNetworks says what it lacks for containers with a network.
 	Missing, MissingForNetworks []string
 	// NoUserNS is why no container can have a Spec.UserNS, in words; empty if one can.
 	NoUserNS string
@@ -25,5 +25,5 @@ type Survey struct {
 	Holders []Holder
 }
 
-// Holder is a container that can have the engine do whatever it likes.
+// Holder is a container that controls the engine.
 type Holder struct{ ID, Name string }
