@@ -1,14 +1,14 @@
-// Package agent works in the containers of an engine through Berm's own program, which is
-// each container's first process. A command costs about a millisecond there. Processes,
-// files and ports are reached in the same way.
+// Package agent works in an engine's containers through Berm's own program, which is each
+// container's first process. It runs commands there in about a millisecond, and reaches
+// processes, files and ports in the same way.
 //
 // A session with the program has one of two carriers. Each container has a directory of its
-// own, which it sees read-only, with a socket at which Berm listens and the program dials.
-// Where that doesn't reach, or for another user than the program's, the engine starts the
-// program once more, and the session is over its stdio.
+// own, which it sees read-only. Berm listens on a socket there, and the program dials it. If
+// the socket doesn't work, or for another user than the program's, the engine starts the
+// program once more, and the session runs over its stdio.
 //
-// The other side is hostile. At a socket, only the container's first process is heard. All
-// that comes is bounded, and says something of that container alone.
+// The other side is hostile. On a socket, Berm accepts only the container's first process.
+// All input is bounded, and Berm believes it of that container alone.
 package agent
 
 import (
@@ -55,15 +55,15 @@ type Options struct {
 	Root string
 	// HostRoot is Root as the engine sees it; empty is Root.
 	HostRoot string
-	// Logger is told what becomes of the programs; nil discards.
+	// Logger logs trouble with the programs; nil discards.
 	Logger *slog.Logger
 }
 
-// Runtime is an engine whose containers are worked in through the program.
+// Runtime is an engine that works inside its containers through the program.
 //
-// A container gets the program and a directory from Create, unless its Spec has an
-// Agent already: one without a Dir has the program alone, and is reached through the
-// engine; one with a Dir is somebody else's.
+// Create gives a container the program and a directory, unless its Spec has an Agent. With
+// an Agent without a Dir, the container has the program alone, and the Runtime reaches it
+// through the engine. An Agent with a Dir is another's; Create passes the Spec on as it is.
 //
 // It may be used from many goroutines at once.
 type Runtime struct {
@@ -73,16 +73,16 @@ type Runtime struct {
 	log     *slog.Logger
 	root    *os.File // Root, locked
 	pace    pace
-	serving keylock.Map[servedKey] // sessions that are started
-	naming  keylock.Map[servedKey] // processes that are started, by the container's id and theirs
+	serving keylock.Map[servedKey] // starts of sessions
+	naming  keylock.Map[servedKey] // starts of processes, by the container's id and the process's
 	peer    func(*net.UnixConn) (int, error)
 
-	unseen atomic.Bool // a program dialled that this process can't see
+	unseen atomic.Bool // a program dialled whose pid isn't visible here; logged once
 
 	mu         sync.Mutex
 	closed     bool
 	containers map[string]*container // by the name of the directory
-	byID       map[string]*container // by the container's id; those without a directory, too
+	byID       map[string]*container // by the container's id; includes those without a directory
 	tasks      sync.WaitGroup        // all goroutines
 }
 
@@ -91,27 +91,27 @@ var (
 	_ io.Closer            = (*Runtime)(nil)
 )
 
-// pace is how long things may take. Tests are in more of a hurry.
+// pace has the timeouts and intervals of a Runtime. Tests shorten them.
 type pace struct {
-	hello  time.Duration // a new connection's first word
-	reject time.Duration // until the next connection is looked at, after one that was refused
-	dial   time.Duration // until the program has dialled
-	brief  time.Duration // the same where nothing says that it will
-	linger time.Duration // until a session ends that the engine's program serves, and nothing needs
-	ping   time.Duration // between pings of such a program
-	pong   time.Duration // for its answer
+	hello  time.Duration // for the Hello of a new connection
+	reject time.Duration // between a refused connection and the next accept
+	dial   time.Duration // for the program to dial, while it is expected to
+	brief  time.Duration // for the program to dial, otherwise
+	linger time.Duration // before an unused served session ends
+	ping   time.Duration // between pings of a served session
+	pong   time.Duration // for the answer to a ping
 
-	// A program that doesn't answer a request may be held up by the container's own
-	// work, which holds the engine's exec up as well, so that it isn't given up
-	// easily. First the engine is asked whether the container is frozen or dead.
+	// The container's own work may delay the program's answer to a request, and would
+	// delay the engine's exec as well. So Berm waits for ready in all. After look, it
+	// first asks the engine whether the container is frozen or dead.
 	look  time.Duration
 	ready time.Duration
 
-	kill   time.Duration // of a command, the program's own 5 s for it included
-	drain  time.Duration // of a killed command's last output
-	rejoin time.Duration // after a connection broke in mid-command
-	answer time.Duration // to what takes no time inside
-	leave  time.Duration // of a program that the engine started, once its input has ended
+	kill   time.Duration // for killing a command; includes the program's own 5 s
+	drain  time.Duration // for the last output of a killed command
+	rejoin time.Duration // for following again after a connection broke
+	answer time.Duration // for requests that the program answers at once
+	leave  time.Duration // for a served program to end once its input has ended
 }
 
 var usualPace = pace{
@@ -187,7 +187,8 @@ func dirName(container string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// scan listens in every directory that is there. Each has a container, which Sweep drops.
+// scan listens in every directory below the Root. It makes a container for each directory;
+// Sweep drops those that the engine doesn't have.
 func (r *Runtime) scan() error {
 	entries, err := os.ReadDir(r.opts.Root)
 	if err != nil {
@@ -229,13 +230,13 @@ func (r *Runtime) stop() {
 	_ = r.root.Close()
 }
 
-// minPids is the least limit that a container gets: its program has up to 16 threads,
-// and ends if it can't make them; then there is the main process, a supervisor for a
-// command, and the command, for which two are left at the worst.
+// minPids is the lowest limit of processes that a container gets. The program has up to 16
+// threads, and ends if it can't make one. The main process and a command's supervisor take
+// one each. That leaves at least two for the command.
 const minPids = 20
 
-// Create makes a container with the program in it, and listens for it. A PidsLimit that
-// leaves that program no room is raised to 20.
+// Create makes a container with the program in it, and listens for the program. It raises a
+// PidsLimit below 20, which the program needs.
 func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Container, error) {
 	if spec.Name == "" || spec.Agent != nil && spec.Agent.Dir != "" {
 		return r.Engine.Create(ctx, spec)
@@ -260,7 +261,7 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Contai
 	defer r.mu.Unlock()
 	b.creates--
 	if err != nil {
-		// What an earlier Runtime left may belong to a container that this one hasn't met.
+		// A directory that an earlier Runtime made may belong to a container that isn't met yet.
 		if b.creates == 0 && b.id == "" && b.fresh {
 			r.drop(b)
 		}
@@ -272,9 +273,9 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Contai
 	return c, nil
 }
 
-// reserve gives what a container is to have that is about to be made. There may be such
-// already: of a container that has the name, so that the new one won't be, or of one
-// that is no more.
+// reserve returns the container of a name that Create is about to make, with a directory and
+// a listener. It may exist already. Either the engine has a container of that name, and
+// Create will fail, or one that is gone has left it.
 func (r *Runtime) reserve(name string) (*container, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -296,7 +297,7 @@ func (r *Runtime) reserve(name string) (*container, error) {
 	return b, nil
 }
 
-// drop forgets a container, and removes its directory; the lock is held.
+// drop forgets a container, and removes its directory. The caller holds r.mu.
 func (r *Runtime) drop(b *container) {
 	b.close()
 	if b.name == "" {
@@ -337,7 +338,7 @@ func (r *Runtime) Remove(ctx context.Context, id string) error {
 	return nil
 }
 
-// known gives a container that this Runtime has met.
+// known returns the container of an id if this Runtime has met it, or nil.
 func (r *Runtime) known(id string) *container {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -373,8 +374,8 @@ func (r *Runtime) container(ctx context.Context, id string) (*container, error) 
 	return b, nil
 }
 
-// Sweep removes what is left of containers that are no more, the engine's own parts
-// and Berm's directories.
+// Sweep removes what is left of containers that are gone: the engine's parts, and the
+// directories below Root.
 func (r *Runtime) Sweep(ctx context.Context) error {
 	err := r.Engine.Sweep(ctx)
 	unmet, own := r.sweep(ctx)
@@ -385,8 +386,9 @@ func (r *Runtime) Sweep(ctx context.Context) error {
 	return err
 }
 
-// meet asks the engine who is the first process in containers of an earlier Runtime, as
-// nobody in them is let in before. What can't be done now can wait.
+// meet asks the engine for the first process of each container of an earlier Runtime. Their
+// programs can't connect before that. It ignores failures: the next use of a container asks
+// again.
 func (r *Runtime) meet(ctx context.Context, ids []string) {
 	ctx, cancel := context.WithTimeout(ctx, r.pace.answer)
 	defer cancel()
@@ -398,13 +400,14 @@ func (r *Runtime) meet(ctx context.Context, ids []string) {
 	_ = g.Wait()
 }
 
-// guard is runtime.Guard for what takes what a container says.
+// guard is runtime.Guard for functions that read from a container.
 func (r *Runtime) guard(f func() error) error { return runtime.Guard(r.log, f) }
 
-// sweep gives the ids of containers that this Runtime hasn't met.
+// sweep drops containers that the engine doesn't have. It returns the ids of containers that
+// have a directory and weren't met yet.
 func (r *Runtime) sweep(ctx context.Context) (unmet []string, err error) {
 	r.mu.Lock()
-	before := map[*container]string{} // IDs before the engine is asked: what comes after stays
+	before := map[*container]string{} // IDs before the engine is asked; later containers stay
 	for _, b := range r.containers {
 		if b.creates == 0 {
 			before[b] = b.id

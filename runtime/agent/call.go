@@ -17,12 +17,12 @@ import (
 )
 
 const (
-	maxReason  = 1 << 10 // bytes of a Failure's message that are handed on
-	maxRetries = 4       // sessions that one operation finds dead
+	maxReason  = 1 << 10 // bytes of a Failure's message that callers get
+	maxRetries = 4       // sessions that one operation tries
 )
 
-// call is an operation under way, on a stream of its own. Its context's end makes what waits
-// for the connection fail.
+// call is an operation under way, on a stream of its own. Once its context ends, reads and
+// writes of the stream fail.
 type call struct {
 	s       *session
 	b       *container
@@ -33,11 +33,11 @@ type call struct {
 	ctx     context.Context
 	closing sync.Once
 	stop    func() bool
-	stopped chan struct{} // closed when the end of the context has come through
-	idle    bool          // it keeps no session
+	stopped chan struct{} // closed when the context has ended and the stream's deadline is set
+	idle    bool          // it has no use of the session
 }
 
-// The ways a call can fail to begin; nothing has been done then.
+// Errors of a call that can't begin. The program has done nothing then.
 var (
 	errDead   = errors.New("the session was dead")
 	errSilent = errors.New("the program is silent")
@@ -45,11 +45,11 @@ var (
 		fmt.Errorf("%d operations are under way in the container, and no more may", wire.MaxStreams))
 )
 
-// past is a deadline that is over.
+// past is a deadline in the past.
 var past = time.Unix(1, 0)
 
-// begin makes a request on a session, and returns when the program has been told to go. It
-// takes over the caller's use of the session. The error is errDead, errSilent, or classed.
+// begin sends a request on a session, waits for Ready, and sends Go. It takes over the
+// caller's use of the session. The error is errDead, errSilent, or classed.
 func (b *container) begin(ctx context.Context, id string, s *session, req *wire.Request) (*call, error) {
 	payload, err := json.Marshal(req)
 	if err == nil && len(payload) > wire.MaxRequest {
@@ -75,7 +75,7 @@ func (b *container) begin(ctx context.Context, id string, s *session, req *wire.
 	return nil, err
 }
 
-// bind puts the call under a context.
+// bind makes the end of ctx fail the call.
 func (x *call) bind(ctx context.Context) {
 	stopped := make(chan struct{})
 	x.ctx, x.stopped = ctx, stopped
@@ -85,7 +85,8 @@ func (x *call) bind(ctx context.Context) {
 	})
 }
 
-// within sets deadlines; the zero time is none. The context's end has the last word.
+// within sets the stream's deadline; the zero time is none. It keeps the deadline in the
+// past once the context has ended.
 func (x *call) within(t time.Time) {
 	_ = x.nc.SetDeadline(t)
 	if x.ctx.Err() != nil {
@@ -129,8 +130,8 @@ func absent(err error) error {
 	return errDead
 }
 
-// runs tells whether the engine says that the container runs, and isn't frozen. One that
-// it says nothing of does.
+// runs reports whether the container runs and isn't paused. It asks the engine, and returns
+// true if the engine can't tell.
 func (b *container) runs(ctx context.Context) bool {
 	c, err := b.inspect(ctx)
 	return err == nil && c.State == runtime.StateRunning || err != nil && !errdefs.IsNotFound(err)
@@ -161,8 +162,8 @@ func (x *call) unuse() {
 	}
 }
 
-// release takes the call out of its context's hands, once. False means that the context has
-// ended.
+// release detaches the call from its context. It returns false if the context has ended. It
+// may be called once.
 func (x *call) release() bool {
 	if x.stop() {
 		return true
@@ -171,8 +172,8 @@ func (x *call) release() bool {
 	return false
 }
 
-// outlive puts a call that has begun under another context than the one it began with. The
-// error says that this one has ended, and the call with it.
+// outlive binds the call to another context than the one it began with. If that one has
+// ended, outlive ends the call and returns an error.
 func (x *call) outlive(ctx context.Context) error {
 	if !x.release() {
 		x.drop()
@@ -182,8 +183,8 @@ func (x *call) outlive(ctx context.Context) error {
 	return nil
 }
 
-// frame reads a frame. A Failure is a *wire.Failure; other errors are wire.ErrProtocol, or the
-// connection's.
+// frame reads a frame. It returns a Failure as an error, a *wire.Failure. Other errors are
+// wire.ErrProtocol, or the connection's.
 func (x *call) frame() (wire.Kind, []byte, error) {
 	kind, payload, err := x.r.Next()
 	if err != nil || kind != wire.KindFailure {
@@ -197,7 +198,7 @@ func (x *call) frame() (wire.Kind, []byte, error) {
 	return 0, nil, f
 }
 
-// refused reports whether an error is the program's.
+// refused reports whether an error is a Failure that the program sent.
 func refused(err error) bool {
 	_, is := errors.AsType[*wire.Failure](err)
 	return is
@@ -212,8 +213,9 @@ func (r *Runtime) open(ctx context.Context, id string, req *wire.Request) (*call
 	return b.open(ctx, id, "", req, true)
 }
 
-// open begins an operation as a user; empty is the container's own. Where the program
-// doesn't answer at its socket, the engine starts one if anyway is set. The error is classed.
+// open begins an operation as a user; empty is the container's own. If the program doesn't
+// answer on its socket and anyway is set, open has the engine start another. The error is
+// classed.
 func (b *container) open(ctx context.Context, id, user string, req *wire.Request, anyway bool) (*call, error) {
 	if !b.socketless() {
 		x, err := b.start(ctx, id, req, func(ctx context.Context) (*session, error) {
@@ -240,14 +242,14 @@ func (b *container) open(ctx context.Context, id, user string, req *wire.Request
 	return b.start(ctx, id, req, func(ctx context.Context) (*session, error) { return b.serve(ctx, id, user) })
 }
 
-// errUnfit says that the program has another user than is asked for.
+// errUnfit says that the program runs as another user than the requested one.
 var errUnfit = errors.New("the program has another user")
 
 // errLost is for a container whose program doesn't answer.
 var errLost = runtime.Unavailable(errors.New("the container's agent doesn't answer"))
 
-// start makes a request on one session after the other, until one isn't dead. If none
-// answers, the error says why that is no wonder, or is errLost. Others are errUnfit, or
+// start tries a request on up to maxRetries sessions, until it finds one that isn't dead. If
+// none answers, the error is that of excuse, or else errLost. Other errors are errUnfit, or
 // classed.
 func (b *container) start(ctx context.Context, id string, req *wire.Request, session func(context.Context) (*session, error)) (*call, error) {
 	for dead := 0; dead < maxRetries && (dead == 0 || b.connected() || b.runs(ctx)); dead++ {
@@ -272,7 +274,8 @@ func (b *container) start(ctx context.Context, id string, req *wire.Request, ses
 	return nil, cmp.Or(b.excuse(ctx), errLost)
 }
 
-// excuse is the error for a container in which nobody answers, if it is no wonder.
+// excuse returns an error if the engine can explain why the program doesn't answer: the
+// container is paused or doesn't run, or the engine can't find it.
 func (b *container) excuse(ctx context.Context) error {
 	c, err := b.inspect(ctx)
 	switch {
@@ -286,9 +289,9 @@ func (b *container) excuse(ctx context.Context) error {
 	return nil
 }
 
-// broken is the error for a connection that failed in an operation. What isn't of the
-// protocol is a matter of the container, and its state isn't as it should be:
-// FailedPrecondition and ErrInterrupted.
+// broken returns the error for a connection that failed during an operation. It is the
+// context's, or that of excuse. Otherwise it is FailedPrecondition and ErrInterrupted: a
+// breach of the protocol, too, is the container's fault.
 func (x *call) broken(err error) error {
 	if x.ctx.Err() != nil {
 		return runtime.Ended(x.ctx)
@@ -304,8 +307,8 @@ func (x *call) broken(err error) error {
 	)
 }
 
-// next reads a frame of the operation. A Failure is an error, after which the call is
-// over, as it is after any other.
+// next reads a frame of the operation. It returns a Failure as an error. Every error ends
+// the call.
 func (x *call) next() (wire.Kind, []byte, error) {
 	kind, payload, err := x.frame()
 	if err == nil {
@@ -314,11 +317,11 @@ func (x *call) next() (wire.Kind, []byte, error) {
 	if !refused(err) {
 		err = x.broken(err)
 	}
-	x.drop() // it may wait for the rest of an input
+	x.drop() // the program may wait for the rest of an input
 	return 0, nil, err
 }
 
-// unexpected ends a call in which something came that has no place there.
+// unexpected ends a call after a frame that the protocol doesn't allow there.
 func (x *call) unexpected(what string) error {
 	err := x.broken(fmt.Errorf("%w: %s", wire.ErrProtocol, what))
 	x.drop()
@@ -343,5 +346,5 @@ func (x *call) result() error {
 	return err
 }
 
-// buffers are of a frame's most data.
+// buffers have the size of the largest Data of a frame.
 var buffers = sync.Pool{New: func() any { return new([wire.MaxData]byte) }}

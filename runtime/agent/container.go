@@ -19,14 +19,14 @@ import (
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-// Bounds of what a container can have of Berm.
+// Bounds of a container.
 const (
-	maxSessions = 16               // that it dialled
-	youth       = 10 * time.Second // since a container was met, in which its program is expected
+	maxSessions = 16               // sessions that it dialled
+	youth       = 10 * time.Second // how long its program is expected to dial, once its first process is met
 )
 
-// container is what there is of a container here: its directory and socket, and the sessions
-// with its program. One without a directory has no name.
+// container has a container's directory and socket, and the sessions with its program. One
+// without a directory has no name.
 type container struct {
 	r      *Runtime
 	name   string
@@ -34,26 +34,26 @@ type container struct {
 	ctx    context.Context // ends with it
 	cancel context.CancelFunc
 
-	// With the Runtime's lock.
+	// Guarded by Runtime.mu.
 	id      string // the container's; empty while that isn't known
 	creates int    // calls of Create under way
 	fresh   bool   // the directory was made by this Runtime
 
-	missed  atomic.Bool  // that the program didn't answer has been told
-	opening atomic.Int32 // streams that are opened
+	missed  atomic.Bool  // the log has that the program doesn't answer
+	opening atomic.Int32 // streams that are being opened
 
 	mu       sync.Mutex
 	ln       *net.UnixListener   // nil: there is no socket
 	pid      int                 // of the container's first process; 0 while that isn't known
-	accepts  bool                // connections, since the pid was first known
-	until    time.Time           // until then its program is expected
-	refused  bool                // a connection was, since the engine was last asked
-	outdated bool                // the last one that dialled was of another version
-	unseen   bool                // the last one that dialled can't be seen from here
-	dialled  []*session          // the oldest first; those too that haven't said Hello
-	arrived  chan struct{}       // closed when one has said Hello, of any version
+	accepts  bool                // accept runs: the pid has been known
+	until    time.Time           // its program is expected to dial until then
+	refused  bool                // a connection was refused since the engine was last asked
+	outdated bool                // the last program that dialled had another version
+	unseen   bool                // the last process that dialled isn't visible here
+	dialled  []*session          // oldest first; includes those without a Hello yet
+	arrived  chan struct{}       // closed and replaced at each Hello, of any version
 	served   map[string]*session // by user
-	owners   map[string]*session // of processes, by their ID, if that is a served one
+	owners   map[string]*session // served sessions, by the IDs of their processes
 	events   map[*events]bool
 }
 
@@ -81,8 +81,8 @@ func (b *container) make() error {
 	return err
 }
 
-// listen makes the socket, by a path that is never too long for one. Who can reach it
-// is up to the directories above.
+// listen makes the socket. It uses a path in /proc, as the directory's own may be too long
+// for a socket. The directories above decide who can reach the socket.
 func (b *container) listen() error {
 	dir, err := os.OpenFile(b.dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -108,7 +108,7 @@ func (b *container) listen() error {
 	return nil
 }
 
-// close ends all that there is of it but the directory.
+// close ends the container's sessions, goroutines and listener. It keeps the directory.
 func (b *container) close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -134,7 +134,7 @@ func (b *container) task(f func()) bool {
 	return b.taskLocked(f)
 }
 
-// hangUp ends all sessions; the lock is held.
+// hangUp ends all sessions. The caller holds b.mu.
 func (b *container) hangUp() {
 	for _, s := range b.dialled {
 		s.hangUp()
@@ -144,7 +144,7 @@ func (b *container) hangUp() {
 	}
 }
 
-// part forgets the container.
+// part forgets the first process, and ends all sessions.
 func (b *container) part() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -152,8 +152,8 @@ func (b *container) part() {
 	b.hangUp()
 }
 
-// meet takes note of what the engine says of the container. Connections wait until the first
-// process is known.
+// meet records what the engine says of the container. Once the first process is known, meet
+// starts to accept connections.
 func (b *container) meet(c runtime.Container) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -179,7 +179,7 @@ func (b *container) socketless() bool {
 	return b.ln == nil || b.unseen
 }
 
-// accept takes connections in until the listener is closed.
+// accept accepts connections until the container is closed.
 func (b *container) accept() {
 	for {
 		nc, err := b.ln.AcceptUnix()
@@ -189,7 +189,7 @@ func (b *container) accept() {
 		if err == nil {
 			_ = nc.Close()
 		}
-		// Who knocks without end, or takes all files there are, waits.
+		// A container that dials without end, or uses up all file descriptors, is slowed down.
 		select {
 		case <-b.ctx.Done():
 			return
@@ -198,7 +198,8 @@ func (b *container) accept() {
 	}
 }
 
-// admit looks at a new connection; false refuses it.
+// admit starts a session on a new connection. It returns false if it refuses the connection:
+// only the container's first process may dial.
 func (b *container) admit(nc *net.UnixConn) bool {
 	pid, err := b.r.peer(nc)
 	if err != nil {
@@ -222,8 +223,8 @@ func (b *container) admit(nc *net.UnixConn) bool {
 	return true
 }
 
-// peer returns the pid of the process that dialled. It is 0 for a process of a PID
-// namespace that this one can't see into: any process of the sandbox may be that.
+// peer returns the pid of the process that dialled. It is 0 for a process in a PID namespace
+// that this one can't see into. Any process of the sandbox may be that one.
 func peer(nc *net.UnixConn) (int, error) {
 	cred, err := runtime.PeerOf(nc)
 	return int(cred.Pid), err
@@ -256,7 +257,7 @@ func (b *container) wakeLocked() {
 	b.arrived = make(chan struct{})
 }
 
-// take gives the latest session that the container's first process dialled, and waits a
+// take returns the latest session that the container's first process dialled. It waits a
 // little for one. The error is errLost, errOutdated, or that of ctx.
 func (b *container) take(ctx context.Context) (*session, error) {
 	var late <-chan time.Time
@@ -302,7 +303,7 @@ func (b *container) take(ctx context.Context) (*session, error) {
 	}
 }
 
-// pickLocked gives the latest session of the first process.
+// pickLocked returns the latest open session of the first process, or nil.
 func (b *container) pickLocked() *session {
 	for _, s := range slices.Backward(b.dialled) {
 		if s.greeted && s.pid == b.pid && !s.mux.IsClosed() {
@@ -312,7 +313,7 @@ func (b *container) pickLocked() *session {
 	return nil
 }
 
-// ask asks the engine who the first process is.
+// ask asks the engine for the first process.
 func (b *container) ask(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, b.r.pace.ready)
 	defer cancel()

@@ -18,11 +18,11 @@ import (
 // errEnd says that a process has ended, with its output.
 var errEnd = errors.New("the process has ended")
 
-// output is what a process prints, as a program in a container tells of it.
+// output reads the output of a process from calls.
 type output struct {
-	proc string              // its ID
-	seq  int64               // up to where it has come
-	info runtime.ProcessInfo // set at its end
+	proc string              // the process's ID
+	seq  int64               // the Seq of the last output that was read
+	info runtime.ProcessInfo // set at the process's end
 }
 
 // read returns the next output. Its error is errEnd, a *wire.Failure, wire.ErrProtocol,
@@ -61,7 +61,7 @@ func (o *output) read(x *call) (runtime.Chunk, error) {
 	}
 }
 
-// begin waits until the program follows. Its error is as read's.
+// begin waits until the program follows the process. Its errors are those of read.
 func (o *output) begin(x *call) error {
 	kind, payload, err := x.frame()
 	if err == nil && kind != wire.KindItem {
@@ -77,8 +77,8 @@ func wireFollow(f runtime.Follow) *wire.Follow {
 	return &wire.Follow{From: f.From, Lossless: f.Lossless, Exclusive: f.Exclusive, TakeOver: f.TakeOver}
 }
 
-// Follow follows a process. Its context is for the beginning alone: the follower lasts until
-// it is closed, and outlives a connection that breaks.
+// Follow follows a process. Ctx only bounds the start. The follower lasts until it is closed,
+// and reconnects if its connection breaks.
 func (r *Runtime) Follow(ctx context.Context, id, process string, f runtime.Follow) (runtime.Follower, error) {
 	if f.From < runtime.FromFirst {
 		return nil, about("follow", id, process, runtime.Invalid("output can't be had from %d on: 0 is the beginning", f.From))
@@ -126,7 +126,7 @@ type follower struct {
 	err error
 }
 
-// errLeft is the error for what was closed.
+// errLeft is the error of a follower or an input that was closed.
 var errLeft = runtime.Precondition("it was closed")
 
 func (f *follower) Next() (runtime.Chunk, error) {
@@ -184,8 +184,8 @@ func (f *follower) Close() error {
 	return nil
 }
 
-// leave ends the operation and its context, and waits a moment until the program has noticed:
-// what the operation held is free then.
+// leave ends the operation and its context. It waits up to pace.drain for the program to
+// notice, which then frees what the operation held.
 func (x *call) leave(cancel context.CancelCauseFunc) {
 	x.stop()
 	cancel(errLeft)
@@ -197,7 +197,7 @@ func (x *call) leave(cancel context.CancelCauseFunc) {
 	})
 }
 
-// Input opens the input of a process. Its context is for that alone.
+// Input opens the input of a process. Ctx only bounds the opening.
 func (r *Runtime) Input(ctx context.Context, id, process string) (runtime.Input, error) {
 	x, err := r.reach(ctx, id, &wire.Request{Op: wire.OpInput, Process: &wire.Process{ID: process}})
 	var in *input
@@ -234,8 +234,8 @@ type input struct {
 	err error
 }
 
-// Write returns when the process has taken the bytes. Where it fails, some more may have been
-// taken than it says.
+// Write returns when the process has taken the bytes. If it fails, the process may have taken
+// more bytes than it returns.
 func (in *input) Write(p []byte) (int, error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -285,8 +285,8 @@ func (in *input) Close() error {
 	return nil
 }
 
-// rejoin follows a process whose connection broke. Pid is of who was at its other end. The
-// error is classed.
+// rejoin follows a process again after the connection broke. Pid is the program's on that
+// connection. The error is classed.
 func (b *container) rejoin(ctx context.Context, id string, out output, how runtime.Follow, pid int) (*call, error) {
 	how.From = out.seq
 	request := &wire.Request{Op: wire.OpFollow, Process: &wire.Process{ID: out.proc, Follow: wireFollow(how)}}
@@ -294,7 +294,7 @@ func (b *container) rejoin(ctx context.Context, id string, out output, how runti
 	defer cancel()
 	away := false
 	for delay := 20 * time.Millisecond; ; delay = min(2*delay, 200*time.Millisecond) {
-		// It waits also before the first time: the program may end each stream at once.
+		// Wait before the first attempt, too: the program may end each stream at once.
 		select {
 		case <-soon.Done():
 			switch {
@@ -329,7 +329,7 @@ func (b *container) rejoin(ctx context.Context, id string, out output, how runti
 					return x, nil
 				}
 			}
-			// The exclusive follower that there is may be this one.
+			// The exclusive follower that exists may be this one.
 			if refused(err) && !errdefs.IsAlreadyExists(err) {
 				return nil, err
 			}

@@ -21,30 +21,30 @@ const (
 	maxServed = 16               // sessions by stdio in a container
 )
 
-// served is what a session has besides whose program the engine started. The session ends
-// once it has no operations and no processes. Whenever it ends, its program kills what it
-// started; where that can't be known, a second program does.
+// served has the fields of a session whose program the engine started. The session ends once
+// it has no operations and no processes. Its program then kills what it started. If it may
+// not have done so, a second program does.
 type served struct {
 	id    string // the container's
 	user  string
 	stdio runtime.Stdio
 
-	// With the container's lock.
+	// Guarded by the container's mu.
 	uses   int // operations under way
 	linger *time.Timer
-	silent bool // its program doesn't react
+	silent bool // the program doesn't react
 
-	over chan struct{} // closed when nothing of it runs any more, or can't be killed
-	err  error         // with over: why something may still run
+	over chan struct{} // closed when the program and its processes are gone, or can't be killed
+	err  error         // why some may still run; set before over is closed
 }
 
-// servedKey is whose session one is.
+// servedKey identifies a session by its container and user.
 type servedKey struct {
 	id, user string
 }
 
-// serve gives the session of a user, and starts its program if there is none. The caller
-// has a use of it, which release ends.
+// serve returns the session of a user, and starts the program if there is none. The caller
+// must release the session.
 func (b *container) serve(ctx context.Context, id, user string) (*session, error) {
 	unlock, err := b.r.serving.Lock(ctx, servedKey{id, user})
 	if err != nil {
@@ -79,7 +79,8 @@ func (b *container) serve(ctx context.Context, id, user string) (*session, error
 // errGone is the error for a container that was removed, or whose Runtime was closed.
 var errGone = runtime.Unavailable(errors.New("the container is gone, or this client of the engine is closed"))
 
-// startProgram has the engine start a program. The backend keeps a pause from coming between.
+// startProgram makes the engine start a program, unless the container is paused. The backend
+// allows no pause while it starts one.
 func (b *container) startProgram(ctx context.Context, id string, p runtime.Program) (runtime.Stdio, error) {
 	if err := b.excuse(ctx); err != nil {
 		return nil, err
@@ -87,7 +88,7 @@ func (b *container) startProgram(ctx context.Context, id string, p runtime.Progr
 	return b.r.Engine.Start(ctx, id, p)
 }
 
-// join gives the session of a user, if there is one.
+// join returns the session of a user, or nil. The caller must release the session.
 func (b *container) join(user string) *session {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -126,7 +127,7 @@ func (s *session) release() {
 	s.lingerLocked()
 }
 
-// lingerLocked ends a session that nothing needs, a little later.
+// lingerLocked ends an unused session after pace.linger, unless it is used by then.
 func (s *session) lingerLocked() {
 	x := s.served
 	if x.uses > 0 || s.ownsLocked() || s.b.served[x.user] != s || x.linger != nil {
@@ -154,8 +155,8 @@ func (s *session) endLocked() {
 	s.hangUp()
 }
 
-// fail ends a session whose program doesn't react, and waits until nothing of it runs. The
-// error says that something may.
+// fail ends a session whose program doesn't react, and waits until its processes are gone.
+// The error says why some may still run.
 func (s *session) fail() error {
 	s.silence()
 	<-s.served.over // finish bounds it
@@ -267,7 +268,7 @@ func (s *session) watch() {
 	}
 }
 
-// killServe has a second program kill the program of a session with all that is below it.
+// killServe starts a second program that kills a session's program and all its descendants.
 func (s *session) killServe() error {
 	b, x := s.b, s.served
 	ctx, cancel := context.WithTimeout(context.Background(), b.r.pace.kill)

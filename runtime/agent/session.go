@@ -30,16 +30,17 @@ const (
 // session is a yamux session with the program in a container. Its carrier is a connection
 // that the program dialled, or the stdio of a program that the engine started.
 //
-// The other side is hostile. A stream buffers at most its window, 256 KiB; a container
-// has at most wire.MaxStreams, all opened here; and one that was closed here ends in streamStay.
+// The other side is hostile. A stream buffers at most its window, 256 KiB. A container has at
+// most wire.MaxStreams streams and spareStreams, and only Berm opens them. A stream that Berm
+// has closed ends within streamStay.
 type session struct {
 	b       *container
 	carrier io.ReadWriteCloser
 	mux     *yamux.Session
-	pid     int          // of who dialled; 0 for a program that the engine started
-	greeted bool         // by it, with the container's lock
-	stuck   atomic.Bool  // a stream couldn't be opened, and none was since
-	lost    atomic.Int64 // streams that couldn't be opened, and that yamux counts for good
+	pid     int          // of the process that dialled; 0 for a program that the engine started
+	greeted bool         // the Hello was read; guarded by the container's mu
+	stuck   atomic.Bool  // opening the last stream timed out
+	lost    atomic.Int64 // streams that couldn't be opened, but that yamux still counts
 	hello   wire.Hello
 	served  *served // nil for one that was dialled
 }
@@ -47,7 +48,7 @@ type session struct {
 // errOutdated is the error for a program of an older version.
 var errOutdated = runtime.Precondition("the container's agent is of another version of Berm; recreate the container")
 
-// greet reads Hello, and begins the session. The carrier is closed if that fails.
+// greet reads Hello and begins the session. If that fails, it closes the carrier.
 func (s *session) greet(within time.Duration) error {
 	timer := time.AfterFunc(within, s.hangUp)
 	err := s.readHello()
@@ -85,14 +86,14 @@ func (s *session) readHello() error {
 // hangUp ends the session. It doesn't wait.
 func (s *session) hangUp() { _ = s.carrier.Close() }
 
-// paused reports whether the engine says that the container doesn't run.
+// paused reports whether the container is paused or doesn't run, as the engine says.
 func (s *session) paused() bool {
 	ctx, cancel := context.WithTimeout(context.Background(), s.b.r.pace.ready)
 	defer cancel()
 	return !s.b.runs(ctx)
 }
 
-// discard keeps a session that was found dead from being used again.
+// discard ends a dead session, and forgets it.
 func (s *session) discard() {
 	s.b.mu.Lock()
 	defer s.b.mu.Unlock()
@@ -104,13 +105,13 @@ func (s *session) discard() {
 	s.b.dialled = slices.DeleteFunc(s.b.dialled, func(other *session) bool { return other == s })
 }
 
-// fits reports whether the program's user is the one that is asked for.
+// fits reports whether the program runs as the given user.
 func (s *session) fits(user string) bool {
 	uid, gid, both := strings.Cut(user, ":")
 	return user == "" || uid == strconv.Itoa(s.hello.UID) && (!both || gid == strconv.Itoa(s.hello.GID))
 }
 
-// spareStreams are for kills, when there are as many other operations as may be.
+// spareStreams is how many streams are reserved for kills.
 const spareStreams = 16
 
 // open opens a stream for an operation. The error is errDead, errSilent, or errBusy if the
@@ -142,10 +143,11 @@ func (s *session) open(op wire.Op) (*stream, error) {
 	return &stream{Stream: st}, nil
 }
 
-// inbound passes on yamux frames, each once all of it has come: yamux holds a lock of the
-// stream while it reads a frame, and neither a deadline nor Close ends a Read that waits for
-// that. It refuses what only Berm may send: a frame that opens a stream, for which yamux would
-// allocate, and a ping, for which it would start a goroutine.
+// inbound passes yamux frames on, each once it is complete. yamux locks a stream while it
+// reads a frame. A Read that waits for that lock ends neither by a deadline nor by Close.
+//
+// inbound refuses frames that only Berm may send. For a frame that opens a stream, yamux would
+// allocate; for a ping, it would start a goroutine.
 type inbound struct {
 	r    io.Reader
 	head [12]byte
@@ -176,7 +178,7 @@ func (in *inbound) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// next reads a frame. Room for its data is made only as that comes.
+// next reads a frame. It allocates memory only as the data arrives.
 func (in *inbound) next() error {
 	if _, err := io.ReadFull(in.r, in.head[:]); err != nil {
 		return err
@@ -200,8 +202,8 @@ func (in *inbound) next() error {
 	return nil
 }
 
-// stream is a yamux stream. Once a deadline of it has passed, it neither reads what has
-// come nor writes where there is room.
+// stream is a yamux stream. Once a deadline has passed, Read and Write fail at once, even if
+// data or room is there.
 type stream struct {
 	*yamux.Stream
 	reading, writing atomic.Int64 // deadlines in nanoseconds since 1970; 0 is none
@@ -209,8 +211,8 @@ type stream struct {
 
 func (s *stream) Read(p []byte) (int, error) { return timed(&s.reading, s.Stream.Read, p) }
 
-// maxPiece is what yamux gets to send at once. It copies a frame, and queues 64 of them, as
-// long as the other side says that it has room for.
+// maxPiece is how many bytes one Write passes to yamux. yamux copies each frame, as large as
+// the window that the other side offers, and queues up to 64.
 const maxPiece = 2 * wire.MaxData
 
 func (s *stream) Write(p []byte) (sent int, err error) {

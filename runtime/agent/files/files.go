@@ -1,9 +1,9 @@
-// Package files does the operations on files inside a container: in the container, with its
-// own paths, and for the fake engine below a directory.
+// Package files does the operations on files of a container. Berm's program runs it inside
+// the container, and the fake engine runs it below a directory.
 //
-// A path is resolved once, to an open directory and a name in it. From there on nothing is
-// reached by a path again, and no link is followed, so that whoever changes the files
-// meanwhile can't lead an operation elsewhere.
+// An operation resolves a path once, to an open directory and a name in it. After that it
+// uses no path and follows no link. So a process that changes the files meanwhile can't lead
+// the operation elsewhere.
 package files
 
 import (
@@ -22,12 +22,13 @@ import (
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-// Peer is who asked for an operation.
+// Peer is the client of an operation.
 type Peer interface {
-	// Locker is held while the operation works, which bounds how many use the file system
-	// at once. The other methods are called with it, and leave it while they wait.
+	// Do holds the Locker while the operation works, which bounds how many operations use
+	// the file system at once. The other methods are called with the Locker held, and
+	// release it while they wait.
 	sync.Locker
-	// Ready begins the operation, which has changed nothing before.
+	// Ready begins the operation. Before that, the operation changes nothing.
 	Ready() error
 	// Item sends a *wire.FileInfo, *wire.FileMatch or *wire.FileEvent.
 	Item(v any) error
@@ -54,9 +55,9 @@ var ops = map[wire.Op]func(*job) error{
 // Does reports whether Do knows an operation.
 func Does(op wire.Op) bool { return ops[op] != nil }
 
-// Do does an operation that runtime.FileOp has checked, and returns its result, nil for none.
-// Root is a directory's handle: the operation's paths, and links, begin there and don't lead
-// out of it; or OwnRoot, without which there is no watch. Failure says what an error means.
+// Do does an operation that runtime.FileOp has checked, and returns its result, or nil if it
+// has none. Root is OwnRoot, or the descriptor of a directory. Paths and links then begin
+// there and don't lead out of it, and OpWatch doesn't work. Failure converts an error.
 func Do(root int, peer Peer, op wire.Op, f *wire.File) (any, error) {
 	if f == nil {
 		return nil, Invalid("the request has no path")
@@ -73,7 +74,7 @@ func Do(root int, peer Peer, op wire.Op, f *wire.File) (any, error) {
 
 const maxPath = 4096 // bytes; the kernel takes one less
 
-// checkPath leaves a NUL to the kernel.
+// checkPath returns an error if a path is relative or too long. The kernel refuses a NUL.
 func checkPath(path []byte) error {
 	switch {
 	case !strings.HasPrefix(string(path), "/"):
@@ -95,7 +96,8 @@ type job struct {
 	deaf   bool // another goroutine reads from the peer
 }
 
-// beat is called for each small step. Every so often it looks whether the peer is alive.
+// beat counts a small step of the operation. Every 256th time, it checks that the peer is
+// alive.
 func (j *job) beat() error {
 	if j.beats++; j.beats%256 != 0 || j.deaf {
 		return nil
@@ -103,10 +105,10 @@ func (j *job) beat() error {
 	return j.Alive()
 }
 
-// buffers are for content on its way: there may be many operations, and little memory.
+// buffers are shared for copying content: there may be many operations, and little memory.
 var buffers = sync.Pool{New: func() any { return new([wire.MaxData]byte) }}
 
-// pump copies at most so many bytes, and returns how many there were.
+// pump copies at most left bytes, and returns how many it copied.
 func (j *job) pump(w io.Writer, r io.Reader, left int64) (done int64, err error) {
 	buf := buffers.Get().(*[wire.MaxData]byte)
 	defer buffers.Put(buf)
@@ -155,7 +157,8 @@ func join(dir, name string) string {
 	return dir + "/" + name
 }
 
-// Failure returns what the peer is sent of an error: a class, what it was about, and why.
+// Failure returns the failure that the peer gets for an error. It has a class, and names the
+// path and the reason.
 func Failure(err error) *wire.Failure {
 	if failure, ok := errors.AsType[*wire.Failure](err); ok {
 		return failure
@@ -183,7 +186,7 @@ func Reason(err error) string {
 	return err.Error()
 }
 
-// classes are those of system calls' errors.
+// classes maps the errors of system calls.
 var classes = map[syscall.Errno]wire.Class{
 	unix.ENOENT: wire.ClassNotFound, unix.EEXIST: wire.ClassExists,
 	unix.EACCES: wire.ClassPermission, unix.EPERM: wire.ClassPermission, unix.EROFS: wire.ClassPermission,
@@ -210,12 +213,12 @@ func failed(class wire.Class, name, format string, args ...any) *wire.Failure {
 	return &wire.Failure{Class: class, Message: Quote(name) + ": " + fmt.Sprintf(format, args...)}
 }
 
-// Invalid returns the failure of a request that makes no sense.
+// Invalid returns the failure of an invalid request.
 func Invalid(format string, args ...any) *wire.Failure {
 	return &wire.Failure{Class: wire.ClassInvalid, Message: fmt.Sprintf(format, args...)}
 }
 
-// Quote makes any bytes readable, and no longer than a message may be.
+// Quote quotes a name, cut to 256 bytes.
 func Quote(name string) string {
 	const most = 256
 	if len(name) > most {

@@ -16,7 +16,7 @@ import (
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-// maxEntries bounds how many files one answer tells of, and how many names are held.
+// maxEntries bounds how many files an answer lists, and how many names a walk holds.
 const maxEntries = 1_000_000
 
 func (j *job) list() error {
@@ -35,7 +35,7 @@ func (j *job) list() error {
 	})
 }
 
-// walkDir begins the operation, and walks through what is below its directory.
+// walkDir begins the operation, and visits everything below its directory.
 func (j *job) walkDir(visit func(*entry) error) error {
 	dir, err := j.open(j.name, dirFlags)
 	if err != nil {
@@ -49,21 +49,21 @@ func (j *job) walkDir(visit func(*entry) error) error {
 	return w.below(dir, 1)
 }
 
-// walk goes through what is below a directory, sorted by name, a directory before what is
-// in it. It follows no links, and leaves alone what is gone when it comes to it, directories
-// that the kernel makes up (/proc), and names too long to be asked for.
+// walk visits everything below a directory, sorted by name, and a directory before its
+// content. It follows no links. It leaves out files that are gone by then and paths that are
+// too long, and doesn't enter file systems that the kernel generates, such as /proc.
 type walk struct {
 	*job
 	// visit gets each file; fs.SkipDir keeps out of a directory, fs.SkipAll ends the walk.
 	visit func(*entry) error
 	// leave gets each directory when the walk has been through it. It may be nil.
 	leave func(*entry) error
-	// strict makes an error of what can't be read, which is left out otherwise.
+	// strict makes unreadable files and long paths an error, rather than leave them out.
 	strict bool
-	held   int // names
+	held   int // names in memory
 }
 
-// below goes through a directory.
+// below visits everything below a directory.
 func (w *walk) below(dir *file, depth int) error {
 	names, err := dir.names(maxEntries - w.held)
 	if missing(err) && depth > 1 { // removed since it was opened
@@ -165,8 +165,8 @@ func (j *job) glob() error {
 // directories.
 type glob []string
 
-// places are the elements up to which a path has matched, a bit for each. What takes a
-// path element takes time in proportion to the elements, whatever the pattern.
+// places has a bit for each element of a pattern up to which a path has matched. So matching
+// one more element of the path takes time linear in the pattern's elements.
 type places uint64
 
 const (
@@ -205,7 +205,7 @@ func parseGlob(text string) (glob, error) {
 
 func (g glob) start() places { return g.reach(0, 0) }
 
-// reach adds a place, and those after it that need nothing.
+// reach adds place i, and the one after it if element i can match no directory.
 func (g glob) reach(p places, i int) places {
 	p |= 1 << i
 	if i < len(g) && g[i] == anyDirs {
@@ -214,7 +214,7 @@ func (g glob) reach(p places, i int) places {
 	return p
 }
 
-// next are the places after one more element of a path.
+// next returns the places after one more element of a path.
 func (g glob) next(p places, name string) (after places) {
 	for i, element := range g {
 		if p&(1<<i) == 0 {
@@ -234,9 +234,9 @@ func (g glob) matched(p places) bool { return p&(1<<len(g)) != 0 }
 func (g glob) goesOn(p places) bool { return p&(1<<len(g)-1) != 0 }
 
 const (
-	maxLine    = 1 << 20 // up to here it is looked at
-	maxText    = 4 << 10 // of a line that is sent
-	binaryHead = 8 << 10 // a file with a NUL here isn't text
+	maxLine    = 1 << 20 // bytes of a line that are searched
+	maxText    = 4 << 10 // bytes of a line that are sent
+	binaryHead = 8 << 10 // bytes in which a text file has no NUL
 )
 
 func (j *job) search() error {
@@ -271,7 +271,8 @@ func (j *job) search() error {
 	return err
 }
 
-// matcher returns what reports whether a line matches, in time in proportion to the line.
+// matcher returns a function that reports whether a line matches, in time linear in its
+// length.
 func (j *job) matcher() (func([]byte) bool, error) {
 	text := j.Pattern
 	if j.Literal && !j.IgnoreCase {
@@ -280,7 +281,7 @@ func (j *job) matcher() (func([]byte) bool, error) {
 	if j.Literal {
 		text = regexp.QuoteMeta(text)
 	}
-	// On its own: brackets in it could end others around it.
+	// Compile the pattern on its own first, as it could close the group below.
 	re, err := regexp.Compile(text)
 	if err == nil && j.IgnoreCase {
 		re, err = regexp.Compile("(?i:" + text + ")")
@@ -321,7 +322,7 @@ func (s *search) visit(e *entry) error {
 	return s.file(f)
 }
 
-// file looks through a file, up to where it ended at first.
+// file searches a file, up to the size that it had when it was opened.
 func (s *search) file(f *file) error {
 	s.lines.Reset(io.LimitReader(f, f.st.Size))
 	if head, _ := s.lines.Peek(binaryHead); bytes.IndexByte(head, 0) >= 0 {
@@ -344,8 +345,8 @@ func (s *search) file(f *file) error {
 	}
 }
 
-// line reads a line, without its end, and of one that is too long only the beginning.
-// The error is io.EOF when there is none.
+// line reads a line without its end, cut to maxLine bytes. After the last line, the error is
+// io.EOF.
 func (s *search) line() ([]byte, error) {
 	s.long = s.long[:0]
 	for {

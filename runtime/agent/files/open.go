@@ -49,8 +49,7 @@ func unlessMissing(err error) error {
 	return err
 }
 
-// unlessVanished returns nil for the error of a file that isn't there any more, or another
-// by now.
+// unlessVanished returns nil for an error that says that a file is gone or was replaced.
 func unlessVanished(err error) error {
 	_, irregular := errors.AsType[*wire.Failure](err)
 	if irregular || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
@@ -64,8 +63,8 @@ const (
 	pathOnly = unix.O_PATH | unix.O_DIRECTORY
 )
 
-// openFile makes a call that opens a file, with flags so that the file isn't inherited by
-// a program that is started meanwhile, becomes nobody's terminal, and isn't waited for.
+// openFile opens a file by a call, to which it passes more flags. Programs that are started
+// don't inherit the file, it doesn't become a controlling terminal, and opening doesn't wait.
 func openFile(path string, flags int, call func(flags int) (int, error)) (*file, error) {
 	flags |= unix.O_CLOEXEC
 	if flags&unix.O_PATH == 0 {
@@ -92,8 +91,8 @@ func (j *job) open(path string, flags int) (*file, error) {
 	})
 }
 
-// openRegular opens a regular file by its path for reading, and nothing else even for a
-// moment.
+// openRegular opens a regular file by its path for reading. It checks the file before it
+// opens it, as opening a device may have effects, and again afterwards.
 func (j *job) openRegular(path string) (*file, error) {
 	f, err := onlyRegular(j.open(path, unix.O_PATH))
 	if err != nil {
@@ -103,8 +102,8 @@ func (j *job) openRegular(path string) (*file, error) {
 	return onlyRegular(j.open(path, unix.O_RDONLY))
 }
 
-// find returns where a path leads, but for a link at its end. The entry has to be closed.
-// An error with an entry is about the last name alone.
+// find resolves a path, but doesn't follow a link at its end. The caller must close the
+// entry. An error with an entry is about the last name alone.
 func (j *job) find(path string) (*entry, error) {
 	path = trim(path)
 	dir, base := split(path)
@@ -144,7 +143,7 @@ func (e *entry) open(flags int, mode uint32) (*file, error) {
 	return openFile(e.path, flags|unix.O_NOFOLLOW, func(flags int) (int, error) { return unix.Openat(e.dir.fd, e.name, flags, mode) })
 }
 
-// openRegular opens a regular file, which st says it is, for reading.
+// openRegular opens an entry for reading, if st says that it is a regular file.
 func (e *entry) openRegular() (*file, error) {
 	if err := regular(e.path, &e.st); err != nil {
 		return nil, err
@@ -173,7 +172,7 @@ func (e *entry) remove() error {
 	return err
 }
 
-// rename gives a file another name, and only if told so that of another file.
+// rename renames a file. It replaces an existing file only if replace is set.
 func (e *entry) rename(to *entry, replace bool) error {
 	call := func(flags uint) error {
 		return again(to.path, func() error { return unix.Renameat2(e.dir.fd, e.name, to.dir.fd, to.name, flags) })
@@ -185,7 +184,7 @@ func (e *entry) rename(to *entry, replace bool) error {
 	if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOSYS) {
 		return err
 	}
-	// A file system that can't, a network's for one.
+	// The file system, such as a network's, doesn't support RENAME_NOREPLACE.
 	if e.link(to) == nil {
 		return e.remove()
 	}
@@ -240,8 +239,7 @@ func (f *file) seek(to int64) error {
 	return again(f.path, func() error { _, err := unix.Seek(f.fd, to, io.SeekStart); return err })
 }
 
-// close closes the file. It is closed even if there is an error, which is about what was
-// written.
+// close closes the file, even if it returns an error: the error is about what was written.
 func (f *file) close() error {
 	err := unix.Close(f.fd)
 	if err == nil || errors.Is(err, unix.EINTR) {
@@ -274,8 +272,8 @@ func (f *file) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// names reads on in a directory. If it has more names than most, that many come with the
-// error. The buffer's size bounds what one call of the kernel's gives.
+// names reads the remaining names of a directory. If there are more than most, it returns
+// that many and an error.
 func (f *file) names(most int) (names []string, err error) {
 	buf := buffers.Get().(*[wire.MaxData]byte)
 	defer buffers.Put(buf)
@@ -303,7 +301,7 @@ func (f *file) someNames(buf []byte) (names []string, err error) {
 	return names, nil
 }
 
-// virtual reports whether the kernel makes a file up as it is read.
+// virtual reports whether a file is in a file system whose content the kernel generates.
 func (f *file) virtual() bool {
 	var st unix.Statfs_t
 	if again(f.path, func() error { return unix.Fstatfs(f.fd, &st) }) != nil {

@@ -35,14 +35,14 @@ func (j *job) remove() error {
 	return e.remove()
 }
 
-// removal empties a directory. It has two directories open, and no more memory than the
-// names that lead to one, however deep and wide the tree.
+// removal empties a directory. However deep and wide the tree, it has at most two directories
+// open, and keeps only the names that lead to the current one.
 type removal struct {
 	*job
 	dir   *file
 	steps []step // to dir, from the first directory
-	// own says that the tree is this program's own: what its permissions forbid is done all
-	// the same, and nobody waits for it.
+	// own says that this program made the tree. The removal then overrides permissions, and
+	// doesn't check that the peer is alive.
 	own bool
 }
 
@@ -53,8 +53,8 @@ type step struct {
 	path     int    // length of its path
 }
 
-// removeTree removes a file, or a directory with all that is in it. A file system that is
-// mounted there isn't entered, and an error.
+// removeTree removes a file, or a directory with its content. It fails if a file system is
+// mounted there, and doesn't enter that.
 func (j *job) removeTree(e *entry, own bool) error {
 	err := e.remove()
 	if !notEmpty(err) {
@@ -84,7 +84,8 @@ func (j *job) removeTree(e *entry, own bool) error {
 
 func notEmpty(err error) bool { return errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) }
 
-// files removes files and empty directories, up to one that isn't, whose name it returns.
+// files removes the files and empty directories in dir. It stops at a directory that isn't
+// empty, and returns its name.
 func (r *removal) files() (string, error) {
 	buf := make([]byte, 4<<10) // small: it is read again after every directory in it
 	for {
@@ -203,7 +204,8 @@ func (j *job) relocate(move bool) error {
 	return nil
 }
 
-// mayReplace returns an error for what rename(2) refuses only in the end, or doesn't.
+// mayReplace returns an error if from must not replace to. It does so before anything is
+// copied, and also in cases that rename(2) allows.
 func (j *job) mayReplace(from, to *entry) error {
 	toDir := is(&to.st, unix.S_IFDIR)
 	switch {
@@ -260,9 +262,9 @@ func (j *job) copyTo(from, to *entry, owner bool) error {
 // copying is a copy under way.
 type copying struct {
 	*job
-	owner bool // is kept too, as far as this user may
+	owner bool // keep the files' owners, as far as this user may
 	temp  *entry
-	dirs  []*file // that lead to the entry, on the side of the copy
+	dirs  []*file // the copy's directories, down to the one of the entry
 }
 
 // to returns the copy of an entry.
@@ -313,7 +315,7 @@ func (c *copying) visit(e *entry) error {
 	return c.attributes(e, to)
 }
 
-// leave gives a directory its permissions and time, when all is in it.
+// leave sets a directory's permissions and time, once it has its content.
 func (c *copying) leave(e *entry) error {
 	last := len(c.dirs) - 1
 	dir := c.dirs[last]
@@ -335,7 +337,7 @@ func (c *copying) attributes(e, to *entry) error {
 
 // content copies a file's content and permissions. It lets the kernel copy, where it can.
 func (c *copying) content(out, in *file, mode uint32) error {
-	const most = 16 << 20 // then the peer may have hung up
+	const most = 16 << 20 // bytes between two checks that the peer is alive
 	left := in.extent()
 	for left > 0 {
 		n, err := unix.CopyFileRange(in.fd, nil, out.fd, nil, int(min(left, most)), 0)

@@ -6,18 +6,18 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// Hello is the program's first word.
+// Hello is the program's first message.
 type Hello struct {
 	Version int `json:"version"`
 	UID     int `json:"uid"`
 	GID     int `json:"gid"`
 	// PID is the program's own, as its container counts.
 	PID int `json:"pid,omitempty"`
-	// Begun is when it started, in clock ticks since the machine did.
+	// Begun is when the program started, in clock ticks since the machine started.
 	Begun uint64 `json:"begun,omitempty"`
 }
 
-// Request asks for an operation: Op says which of the fields is there.
+// Request asks for an operation. Op says which of the other fields is set.
 type Request struct {
 	Op      Op       `json:"op"`
 	Start   *Start   `json:"start,omitempty"`
@@ -34,14 +34,14 @@ type Op string
 const (
 	// OpStart starts a process; Result is a ProcessInfo. With a Follow it goes on as OpFollow.
 	OpStart Op = "start"
-	// OpFollow has an Item once it follows, a ProcessInfo in which FirstSeq is where it
-	// begins, then Output. Result is a ProcessInfo, when the process has ended.
+	// OpFollow sends an Item first: a ProcessInfo whose FirstSeq is where the output begins.
+	// Then it sends Output. When the process has ended, Result is a ProcessInfo.
 	OpFollow Op = "follow"
-	// OpInput has Ready once the input is open, and again whenever the process has taken
+	// OpInput sends Ready once the input is open, and again whenever the process has taken
 	// a Data. End closes the input for good; Result is empty.
 	OpInput Op = "input"
-	// OpEvents has Items of ProcessInfo, of all processes, and Ready; then, whenever some
-	// have started or ended, Items of those, and Ready.
+	// OpEvents sends a ProcessInfo of every process as Items, and then Ready. Whenever
+	// processes have started or ended, it sends Items of those, and Ready.
 	OpEvents  Op = "events"
 	OpProcess Op = "process" // Result is a ProcessInfo
 	OpSignal  Op = "signal"
@@ -63,8 +63,8 @@ const (
 	OpTarWrit Op = "tar-write"
 	OpWatch   Op = "watch" // Items are of FileEvent, the first of type "ready"; ends when Berm sends End
 
-	// OpDial connects to Port on the loopback interface; Data and End go both ways.
-	// Ready comes when the connection is made. Result when both sides have ended.
+	// OpDial connects to Port on the loopback interface, and sends Ready once it has. Data
+	// and End go both ways. Result comes when both sides have ended.
 	OpDial Op = "dial"
 )
 
@@ -80,13 +80,13 @@ type Start struct {
 	Rows      int      `json:"rows,omitempty"`
 	Cols      int      `json:"cols,omitempty"`
 	Follow    *Follow  `json:"follow,omitempty"` // from the first byte
-	Exec      bool     `json:"exec,omitempty"`   // has a Follow, without Item unless it has Stdin; is killed when that is canceled; isn't listed
+	Exec      bool     `json:"exec,omitempty"`   // isn't listed; is killed if its Follow is canceled; sends an Item only with Stdin
 	Once      bool     `json:"once,omitempty"`
 	TimeoutMS int64    `json:"timeout_ms,omitempty"`
 	KeepBytes int      `json:"keep_bytes,omitempty"`
 }
 
-// Process names a process, and what is to become of it.
+// Process names a process, and has the parameters of an operation on it.
 type Process struct {
 	ID     string  `json:"id"`
 	Follow *Follow `json:"follow,omitempty"` // OpFollow
@@ -130,7 +130,7 @@ type ProcessInfo struct {
 	NotKilled bool `json:"not_killed,omitempty"`
 }
 
-// File is a path, as bytes, and what is to become of it. Permissions are Unix' own.
+// File is a path, in bytes, and the parameters of an operation on it. Permissions are Unix'.
 type File struct {
 	Path       []byte `json:"path"`
 	To         []byte `json:"to,omitempty"`     // OpMove, OpCopy
@@ -175,7 +175,7 @@ type FileEvent struct {
 	Dir  bool   `json:"dir,omitempty"`
 }
 
-// Failure is why an operation wasn't done.
+// Failure says why an operation failed.
 type Failure struct {
 	Class   Class  `json:"class"`
 	Message string `json:"message"`
@@ -199,7 +199,7 @@ const (
 	ClassInternal     Class = "internal"
 )
 
-// classes are those of errdefs.
+// classes maps to the classes of errdefs.
 var classes = map[Class]error{
 	ClassNotFound:     errdefs.ErrNotFound,
 	ClassExists:       errdefs.ErrAlreadyExists,

@@ -5,23 +5,23 @@ import (
 	"unicode/utf8"
 )
 
-// Ring keeps the last of a process' output. It isn't safe for several goroutines.
+// Ring keeps the latest output of a process. It isn't safe for concurrent use.
 //
-// A piece of a character at the end of a stream's output is held back until its rest
-// comes, so that what is read ends between characters.
+// Ring holds back part of a character at the end of a stream until the rest comes, so that
+// Read ends between characters.
 type Ring struct {
 	max  int
-	buf  []byte // a circle, which grows up to max as it is needed
-	head int    // where the oldest byte is in buf
-	size int    // bytes kept
-	runs []run  // oldest first, none empty; no two neighbours are of one stream
-	next int64
+	buf  []byte   // circular; grows up to max
+	head int      // index of the oldest byte in buf
+	size int      // bytes kept
+	runs []run    // oldest first, none empty; neighbours are of different streams
+	next int64    // bytes added so far
 	held [2]piece // of stdout and stderr
 }
 
-// run is output of one stream, up to a place.
+// run is consecutive output of one stream.
 type run struct {
-	end    int64
+	end    int64 // the seq at its end
 	stderr bool
 }
 
@@ -33,13 +33,13 @@ type piece struct {
 }
 
 const (
-	minRing   = 4 << 10 // bytes that a circle begins with
-	leastRing = 8       // two held pieces, and more
-	maxHeld   = 64 << 10
+	minRing   = 4 << 10  // bytes that a buffer begins with
+	leastRing = 8        // room for two held pieces, and more
+	maxHeld   = 64 << 10 // bytes of the other stream after which a piece is released
 )
 
-// NewRing keeps up to max bytes, and at least 8. It keeps fewer when the streams take
-// turns in less than 64 bytes: what is kept beside the bytes is bounded, too.
+// NewRing returns a Ring that keeps up to max bytes, and at least 8. It keeps fewer if the
+// streams alternate after less than 64 bytes, as the number of runs is bounded too.
 func NewRing(max int) *Ring {
 	if max < leastRing {
 		max = leastRing
@@ -56,7 +56,7 @@ func index(stderr bool) int {
 	return 0
 }
 
-// Add appends output, which is copied. What is oldest makes room.
+// Add appends a copy of output, and drops the oldest output beyond the limit.
 func (r *Ring) Add(stderr bool, data []byte) {
 	if len(data) == 0 {
 		return
@@ -92,7 +92,7 @@ func (r *Ring) release(stderr bool) {
 	held.n = 0
 }
 
-// unfinished counts the bytes at the end that begin a character.
+// unfinished counts the bytes at the end of data that only begin a character.
 func unfinished(data []byte) int {
 	for n := 1; n < utf8.UTFMax && n <= len(data); n++ {
 		if tail := data[len(data)-n:]; utf8.RuneStart(tail[0]) {
@@ -136,7 +136,7 @@ func (r *Ring) Clear() {
 	r.buf, r.runs, r.held = nil, nil, [2]piece{}
 }
 
-// drop makes room of the oldest.
+// drop drops the n oldest bytes.
 func (r *Ring) drop(n int) {
 	if n <= 0 {
 		return
@@ -152,7 +152,7 @@ func (r *Ring) drop(n int) {
 	}
 }
 
-// grow makes the circle large enough.
+// grow makes the buffer large enough for need bytes.
 func (r *Ring) grow(need int) {
 	if need <= len(r.buf) {
 		return
@@ -166,11 +166,11 @@ func (r *Ring) grow(need int) {
 	r.buf, r.head = buf, 0
 }
 
-// Bounds are the places that Read takes: from first to next, both included.
+// Bounds returns the lowest and the highest seq that Read accepts.
 func (r *Ring) Bounds() (first, next int64) { return r.next - int64(r.size), r.next }
 
-// Room is how much of a stream can be added without losing anything that follows a
-// place, which is within Bounds.
+// Room returns how many bytes of a stream can be added without dropping output after seq,
+// which must be within Bounds.
 func (r *Ring) Room(stderr bool, seq int64) int {
 	// What is held back becomes two more runs at the most.
 	if len(r.runs)-r.runAfter(seq) >= r.maxRuns()-2 {
@@ -182,13 +182,14 @@ func (r *Ring) Room(stderr bool, seq int64) int {
 	return r.max - int(r.next-seq) - r.held[0].n - r.held[1].n
 }
 
-// runAfter is the run in which what follows a place is.
+// runAfter returns the index of the run that has the output after seq.
 func (r *Ring) runAfter(seq int64) int {
 	return sort.Search(len(r.runs), func(i int) bool { return r.runs[i].end > seq })
 }
 
-// Read copies output that follows a place, of one stream, into buf, which has room for a
-// character. No data: there is none yet. False: the place is out of Bounds.
+// Read copies output of one stream that follows seq into buf, which must have room for a
+// character. The Output has no data if there is none yet. Read returns false if seq is out
+// of Bounds.
 func (r *Ring) Read(seq int64, buf []byte) (Output, bool) {
 	first, next := r.Bounds()
 	if seq < first || seq > next {

@@ -1,10 +1,10 @@
-// Package wire is what Berm and its program in a sandbox say to each other.
+// Package wire is the protocol between Berm and its program in a sandbox.
 //
-// The program says Hello. Then the connection is a yamux session, on which Berm opens a
+// The program sends Hello. Then the connection is a yamux session, on which Berm opens a
 // stream for each operation. Berm sends a Request, the program answers Ready or Failure,
-// and Berm says Go. Nothing is done before that. Then both may send Data and End, and the
-// program Output and Item, until it ends the operation with Result or Failure and closes
-// the stream. Berm closes it earlier to cancel the operation.
+// and Berm sends Go. The program does nothing before that. Then both may send Data and End,
+// and the program Output and Item. The program ends the operation with Result or Failure,
+// and closes the stream. Berm closes it earlier to cancel the operation.
 package wire
 
 import (
@@ -18,12 +18,12 @@ import (
 	"unicode/utf8"
 )
 
-// Version is of the protocol. Version 1 had a connection for each operation, version 2 one
-// attachment to a process.
+// Version is the protocol's version. Version 1 had a connection for each operation, version 2
+// one attachment to a process.
 const Version = 3 // runtime.AgentVersion
 
-// What the agent's program ends with where the container's limit of processes leaves no
-// room for its threads, and what it says then: both are those of Go's runtime.
+// The exit code and message of the agent's program when it can't create a thread, because
+// the container is at its limit of processes. Both are those of Go's runtime.
 const (
 	ExitNoThread = 2
 	NoThread     = "runtime: failed to create new OS thread"
@@ -54,7 +54,7 @@ const (
 	MaxHello   = 4 << 10
 	MaxData    = 64 << 10
 	MaxMessage = 256 << 10
-	MaxRequest = 8 << 20 // a command of the most bytes, as JSON has it
+	MaxRequest = 8 << 20 // enough for the longest command, in JSON
 
 	// MaxNumber bounds sizes, places in an output and times, so that the sum of a few
 	// doesn't overflow.
@@ -64,7 +64,7 @@ const (
 	frameHead  = 5
 )
 
-// check says whether there are frames of a kind with a payload of this size.
+// check returns an error if a frame of this kind can't have a payload of this size.
 func check(kind Kind, size uint64) error {
 	var least, most uint64
 	switch kind {
@@ -88,7 +88,7 @@ func check(kind Kind, size uint64) error {
 	return nil
 }
 
-// ErrProtocol is the error for what can't be understood. The connection is of no use
+// ErrProtocol says that the other side broke the protocol. The connection can't be used
 // after it.
 var ErrProtocol = errors.New("what came isn't of the protocol")
 
@@ -106,10 +106,10 @@ func NewReader(r io.Reader) *Reader { return &Reader{r: bufio.NewReaderSize(r, 4
 // keepBuffer is the largest that a Reader keeps from one frame to the next.
 const keepBuffer = outputHead + MaxData
 
-// Next reads a frame. The payload is good until the next call. The error is io.EOF
-// between two frames only. After one that the transport got over, a deadline's, the next
-// call goes on where this one ended, in the middle of a frame too. A Request, which is
-// larger than all else, is of the protocol for Expect alone.
+// Next reads a frame. The payload is valid until the next call. The error is io.EOF only
+// between two frames. After a passed deadline, the next call goes on where this one ended,
+// even in the middle of a frame. Next refuses a Request, the largest of frames; Expect
+// reads it.
 func (r *Reader) Next() (Kind, []byte, error) { return r.whole(0) }
 
 func (r *Reader) whole(want Kind) (Kind, []byte, error) {
@@ -172,7 +172,7 @@ func (r *Reader) Expect(kind Kind) ([]byte, error) {
 	return payload, err
 }
 
-// Decode reads JSON. Fields that this version does not know are left alone.
+// Decode reads JSON. It ignores fields that this version doesn't know.
 func Decode(payload []byte, v any) error {
 	if err := json.Unmarshal(payload, v); err != nil { // a later version may say more
 		return fmt.Errorf("%w: %w", ErrProtocol, err)
@@ -180,8 +180,8 @@ func Decode(payload []byte, v any) error {
 	return nil
 }
 
-// Writer writes frames, each with one call of Write. Many goroutines may use it. Once
-// Write has failed, and may have written half a frame, so does every Send.
+// Writer writes frames, each with one call of Write. Many goroutines may use it. Once a
+// Write has failed, every Send fails, as half a frame may have been written.
 type Writer struct {
 	mu  sync.Mutex
 	w   io.Writer
@@ -221,10 +221,10 @@ func (w *Writer) SendJSON(kind Kind, v any) error {
 	return w.Send(kind, b)
 }
 
-// OutputFrame is room for an Output, whose data is put where it is to be sent from.
+// OutputFrame is a buffer for a whole frame of an Output, so that its data isn't copied.
 type OutputFrame [frameHead + outputHead + MaxData]byte
 
-// Data is where the data goes.
+// Data returns the part of the buffer for the data.
 func (f *OutputFrame) Data() []byte { return f[frameHead+outputHead:] }
 
 // SendFrame writes an Output whose data is the beginning of f.Data().
@@ -260,8 +260,7 @@ func (o Output) head(b []byte) {
 	binary.BigEndian.PutUint64(b[1:], uint64(o.Seq))
 }
 
-// Cut returns the beginning of a text, at most so many bytes, with no half of a character at
-// its end.
+// Cut returns the beginning of a text, at most so many bytes. It doesn't split a character.
 func Cut[T string | []byte](text T, most int) T {
 	if len(text) <= most {
 		return text
@@ -273,7 +272,7 @@ func Cut[T string | []byte](text T, most int) T {
 	return text[:end]
 }
 
-// ParseOutput takes a frame of KindOutput apart. Data is part of the payload.
+// ParseOutput decodes the payload of a KindOutput. The Output's Data is part of the payload.
 func ParseOutput(payload []byte) (Output, error) {
 	if len(payload) < outputHead || payload[0] > 1 {
 		return Output{}, fmt.Errorf("%w: an output", ErrProtocol)
