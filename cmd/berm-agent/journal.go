@@ -8,32 +8,33 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// timeFormat is RFC 3339 with all nine digits, so that every record's is as long.
+// timeFormat is RFC 3339 with all nine digits, so that all times have the same length.
 const timeFormat = "2006-01-02T15:04:05.000000000Z07:00"
 
 const retryDelay = time.Second
 
-// journal is a log in a directory: the file "log", and "log.1" with what came before
-// it. Each holds up to half of the bound, so of what was printed, at least a half of
-// the bound and at most all of it is there, in the container log format of Kubernetes:
+// journal is a log in a directory: the file "log", and "log.1" with older records. Each has
+// up to half of the bound. So the log has at least the last half of the bound that was
+// printed, and never exceeds the bound. Records are in Kubernetes' container log format:
 //
 //	2006-01-02T15:04:05.000000000Z stdout F text
 //
-// with P for F where the line goes on in the stream's next record, or wasn't ended.
-// "lock" is locked for as long as something may be written.
+// P replaces F if the line goes on in the stream's next record, or had no end. The file
+// "lock" is locked while more records may be written.
 type journal struct {
 	dir  string
 	half int64
 
-	f     *os.File // log; nil while it can't be had
+	f     *os.File // log; nil while it can't be opened
 	size  int64    // of log
 	buf   []byte   // records that aren't written yet
 	torn  bool     // the last record in the file lacks its end
-	full  bool     // log has its half, and couldn't be put aside
+	full  bool     // log has its half, and couldn't be renamed
 	retry time.Time
 }
 
-// lock is held until this process ends. Without it readers only know less.
+// lock locks the log until this process ends. It ignores errors: without the lock, readers
+// only don't know whether more records may come.
 func (j *journal) lock() {
 	fd, err := unix.Open(j.dir+"/lock", unix.O_CREAT|unix.O_RDWR|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -55,7 +56,7 @@ func (j *journal) open() {
 	j.f, j.retry = nil, time.Now().Add(retryDelay)
 }
 
-// add makes a record of a text in two pieces.
+// add adds a record of a text in two pieces.
 func (j *journal) add(now time.Time, stream string, tag byte, text, more []byte) {
 	need := len(timeFormat) + len(stream) + len(" ") + len(" F ") + len(text) + len(more) + len("\n")
 	if j.full || j.size+int64(len(j.buf)+need) > j.half {
@@ -102,8 +103,8 @@ func (j *journal) write(b []byte) bool {
 	return err == nil
 }
 
-// rotate begins a new file. If that fails, nothing is written until it can be: the
-// bound holds.
+// rotate begins a new file. If that fails, the journal drops records until it succeeds, to
+// keep within the bound.
 func (j *journal) rotate() {
 	if j.full && time.Now().Before(j.retry) {
 		return

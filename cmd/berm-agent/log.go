@@ -13,12 +13,12 @@ import (
 )
 
 const (
-	// partDelay is how long the beginning of a line waits for its end: somebody may be
-	// reading along.
+	// partDelay is how long the beginning of a line waits for its end, before followers of
+	// the log see it.
 	partDelay = 100 * time.Millisecond
 	// maxPart is the longest text of one record.
 	maxPart = 16 << 10
-	// minBytes bounds the bound, so that a few records have room.
+	// minBytes is the smallest bound of a log, which has room for a few records.
 	minBytes = 4 << 10
 )
 
@@ -29,9 +29,9 @@ const (
 	readyFD  = 5
 )
 
-// runLog writes down what a container prints, until nobody is left who could print.
-// The arguments are a URI's query, in any order: "log DIRECTORY max BYTES owner ID". The
-// owner is who the pipes are given to, which the container's programs may open anew.
+// runLog logs what a container prints, until no process has the pipes open. The arguments are
+// a URI's query, in any order: "log DIRECTORY max BYTES owner ID". The pipes are given to the
+// owner, so that the container's programs can open them again.
 func runLog(args []string) int {
 	var dir string
 	var limit int64
@@ -52,7 +52,7 @@ func runLog(args []string) int {
 		return complain("usage: berm-agent log DIR max BYTES owner ID", exitUsage)
 	}
 	runtime.GOMAXPROCS(1)
-	// The shim asks for the end before all is read, and the end of the pipes is ours.
+	// The shim signals before all is read. This program ends when the pipes do.
 	signal.Ignore(unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGPIPE)
 	limit = max(limit, minBytes)
 	j := &journal{dir: dir, half: limit / 2}
@@ -69,16 +69,16 @@ func runLog(args []string) int {
 type stream struct {
 	name string
 	rest []byte    // of a line that hasn't ended
-	due  time.Time // when the rest is to be written
+	due  time.Time // when the rest is written at the latest
 }
 
-// collect copies both streams to the journal, up to their ends. It never stops
-// reading for what goes wrong with the journal: the container would wait for it.
+// collect copies both streams to the journal, up to their ends. It goes on reading if the
+// journal fails, as the container would block otherwise.
 func collect(j *journal, part int) {
 	var mu sync.Mutex // of the journal, and of what its streams hold
 	var all sync.WaitGroup
 	for fd, name := range map[int]string{stdoutFD: "stdout", stderrFD: "stderr"} {
-		_ = unix.SetNonblock(fd, true) // who waits for it needs no thread then
+		_ = unix.SetNonblock(fd, true) // waiting takes no thread then
 		f, s := os.NewFile(uintptr(fd), name), &stream{name: name}
 		all.Go(func() { s.copy(f, j, part, &mu) })
 	}
@@ -113,8 +113,8 @@ func (s *stream) copy(f *os.File, j *journal, part int, mu *sync.Mutex) {
 	}
 }
 
-// take makes records of what was read, and keeps the beginning of a line that hasn't
-// ended.
+// take makes records of the lines that were read. It keeps the beginning of a line that
+// hasn't ended.
 func (s *stream) take(j *journal, text []byte, part int, now time.Time) {
 	for len(text) > 0 {
 		end := bytes.IndexByte(text, '\n')
@@ -124,7 +124,7 @@ func (s *stream) take(j *journal, text []byte, part int, now time.Time) {
 		}
 		room := part - len(s.rest)
 		switch {
-		case end > room: // a part, which the text goes beyond
+		case end > room: // the line is longer than one record
 			j.add(now, s.name, 'P', s.rest, text[:room])
 			s.rest, text = s.rest[:0], text[room:]
 		case whole:

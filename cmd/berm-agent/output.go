@@ -13,17 +13,17 @@ import (
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-// When a command has ended, others may have its output open. What they print is still
-// taken until they are quiet for a while, or at the latest after maxDrain.
+// When a command has ended, other processes may have its output open. Their output is read
+// until none came for drainQuiet, and for at most maxDrain.
 const (
 	drainQuiet = 500 * time.Millisecond
 	maxDrain   = 900 * time.Millisecond
 )
 
-// chunks are for output on its way: only who has some takes one.
+// chunks are buffers for output. They are taken only once there is output.
 var chunks = sync.Pool{New: func() any { return new(wire.OutputFrame) }}
 
-// read takes the output from a pipe or terminal to its end.
+// read reads the output from a pipe or terminal to its end.
 func (p *process) read(f *os.File, stderr bool) {
 	defer p.readers.Done()
 	if !p.tty { // a terminal is for both directions
@@ -41,7 +41,7 @@ func (p *process) read(f *os.File, stderr bool) {
 	if !errors.Is(err, os.ErrDeadlineExceeded) {
 		return
 	}
-	// What was printed before the end is still in the pipe if Berm took its time.
+	// Output from before the command's end is still in the pipe if a follower was slow.
 	left := pipeSize(raw)
 	for err = nil; err == nil && left > 0; {
 		var n int
@@ -71,7 +71,7 @@ func (p *process) take(access func(func(fd uintptr) bool) error, stderr bool) (i
 	return n, nil
 }
 
-// pipeSize is how much a pipe or terminal can hold.
+// pipeSize returns how many bytes a pipe or terminal can hold.
 func pipeSize(raw syscall.RawConn) int {
 	size := wire.MaxData
 	_ = raw.Control(func(fd uintptr) {
@@ -82,7 +82,7 @@ func pipeSize(raw syscall.RawConn) int {
 	return size
 }
 
-// bound bounds how long an output is waited for, once the command has ended.
+// bound sets a deadline for reading the output, once the command has ended.
 func (p *process) bound(f *os.File) {
 	p.mu.Lock()
 	by := p.drainBy
@@ -101,13 +101,13 @@ const maxFollowers = 64
 
 // follower is a connection that follows a process.
 type follower struct {
-	seq       int64 // up to where it has the output
+	seq       int64 // the end of the output that it was sent
 	lossless  bool
 	exclusive bool
 	end       error // why it ends before the process
 }
 
-// add keeps output. It waits until lossless followers have room for it.
+// add adds output to the ring. It waits until lossless followers have made room for it.
 func (p *process) add(stderr bool, data []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -128,7 +128,7 @@ func (p *process) add(stderr bool, data []byte) {
 	}
 }
 
-// push keeps output without waiting.
+// push adds output to the ring without waiting.
 func (p *process) push(stderr bool, data []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -141,7 +141,7 @@ func (p *process) outOfRange(seq int64) error {
 	return &wire.Failure{Class: wire.ClassOutOfRange, Message: fmt.Sprintf("the output is kept from %d to %d, and %d isn't in it", first, next, seq)}
 }
 
-// join adds a follower, unless there can't be one.
+// join adds a follower.
 func (p *process) join(how wire.Follow) (*follower, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -171,7 +171,7 @@ func (p *process) join(how wire.Follow) (*follower, error) {
 	return f, nil
 }
 
-// drop ends a follower: the output doesn't wait for it any more; with p.mu.
+// drop ends a follower, so that output doesn't wait for it any more. The caller holds p.mu.
 func (p *process) drop(f *follower, err error) {
 	delete(p.followers, f)
 	if f.end == nil {
@@ -180,7 +180,7 @@ func (p *process) drop(f *follower, err error) {
 	p.change.Broadcast()
 }
 
-// leave is drop.
+// leave is drop for a caller that doesn't hold p.mu.
 func (p *process) leave(f *follower, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -190,15 +190,15 @@ func (p *process) leave(f *follower, err error) {
 // serve serves a follower to the end of the process, or until Berm hangs up.
 func (p *process) serve(c *conn, f *follower) (any, error) {
 	defer p.leave(f, errGone)
-	if !p.exec || p.stdin { // else nobody waits for it
-		info := p.tell()
+	if !p.exec || p.stdin { // otherwise Berm doesn't wait for it
+		info := p.snapshot()
 		info.FirstSeq = f.seq
 		if c.w.SendJSON(wire.KindItem, info) != nil {
 			return nil, errGone
 		}
 	}
 	go func() {
-		_, _, _ = c.r.Next() // nothing is to come
+		_, _, _ = c.r.Next() // returns when Berm hangs up
 		p.leave(f, errGone)
 		_ = c.c.Close() // SendFrame may wait for room
 	}()
@@ -209,7 +209,7 @@ func (p *process) serve(c *conn, f *follower) (any, error) {
 			return nil, err
 		case buf == nil:
 			c.after = p.delivered
-			return p.tell(), nil
+			return p.snapshot(), nil
 		}
 		err, seq = c.w.SendFrame(buf, o), o.Seq
 		chunks.Put(buf)
@@ -219,8 +219,8 @@ func (p *process) serve(c *conn, f *follower) (any, error) {
 	}
 }
 
-// await waits for output after seq, up to where the follower has it now, and returns it in a
-// frame; nil after the last.
+// await records that the follower has the output up to seq. It waits for the next output, and
+// returns it in a frame, or a nil frame after the last.
 func (p *process) await(f *follower, seq int64) (*wire.OutputFrame, wire.Output, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -246,7 +246,7 @@ func (p *process) await(f *follower, seq int64) (*wire.OutputFrame, wire.Output,
 	}
 }
 
-// delivered is when a follower was sent the output to its end, if it was.
+// delivered drops the output of a process with once, if a follower was sent all of it.
 func (p *process) delivered(sent bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -29,18 +29,18 @@ type process struct {
 	id    string
 	tty   bool
 	stdin bool
-	once  bool // the output is to be given once
-	exec  bool // it has no name: it is killed with its follower's connection, and not listed
-	order int  // among all
+	once  bool // the output is dropped once a follower has all of it
+	exec  bool // it isn't listed, and is killed if its follower's connection ends
+	order int  // the table's clock when it was reserved
 
-	// With the table's lock.
-	changed int  // when it has started or ended; 0 before it is known
+	// Guarded by table.mu.
+	changed int  // the table's clock when it started or ended; 0 before its start
 	over    bool // it has ended, with all of its output
 
-	// These are set before anybody else knows the process.
-	supervisor *supervisor // nil if there was nothing to start
-	begun      uint64      // no later than it, in ticks
-	kills      int         // for want of memory, before it
+	// Set before other goroutines have the process.
+	supervisor *supervisor // nil if no program was started
+	begun      uint64      // no later than its start, in ticks
+	kills      int         // OOM kills in the container before its start
 	timer      *time.Timer
 	outputs    []*os.File
 
@@ -58,16 +58,16 @@ type process struct {
 	terminal  *os.File // nil if there is none, or it is gone
 	info      wire.ProcessInfo
 	lost      bool // the supervisor was killed
-	killed    bool // by SIGKILL of ours
+	killed    bool // this program sent SIGKILL
 	endedAt   time.Time
-	drainBy   time.Time // when the output is to end at the latest; zero until exited
+	drainBy   time.Time // until when output is read at most; zero until exited
 }
 
 func precondition(format string, args ...any) *wire.Failure {
 	return &wire.Failure{Class: wire.ClassPrecondition, Message: fmt.Sprintf(format, args...)}
 }
 
-// newProcess makes one that hasn't been started.
+// newProcess returns a process that hasn't been started.
 func newProcess(srv *server, s *wire.Start) *process {
 	p := &process{srv: srv, id: s.ID, tty: s.TTY, stdin: s.Stdin, once: s.Once, exec: s.Exec, exited: make(chan struct{}), followers: map[*follower]bool{}}
 	p.ring = wire.NewRing(cmp.Or(s.KeepBytes, defaultKeep))
@@ -76,7 +76,7 @@ func newProcess(srv *server, s *wire.Start) *process {
 	return p
 }
 
-// cutCommand is the beginning of a command, as it is told.
+// cutCommand returns the beginning of a command, for a ProcessInfo.
 func cutCommand(command []string) []string {
 	var out []string
 	room := maxCommand
@@ -90,8 +90,8 @@ func cutCommand(command []string) []string {
 	return out
 }
 
-// launch starts a process that is reserved in the table. Its error says that nothing
-// was; that the program can't be executed is none.
+// launch starts a process that is reserved in the table. If it returns an error, nothing was
+// started. A program that can't be executed is no error: the process ends at once.
 func (p *process) launch(s *wire.Start) error {
 	if s.Dir != "" {
 		var info fs.FileInfo
@@ -118,7 +118,7 @@ func (p *process) launch(s *wire.Start) error {
 	err = kernel.do(func() (err error) { mine, err = p.open(run, s); return err })
 	for _, f := range run.stdio {
 		if f != nil {
-			defer shut(f) // a terminal is there thrice
+			defer shut(f) // a terminal is closed three times
 		}
 	}
 	if err == nil {
@@ -149,7 +149,7 @@ func (p *process) launch(s *wire.Start) error {
 	return nil
 }
 
-// noRoom is the failure to start anything at all.
+// noRoom returns the failure for an error that kept a process from being started.
 func noRoom(err error) error {
 	failure := failureOf(err)
 	if _, said := errors.AsType[*wire.Failure](err); !said && failure.Class == wire.ClassExhausted {
@@ -158,7 +158,8 @@ func noRoom(err error) error {
 	return failure
 }
 
-// findIn finds a program from a directory, which is to be entered, by a PATH.
+// findIn looks a program up by a PATH, as seen from a directory. The directory must be one
+// that can be entered.
 func findIn(dir, name, path string) (string, error) {
 	if dir != "" {
 		if err := again(func() error { return unix.Access(dir, unix.X_OK) }); err != nil {
@@ -173,7 +174,8 @@ type chdirError struct{ error }
 
 func (e *chdirError) Unwrap() error { return e.error }
 
-// merge puts variables, "NAME=value", over others, by their names. The last of a name counts.
+// merge returns the variables of env and over, each "NAME=value", by their names. Of those
+// with the same name, it keeps the last.
 func merge(env, over []string) map[string]string {
 	vars := map[string]string{}
 	for _, e := range slices.Concat(env, over) {
@@ -183,8 +185,7 @@ func merge(env, over []string) map[string]string {
 	return vars
 }
 
-// open makes what the program reads from and writes to, and gives this process' sides
-// of the output.
+// open makes the program's stdio, and returns this process's ends of the output.
 func (p *process) open(run *program, s *wire.Start) (mine []*os.File, err error) {
 	if s.TTY {
 		master, its, err := openPTY(s.Rows, s.Cols)
@@ -214,8 +215,8 @@ func (p *process) open(run *program, s *wire.Start) (mine []*os.File, err error)
 	return mine, err
 }
 
-// awaitPid waits for the supervisor's first word. Another that came before it, from
-// the command, it gives back.
+// awaitPid waits for the supervisor's report of the command's pid. It returns the command's
+// own report, if that came first.
 func (p *process) awaitPid() (early report, err error) {
 	for {
 		r, err := readReport(gated(p.supervisor.reports))
@@ -274,8 +275,8 @@ func (p *process) watch(r report, s *wire.Start) {
 	p.end()
 }
 
-// closeInput closes what isn't p.input any more; a terminal's is closed at the end. Whoever
-// writes to it lets it go first: closing waits for that, in the gate that writing needs.
+// closeInput closes an input that isn't p.input any more. A terminal is closed at the end
+// instead. A writer is interrupted first: Close waits for it, in the gate that it needs.
 func (p *process) closeInput(input *os.File) {
 	_ = input.SetWriteDeadline(time.Now())
 	p.inputMu.Lock()
@@ -285,7 +286,8 @@ func (p *process) closeInput(input *os.File) {
 	}
 }
 
-// note takes down how the command ended; nil: nobody knows, as its supervisor was killed.
+// note records how the command ended. Nil means that this isn't known, as the supervisor was
+// killed.
 func (p *process) note(end *report) {
 	p.endedAt = time.Now()
 	p.info.EndedAt = p.endedAt.UnixNano()
@@ -306,7 +308,7 @@ func (p *process) note(end *report) {
 	}
 }
 
-// fail ends a process that never began.
+// fail ends a process whose program can't be executed.
 func (p *process) fail(err error, s *wire.Start) {
 	p.endedAt = time.Now()
 	p.info.EndedAt = p.endedAt.UnixNano()
@@ -315,7 +317,8 @@ func (p *process) fail(err error, s *wire.Start) {
 	p.end()
 }
 
-// explain says why there is no command, as a shell would.
+// explain sets the exit code and prints the reason why the command didn't start, as a shell
+// would.
 func (p *process) explain(err error, s *wire.Start) {
 	code, text := exitNotExecutable, s.Command[0]+": "+reason(err)
 	if dir, ok := errors.AsType[*chdirError](err); ok {
@@ -329,7 +332,7 @@ func (p *process) explain(err error, s *wire.Start) {
 	p.push(!p.tty, []byte("berm-agent: "+text+"\n"))
 }
 
-// end is when there is no more output.
+// end ends the process, once there is no more output.
 func (p *process) end() {
 	p.mu.Lock()
 	if p.terminal != nil {
@@ -344,12 +347,12 @@ func (p *process) end() {
 	p.srv.tidy.Reset(quiet)
 }
 
-// tell is what is known of it.
-func (p *process) tell() *wire.ProcessInfo {
+// snapshot returns what callers see of the process.
+func (p *process) snapshot() *wire.ProcessInfo {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	info := p.info
-	if info.Running { // the end is told when it is complete
+	if info.Running { // the command may have ended, but not its output
 		info = wire.ProcessInfo{ID: p.id, Label: info.Label, Command: info.Command, PID: info.PID, Running: true, TTY: p.tty, StartedAt: info.StartedAt}
 	}
 	info.FirstSeq, info.NextSeq = p.ring.Bounds()
@@ -365,7 +368,7 @@ func (p *process) mustRun() error {
 	}
 }
 
-// control does something with the terminal.
+// control calls do with the terminal.
 func (p *process) control(do func(fd int) error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -382,7 +385,7 @@ func (p *process) control(do func(fd int) error) error {
 	return err
 }
 
-// send sends a signal to the process' group, or that in the foreground of its terminal.
+// send sends a signal to the process's group, or to the foreground group of its terminal.
 func (p *process) send(sig syscall.Signal) error {
 	if err := p.mustRun(); err != nil {
 		return err
@@ -405,7 +408,7 @@ func (p *process) send(sig syscall.Signal) error {
 		p.mu.Unlock()
 	}
 	err := kill(-group, sig)
-	if errors.Is(err, unix.ESRCH) { // it is about to make it
+	if errors.Is(err, unix.ESRCH) { // the command hasn't made its group yet
 		err = kill(p.info.PID, sig)
 	}
 	if errors.Is(err, unix.ESRCH) {
@@ -414,8 +417,8 @@ func (p *process) send(sig syscall.Signal) error {
 	return err
 }
 
-// killTree kills the process with all its descendants, and returns when they are gone.
-// False: some aren't.
+// killTree kills the process with all its descendants, and returns when they are gone. It
+// returns false if some aren't.
 func (p *process) killTree(timeout bool) bool {
 	deadline := time.Now().Add(killTimeout)
 	gone := true
@@ -434,7 +437,7 @@ func (p *process) killTree(timeout bool) bool {
 		p.mu.Unlock()
 		kids.signal(pid, unix.SIGCONT)
 		if gone || timeout {
-			// It has nothing to wait for, or mustn't.
+			// The supervisor has nothing left to wait for, or mustn't wait any longer.
 			late := time.AfterFunc(max(time.Until(deadline), killTimeout/10), func() { kids.signal(pid, unix.SIGKILL) })
 			<-p.exited
 			late.Stop()

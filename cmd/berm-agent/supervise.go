@@ -11,14 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Every command has a supervisor above it: a process that has nothing to do but to be
-// the parent of all that the command leaves behind, so that the whole tree can be told
-// from others, whatever it does with sessions, groups and environment. It is a fork of
-// this process that never executes anything, has no thread but one and next to no
-// memory of its own. It ends as soon as the command has, and what then still runs
-// becomes init's.
+// Every command has a supervisor: its parent, which also adopts the command's orphans. So
+// the command's tree can be told from others, whatever the command does with sessions,
+// groups and environment. A supervisor is a fork of this process that never executes a
+// program. It has one thread, and almost no memory of its own. It ends as soon as the
+// command has; init adopts what still runs then.
 
-// program is what a supervisor is to execute.
+// program is a program for a supervisor to execute.
 type program struct {
 	path  string // found already; relative to dir if it isn't absolute
 	argv  []string
@@ -29,7 +28,7 @@ type program struct {
 	files syscall.Rlimit // of open files
 }
 
-// report is what a supervisor, or the command before there is one, has to tell.
+// report is a message of a supervisor, or of its child before that executes the program.
 type report struct {
 	kind  int32
 	value int32
@@ -44,7 +43,7 @@ const (
 	reportEnd              // how the command ended
 )
 
-// readReport reads the next of them. The error is io.EOF when the supervisor is gone.
+// readReport reads the next report. The error is io.EOF when the supervisor is gone.
 func readReport(r io.Reader) (report, error) {
 	var out report
 	if _, err := io.ReadFull(r, unsafe.Slice((*byte)(unsafe.Pointer(&out)), unsafe.Sizeof(out))); err != nil {
@@ -56,11 +55,11 @@ func readReport(r io.Reader) (report, error) {
 // supervisor is a supervisor that was forked.
 type supervisor struct {
 	pid     int
-	reports *os.File // nothing can be read any more when it is gone
+	reports *os.File // ends when it is gone
 }
 
-// supervise forks a supervisor. What comes of the command is in its reports. The error
-// is the kernel's: EAGAIN, ENOMEM, EMFILE, ….
+// supervise forks a supervisor, which reports what becomes of the command. The error is the
+// kernel's: EAGAIN, ENOMEM, EMFILE, ….
 func supervise(p *program) (*supervisor, error) {
 	mine, its, err := pipe(readEnd)
 	if err != nil {
@@ -94,8 +93,8 @@ const (
 	writeEnd = 1
 )
 
-// pipe makes one. This process waits at its own end without a thread; the other is as
-// a program expects it.
+// pipe makes a pipe. This process's own end doesn't block, so that waiting takes no thread.
+// The other end blocks, as programs expect.
 func pipe(own int) (mine, its *os.File, err error) {
 	var fds [2]int
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
@@ -108,7 +107,7 @@ func pipe(own int) (mine, its *os.File, err error) {
 	return os.NewFile(uintptr(fds[own]), "|"), os.NewFile(uintptr(fds[1-own]), "|"), nil
 }
 
-// fdOf is a file's number. File.Fd would make it block.
+// fdOf returns a file's descriptor. File.Fd would make the file block.
 func fdOf(f *os.File) (fd uintptr) {
 	if c, err := f.SyscallConn(); err == nil {
 		_ = c.Control(func(n uintptr) { fd = n })
@@ -116,8 +115,9 @@ func fdOf(f *os.File) (fd uintptr) {
 	return fd
 }
 
-// job is a program as system calls take it. It begins a block of memory that holds all
-// that it points to and is outside of Go's heap, which the supervisor gives up.
+// job is a program in the form that system calls take. It is at the start of a block of
+// memory that has all it points to. The block is outside of Go's heap, which a supervisor
+// doesn't have.
 type job struct {
 	path, argv, env, dir uintptr // dir may be 0
 	shell, shellArgv     uintptr // for a script that doesn't name its interpreter
@@ -126,7 +126,7 @@ type job struct {
 	apart                bool    // the program is below programEnd
 	tty                  bool
 	files                syscall.Rlimit
-	report               report // to be written: each process has its own
+	report               report // a buffer; each process has its own
 }
 
 func newJob(p *program) (block []byte, j *job, err error) {
@@ -185,15 +185,17 @@ func beforeFork()
 //go:linkname afterFork syscall.runtime_AfterFork
 func afterFork()
 
-// From here on there is one thread of many, with memory as the others left it: no
-// lock can be taken, nothing allocated, no stack grown, and no signal handled. See
+// The code from here on runs in a fork. It has one thread, and memory as the others left it.
+// It must not acquire a lock, allocate, grow the stack or handle a signal. See
 // forkAndExecInChild in package syscall.
 
-// fork copies of this process' memory no more than the program itself, this stack and
-// the job, which is much faster: copying takes time, and so does every page that this
-// process writes to next. And the supervisor has no memory then that it doesn't
-// use, nor does the kernel count that as the command's. What is left out once stays so,
-// whoever forks, so that any who do have only this way. One at a time may.
+// fork forks a supervisor. Of this process's memory, it copies only the program itself, this
+// stack and the job. That is much faster, as copying takes time, and so does the next write
+// of this process to each copied page. And the supervisor has no memory that it doesn't use,
+// which the kernel would count as the command's.
+//
+// Memory that was excluded once stays excluded from every later fork. So any fork that needs
+// memory must be made here. Only one may be made at a time.
 //
 //go:nosplit
 //go:noinline
@@ -214,13 +216,13 @@ func (j *job) fork() (uintptr, syscall.Errno) {
 }
 
 const (
-	programEnd  = 1 << 32  // where the linker has put all of it below
-	memoryEnd   = 1 << 48  // or later: there is nothing behind it
-	stackMargin = 16 << 10 // more than what is in use of a goroutine's stack here
-	highFD      = 16       // above those that a command has, and its supervisor
+	programEnd  = 1 << 32  // the linker puts the whole program below it
+	memoryEnd   = 1 << 48  // no memory is above it
+	stackMargin = 16 << 10 // more than a goroutine's stack uses here
+	highFD      = 16       // above the descriptors of a command and its supervisor
 	reportFD    = 3
 	maxSignal   = 64
-	maxFD       = 16 << 10 // where close_range isn't to be had
+	maxFD       = 16 << 10 // closed up to here if the kernel has no close_range
 )
 
 //go:nosplit
@@ -335,9 +337,9 @@ failed:
 	}
 }
 
-// fileLimit is the limit of open files that this process was started with, which is
-// what its children are to have: Go raises its own. That is undone on the way to an
-// execve, also one that fails.
+// fileLimit returns the limit of open files that this process was started with, for its
+// children. Go raises the limit at the start, and restores it before an execve, even one that
+// fails. So fileLimit makes one fail, reads the limit, and raises it again.
 func fileLimit() (syscall.Rlimit, error) {
 	var own syscall.Rlimit
 	if err := syscall.Exec("/", []string{""}, nil); err == nil {

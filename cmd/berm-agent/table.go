@@ -13,16 +13,16 @@ import (
 )
 
 const (
-	maxProcesses = 1024      // that are known
-	maxEnded     = 256       // that have ended and are kept
-	keepEnded    = time.Hour // and for how long
+	maxProcesses = 1024      // processes in the table
+	maxEnded     = 256       // ended processes in the table
+	keepEnded    = time.Hour // how long an ended process is kept
 )
 
-// table is the processes that are known, and those that are about to be started.
+// table has the processes that are known, and those that are being started.
 type table struct {
 	mu     sync.Mutex
 	byID   map[string]*process
-	change sync.Cond // of what is about to be started, of starts and ends, and of who waits for them
+	change sync.Cond // a process started, ended or was dropped, or a waiter left
 	clock  int       // counts reservations, starts and ends, from 1
 	closed bool
 }
@@ -40,9 +40,9 @@ func (t *table) noteLocked(p *process) {
 	t.change.Broadcast()
 }
 
-// changes returns the processes that have started or ended since a time, in the order they
-// were started, and what time it is. At 0 it returns all; else it waits for one. False: who
-// waits is gone.
+// changes returns the processes that have started or ended since a time of the clock, in the
+// order of their starts, and the clock's time. If since is 0, it returns all processes;
+// otherwise it waits for one. It returns false once the waiter is gone.
 func (t *table) changes(since int, gone *bool) (out []*process, now int, there bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -61,7 +61,7 @@ func (t *table) changes(since int, gone *bool) (out []*process, now int, there b
 	}
 }
 
-// leave has changes return.
+// leave makes changes return.
 func (t *table) leave(gone *bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -71,7 +71,7 @@ func (t *table) leave(gone *bool) {
 
 func byOrder(a, b *process) int { return a.order - b.order }
 
-// find gives a process. One that is being started is waited for.
+// find returns a process. It waits for one that is being started.
 func (t *table) find(id string) (*process, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -85,7 +85,7 @@ func (t *table) find(id string) (*process, error) {
 	return nil, &wire.Failure{Class: wire.ClassNotFound, Message: "there is no process " + id}
 }
 
-// reserve takes the ID of a process that is about to be started.
+// reserve adds a process that is about to be started, if its ID is free.
 func (t *table) reserve(p *process) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -109,14 +109,14 @@ func (t *table) reserve(p *process) error {
 	return nil
 }
 
-// put makes a process known that was started.
+// put makes a reserved process known, once it has been started.
 func (t *table) put(p *process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.noteLocked(p)
 }
 
-// forget drops a process, if it is that of its ID.
+// forget drops a process, unless another one has its ID by now.
 func (t *table) forget(p *process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -125,8 +125,8 @@ func (t *table) forget(p *process) {
 	}
 }
 
-// over notes that a process has ended, with all its output, and forgets others that did
-// so long ago, or before too many.
+// over records that a process has ended, with all its output. It drops processes that ended
+// long ago, and the oldest ones if there are too many.
 func (t *table) over(p *process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -147,7 +147,7 @@ func (t *table) trimLocked(now time.Time) {
 	}
 }
 
-// endedLocked counts the processes that have ended and aren't in use, and gives the one that
+// endedLocked counts the processes that have ended and aren't in use. It returns the one that
 // ended first.
 func (t *table) endedLocked() (n int, oldest *process) {
 	for _, p := range t.byID {
@@ -161,14 +161,14 @@ func (t *table) endedLocked() (n int, oldest *process) {
 	return n, oldest
 }
 
-// dropLocked makes a process unknown.
+// dropLocked removes a process from the table.
 func (t *table) dropLocked(p *process) {
 	delete(t.byID, p.id)
 	t.change.Broadcast()
 }
 
-// all returns the processes in the order they were started, also those without a name. It
-// waits for those that are being started.
+// all returns the processes in the order of their starts, including those that aren't listed.
+// It waits for those that are being started.
 func (t *table) all() []*process {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -182,22 +182,22 @@ func (t *table) all() []*process {
 	}
 }
 
-// close lets nothing be started any more.
+// close makes reserve fail from now on.
 func (t *table) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.closed = true
 }
 
-// inUse is whether somebody follows it, or writes to it.
+// inUse reports whether the process has a follower or a writer.
 func (p *process) inUse() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.followers) > 0 || p.writer != nil
 }
 
-// begin starts a process, with its follower if it is to have one, unless Berm has hung up. A
-// kill that comes after that finds no process, or the one that is started.
+// begin starts a process, and its follower if the request has a Follow, unless Berm has hung
+// up. A later kill finds the process, or none if the start failed.
 func (srv *server) begin(c *conn, s *wire.Start) (p *process, f *follower, err error) {
 	p = newProcess(srv, s)
 	if err := srv.processes.reserve(p); err != nil {
@@ -221,8 +221,8 @@ func (srv *server) begin(c *conn, s *wire.Start) (p *process, f *follower, err e
 	return p, f, nil
 }
 
-// killAll kills what is running, and lets nothing be started any more. False: some of it
-// isn't gone.
+// killAll kills all processes, and lets none be started any more. It returns false if some
+// aren't gone.
 func (srv *server) killAll() bool {
 	srv.processes.close()
 	var all sync.WaitGroup
@@ -238,7 +238,7 @@ func (srv *server) killAll() bool {
 	return !left.Load()
 }
 
-// find gives the process that a request names.
+// find returns the process that a request names.
 func (srv *server) find(req *wire.Request) (*process, error) {
 	if req.Process == nil {
 		return nil, invalid("the request names no process")
@@ -262,7 +262,7 @@ func (srv *server) start(c *conn, req *wire.Request) (any, error) {
 	case err != nil:
 		return nil, err
 	case f == nil:
-		return p.tell(), nil
+		return p.snapshot(), nil
 	}
 	info, err := p.serve(c, f)
 	if p.exec {
@@ -291,14 +291,14 @@ func (srv *server) events(c *conn, _ *wire.Request) (any, error) {
 	}
 	gone := false
 	go func() {
-		_, _, _ = c.r.Next() // nothing is to come
+		_, _, _ = c.r.Next() // returns when Berm hangs up
 		srv.processes.leave(&gone)
 	}()
 	for since := 0; ; {
 		changed, now, there := srv.processes.changes(since, &gone)
 		since = now
 		for _, p := range changed {
-			there = there && c.w.SendJSON(wire.KindItem, p.tell()) == nil
+			there = there && c.w.SendJSON(wire.KindItem, p.snapshot()) == nil
 		}
 		if !there || c.w.Send(wire.KindReady, nil) != nil {
 			return nil, errGone
@@ -308,7 +308,7 @@ func (srv *server) events(c *conn, _ *wire.Request) (any, error) {
 
 // controls are the operations on a process, once they have begun.
 var controls = map[wire.Op]func(c *conn, p *process, req *wire.Process) (any, error){
-	wire.OpProcess: func(_ *conn, p *process, _ *wire.Process) (any, error) { return p.tell(), nil },
+	wire.OpProcess: func(_ *conn, p *process, _ *wire.Process) (any, error) { return p.snapshot(), nil },
 	wire.OpFollow:  (*conn).follow,
 	wire.OpInput:   (*conn).feed,
 	wire.OpSignal: func(_ *conn, p *process, req *wire.Process) (any, error) {
@@ -352,7 +352,7 @@ func (srv *server) forget(c *conn, req *wire.Request) (any, error) {
 	if err != nil && failureOf(err).Class != wire.ClassNotFound {
 		return nil, err
 	}
-	if p != nil && p.tell().Running {
+	if p != nil && p.snapshot().Running {
 		return nil, precondition("process %s has not ended", p.id)
 	}
 	if err := c.ready(); err != nil {

@@ -12,20 +12,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Go makes a thread whenever all that it has are in system calls, and ends the program
-// if it can't. Commands may leave no room for one at any time, so this program makes
-// all its threads at its start, and no more of them are in system calls at once:
-// what may take long goes through a gate, and what can't takes no other thread's place.
+// Go makes a thread whenever all of its threads are in system calls, and ends the program if
+// it can't. Commands may leave no room for a thread at any time. So this program makes all
+// its threads at its start, and bounds how many are in system calls at once. System calls
+// that may take long go through a gate. Those that can't are raw, and need no other thread.
 
-// gate bounds how many threads are in system calls of a kind. It isn't to be entered
-// twice by one goroutine.
+// gate bounds how many threads are in system calls of a kind. A goroutine must not enter it
+// twice.
 type gate chan struct{}
 
 var (
-	// disk is for files, whose system may be slow, or dead.
+	// disk is for files, whose file system may be slow or hang.
 	disk = make(gate, 3)
-	// kernel is for what is in memory: pipes, terminals, processes. It is entered with
-	// other locks held, and none is taken in it.
+	// kernel is for pipes, terminals and processes. A goroutine may hold other locks when it
+	// enters the gate, and must not acquire any inside it.
 	kernel = make(gate, 1)
 )
 
@@ -41,13 +41,13 @@ func (g gate) do(call func() error) error {
 	return call()
 }
 
-// spareThreads are for both gates, for one who waits for events while another works,
-// and for the goroutine that dials Berm. Two more are for the moment between the end of
-// a call and the thread's own, in which the next one through the gate may be at work.
+// spareThreads returns how many threads to make: those for both gates, one that waits for
+// events while another works, and one for the goroutine that dials Berm. Two more are for
+// the moment when a thread leaves its system call and the next one has entered the gate.
 func spareThreads() int { return cap(disk) + cap(kernel) + 4 }
 
-// keepThreads makes threads by having as many goroutines wait in system calls at once.
-// Go keeps them. Where there is no room for them right now, none is made.
+// keepThreads makes n threads: n goroutines wait in system calls at once, and Go keeps their
+// threads. If there is no room for all of them, it makes none and returns false.
 func keepThreads(n int) bool {
 	if !roomFor(n + 2) { // with those that Go may make for itself meanwhile
 		return false
@@ -65,14 +65,14 @@ func keepThreads(n int) bool {
 			_, _ = syscall.Read(fds[0], b[:]) // until the other end is closed
 		})
 	}
-	begun.Wait() // each runs when the one before it has left it its turn
+	begun.Wait() // each goroutine runs once the one before is in its system call
 	_ = unix.Close(fds[1])
 	all.Wait()
 	_ = unix.Close(fds[0])
 	return true
 }
 
-// kill signals a process, or a group. It never waits: it takes no other thread's place.
+// kill signals a process, or a group. It never waits, and so needs no other thread.
 func kill(pid int, sig syscall.Signal) error {
 	if _, _, errno := syscall.RawSyscall(syscall.SYS_KILL, uintptr(pid), uintptr(sig), 0); errno != 0 {
 		return errno
@@ -80,7 +80,8 @@ func kill(pid int, sig syscall.Signal) error {
 	return nil
 }
 
-// sinceBoot is the kernel's clock that goes on while the machine sleeps; 0 if there is none.
+// sinceBoot returns the time since the machine started, sleep included. It is 0 if the kernel
+// has no such clock.
 func sinceBoot() time.Duration {
 	var ts unix.Timespec
 	if _, _, errno := syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, unix.CLOCK_BOOTTIME, uintptr(unsafe.Pointer(&ts)), 0); errno != 0 {
@@ -89,20 +90,20 @@ func sinceBoot() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// shut closes a pipe, a terminal or a socket; nil and one that is closed do no harm.
+// shut closes a pipe, a terminal or a socket. It accepts nil and closed files.
 func shut(f *os.File) { _ = kernel.do(f.Close) }
 
-// pollable is a file that is read and written only when it can be.
+// pollable is a file that is read and written only when it is ready.
 type pollable struct {
 	*os.File
 	once func(call, fd uintptr, b []byte) (int, error)
 }
 
-// socket is for a socket, or another file of this process' own that never makes anybody
-// wait in a system call: reading and writing it takes no other thread's place.
+// socket returns a pollable for a socket, or another file of this process that never makes a
+// system call wait. Its reads and writes need no other thread.
 func socket(f *os.File) *pollable { return &pollable{f, rawOnce} }
 
-// gated is for a pipe or terminal that others have the other side of.
+// gated returns a pollable for a pipe or terminal whose other side other processes have.
 func gated(f *os.File) *pollable { return &pollable{f, gatedOnce} }
 
 func rawOnce(call, fd uintptr, b []byte) (int, error) {
@@ -151,7 +152,7 @@ func (p *pollable) Write(b []byte) (done int, err error) {
 	return done, err
 }
 
-// transfer reads or writes once, when access, of a RawConn, says that it can be.
+// transfer reads or writes once, when access, a method of a RawConn, says that it is ready.
 func transfer(access func(func(fd uintptr) bool) error, once func(fd uintptr) (int, error)) (n int, err error) {
 	var failed error
 	err = access(func(fd uintptr) bool {
@@ -169,8 +170,8 @@ func transfer(access func(func(fd uintptr) bool) error, once func(fd uintptr) (i
 	return n, nil
 }
 
-// roomFor is whether so many processes or threads can be made. One that has ended
-// counts until its parent has taken note.
+// roomFor reports whether n processes or threads can be made now. It forks processes, which
+// count until they are reaped.
 func roomFor(n int) bool {
 	made := 0
 	for made < n && forkNothing() {

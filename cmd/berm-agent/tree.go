@@ -14,13 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// childReaper is what this process has for children: a command of its own, if it is a
-// container's first process, supervisors, and orphans.
+// childReaper reaps this process's children: supervisors, orphans, and the container's
+// command if this is its first process.
 type childReaper struct {
 	main int // pid of the command; 0 for none
 
-	// mu is held while a supervisor is forked and while any are reaped, so that a
-	// number in the map is a supervisor's, alive or not, for as long as it is held.
+	// mu is held while a supervisor is forked and while children are reaped. So while it is
+	// held, each pid in the map is still a supervisor's, alive or not.
 	mu          sync.Mutex
 	supervisors map[int]bool
 }
@@ -37,7 +37,7 @@ func (n *childReaper) add(fork func() (*supervisor, error)) (*supervisor, error)
 	return s, nil
 }
 
-// reap takes note of every child that has ended, and tells how the command did.
+// reap reaps every child that has ended. If the command has, it returns its status.
 func (n *childReaper) reap() (status syscall.WaitStatus, ended bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -55,8 +55,8 @@ func (n *childReaper) reap() (status syscall.WaitStatus, ended bool) {
 	}
 }
 
-// endedChild takes note of a child that has ended, if any has. It takes no other
-// thread's place, as it never waits.
+// endedChild reaps one child that has ended, if any has. It never waits, and so needs no
+// other thread.
 func endedChild() (pid int, status syscall.WaitStatus, err error) {
 	var s int32
 	got, _, errno := syscall.RawSyscall6(syscall.SYS_WAIT4, ^uintptr(0), uintptr(unsafe.Pointer(&s)), syscall.WNOHANG, 0, 0, 0)
@@ -66,14 +66,14 @@ func endedChild() (pid int, status syscall.WaitStatus, err error) {
 	return int(got), syscall.WaitStatus(s), nil
 }
 
-// signal signals a supervisor; false if there is none any more.
+// signal signals a supervisor. It returns false if the supervisor is gone.
 func (n *childReaper) signal(pid int, sig syscall.Signal) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.supervisors[pid] && kill(pid, sig) == nil
 }
 
-// task is a process as the kernel tells of it.
+// task is a process as /proc describes it.
 type task struct {
 	pid, parent int
 	state       byte
@@ -81,19 +81,19 @@ type task struct {
 	start       uint64 // in ticks since the machine was started
 }
 
-// over tells of a process that runs no more, though it may be there: one whose first
-// thread alone has ended looks the same.
+// over reports whether a process has ended, whether or not it was reaped. A process whose
+// first thread alone has ended is in state Z too, but has other threads.
 func (t task) over() bool { return t.state == 'X' || t.state == 'Z' && t.threads <= 1 }
 
 // ticksPerSecond is what the kernel has told user space on every machine since 2.4.
 const ticksPerSecond = 100
 
-// ticksNow is the time of a process that were started now.
+// ticksNow returns the start of a process that started now, in ticks.
 func ticksNow() uint64 {
 	return uint64(sinceBoot() / (time.Second / ticksPerSecond))
 }
 
-// tasks are all processes that can be seen, by pid.
+// tasks returns all visible processes, by pid.
 func tasks() (map[int]task, error) {
 	kernel.Lock()
 	defer kernel.Unlock()
@@ -152,7 +152,7 @@ func parseTask(b []byte) (t task, ok bool) {
 	return t, errors.Join(errs[:]...) == nil
 }
 
-// trees are those of roots that run, and all that runs below roots.
+// trees returns the roots that run, and the roots' descendants that run.
 func trees(all map[int]task, roots map[int]bool) map[int]task {
 	out := below(all, roots)
 	for pid := range roots {
@@ -163,7 +163,7 @@ func trees(all map[int]task, roots map[int]bool) map[int]task {
 	return out
 }
 
-// below are the descendants, that run, of those that roots holds.
+// below returns the descendants of roots that run, without the roots themselves.
 func below(all map[int]task, roots map[int]bool) map[int]task {
 	in := map[int]bool{}
 	var isIn func(pid, depth int) bool
@@ -172,7 +172,7 @@ func below(all map[int]task, roots map[int]bool) map[int]task {
 			return known
 		}
 		t, ok := all[pid]
-		// The list is not of one moment, so that it may even have a circle.
+		// The list wasn't read at one moment, so it may even have a cycle.
 		is := ok && depth < len(all) && (roots[t.parent] || isIn(t.parent, depth+1))
 		in[pid] = is
 		return is
@@ -189,10 +189,10 @@ func below(all map[int]task, roots map[int]bool) map[int]task {
 // killTimeout is for the whole of a kill.
 const killTimeout = 5 * time.Second
 
-// killBelow kills all that is below a supervisor, and leaves that stopped: it ends by
-// itself when it goes on. False: some of it isn't gone by the deadline.
+// killBelow kills all descendants of a supervisor, and leaves the supervisor stopped: it ends
+// by itself once it is continued. It returns false if some aren't gone by the deadline.
 func (n *childReaper) killBelow(pid int, deadline time.Time) bool {
-	// Else it could end before what it is to be the parent of.
+	// Otherwise it could end before its descendants, which would lose their parent.
 	if !n.signal(pid, unix.SIGSTOP) {
 		return true
 	}
@@ -200,8 +200,8 @@ func (n *childReaper) killBelow(pid int, deadline time.Time) bool {
 	return killAll(deadline, func(all map[int]task) map[int]task { return below(all, roots) })
 }
 
-// killOrphans kills what has come to this process from others, since a time, with all
-// that is below it: where a supervisor was killed, that is what it had, and no less.
+// killOrphans kills the orphans that this process has adopted and that started since a time,
+// with their descendants. They include all descendants of a supervisor that was killed.
 func (n *childReaper) killOrphans(since uint64, deadline time.Time) bool {
 	return killAll(deadline, func(all map[int]task) map[int]task { return n.orphans(all, since) })
 }
@@ -218,8 +218,9 @@ func (n *childReaper) orphans(all map[int]task, since uint64) map[int]task {
 	return trees(all, roots)
 }
 
-// killAll kills what prey picks, until it picks nothing. All stand still before any
-// dies: in that way those who fork run out of numbers, not the other way round.
+// killAll kills the processes that prey picks, until it picks none. It stops all of them
+// before it kills any: a killed process would make room for the forks of others. It returns
+// false if some are left at the deadline.
 func killAll(deadline time.Time, prey func(all map[int]task) map[int]task) bool {
 	stopped := map[int]uint64{}
 	for delay := time.Millisecond; ; {
@@ -252,9 +253,10 @@ func killAll(deadline time.Time, prey func(all map[int]task) map[int]task) bool 
 	}
 }
 
-// runKill kills a serve process with all that is below it: "kill PID BEGUN", as Hello has
-// them. If that has ended, it kills what the container's first process has inherited since
-// it began, which includes all that was below it. It exits with 1 if some isn't gone.
+// runKill kills a serve process and its descendants: "kill PID BEGUN", as Hello has them. If
+// that process has ended, runKill kills all that the container's first process has adopted
+// and that started since BEGUN. That includes the descendants. It exits with 1 if some of
+// them are left.
 func runKill(args []string) int {
 	if len(args) != 2 {
 		return complain("usage: berm-agent kill PID BEGUN", exitUsage)
@@ -270,20 +272,21 @@ func runKill(args []string) int {
 	return 0
 }
 
-// serveTask gives the task of a serve process, if it is there.
+// serveTask returns the task of a serve process, and whether it runs.
 func serveTask(pid int, begun uint64) (t task, there bool) {
 	_ = kernel.do(func() error { t, there = readTask(pid); return nil })
 	return t, there && !t.over() && t.start <= begun
 }
 
-// killServe kills a serve process with all that is below it. False means that some may be
-// left: also where the process couldn't be stopped first, and so may have lost children.
+// killServe kills a serve process and its descendants. It returns false if some may be left.
+// That is also so if the process couldn't be stopped first, and may have lost children.
 func killServe(pid int, begun uint64) bool {
 	deadline := time.Now().Add(killTimeout)
 	late := time.Now().Add(killTimeout / 2)
 	stopped := true
 	root, there := serveTask(pid, begun)
-	// One that is about to end may have lost its children already: either it stops, or it ends.
+	// A process that is about to end may have lost its children already. Wait until it has
+	// stopped or ended.
 	for there && root.state != 'T' {
 		if time.Now().After(late) {
 			stopped = false
