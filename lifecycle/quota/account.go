@@ -19,48 +19,48 @@ import (
 )
 
 const (
-	liveFor   = 5 * time.Second // for which a figure holds while a sandbox may write
-	idleFor   = time.Hour       // after which an account that nobody uses is forgotten
-	sweepWait = time.Minute     // between two looks for such accounts
+	liveFor   = 5 * time.Second // how long a figure is valid while a sandbox may write
+	idleFor   = time.Hour       // how long an unused account is kept
+	sweepWait = time.Minute     // between two searches for unused accounts
 	adoptWait = time.Minute     // between two tries to adopt a chat
 )
 
-// account is what is known of a workspace. Forgetting it loses nothing but time, unless it
-// has been kept for good.
+// account caches what is known of a workspace. It can be forgotten and measured again, unless
+// keep is set.
 type account struct {
 	tenant  string
-	limited atomic.Bool // the kernel has been told the quota
-	keep    atomic.Bool // never forget it: it has had a chat that the kernel doesn't count
+	limited atomic.Bool // the kernel has the limit
+	keep    atomic.Bool // never forget the account: it has had a chat that the kernel doesn't count
 
-	// Of Service.mu.
-	users int // operations and reservations that have it
+	// Guarded by Service.mu.
+	users int // operations and reservations that use it
 	used  time.Time
 
-	written int64 // of what the kernel counts, but isn't used: staged, or about to go; of Service.counting
+	written int64 // bytes that the kernel counts but that aren't in use: staged, or about to be replaced; guarded by Service.counting
 
 	walking keylock.Map[string] // by chat: held while it is measured, or a commit changes it
 
 	mu       sync.Mutex // never held for long
-	reserved int64      // by reservations, not committed yet
-	credited int64      // of what the kernel counts, to reservations that replace it
+	reserved int64      // bytes of reservations that aren't committed yet
+	credited int64      // bytes of the kernel's count that reservations will replace
 	chats    map[string]*figure
-	unheld   map[string]time.Time // chats that aren't in the project, by when that was tried last
+	unheld   map[string]time.Time // chats that aren't in the project, by the last try to adopt them
 }
 
-// figure is what a chat's directory holds.
+// figure is the size of a chat's directory.
 type figure struct {
 	made      time.Time
 	bytes     int64
-	credited  int64     // of them, to reservations that replace them
+	credited  int64     // bytes that reservations will replace
 	known     bool      // it has been measured
-	unbounded bool      // it has too much in it for that
-	live      bool      // it had a sandbox when it was measured, or since
-	began, at time.Time // of that
-	changes   int       // in it, of which nobody knows by how much
-	seen      int       // of them, before it was measured
+	unbounded bool      // it is too large to be measured
+	live      bool      // it has had a sandbox at its last measurement, or since
+	began, at time.Time // begin and end of the last measurement
+	changes   int       // counts changes of unknown size
+	seen      int       // changes when the last measurement began
 }
 
-// use returns a workspace's account, which is kept until unuse.
+// use returns a workspace's account, and keeps it until unuse.
 func (s *Service) use(w Workspace) *account {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,7 +84,7 @@ func (s *Service) unuse(a *account) {
 	a.used = time.Now()
 }
 
-// figureLocked returns a chat's figure, or one that isn't known yet.
+// figureLocked returns a chat's figure. It makes one that isn't known yet if there is none.
 func (a *account) figureLocked(chatID string) *figure {
 	f := a.chats[chatID]
 	if f == nil {
@@ -94,7 +94,8 @@ func (a *account) figureLocked(chatID string) *figure {
 	return f
 }
 
-// sandboxed notes that a chat has a live sandbox, which may have changed its directory.
+// sandboxed records that a chat has a live sandbox. Changed says that the directory may have
+// changed.
 func (a *account) sandboxed(chatID string, changed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -105,8 +106,8 @@ func (a *account) sandboxed(chatID string, changed bool) {
 	}
 }
 
-// touch has a chat measured before it next counts, as its sandbox comes or goes. What isn't
-// known yet of a chat is measured anyway.
+// touch makes a chat be measured before it is counted again, as a sandbox was attached or
+// detached. A chat without a figure is measured anyway.
 func (s *Service) touch(tenant, chatID string) {
 	var accounts []*account
 	s.mu.Lock()
@@ -126,7 +127,8 @@ func (s *Service) touch(tenant, chatID string) {
 	}
 }
 
-// holdsLocked reports whether the figure is still right.
+// holdsLocked reports whether the figure is still valid. Live says that the chat has a
+// sandbox.
 func (f *figure) holdsLocked(live bool) bool {
 	switch {
 	case !f.known || f.changes != f.seen:
@@ -137,7 +139,8 @@ func (f *figure) holdsLocked(live bool) bool {
 	return !f.live
 }
 
-// unheld returns the chats that the kernel doesn't count, after another try to have it do so.
+// unheld tries to adopt the chats that the kernel doesn't count, at most every adoptWait. It
+// returns those that are left.
 func (s *Service) unheld(ctx context.Context, a *account, w Workspace) ([]string, error) {
 	a.mu.Lock()
 	var again []string
@@ -158,10 +161,10 @@ func (s *Service) unheld(ctx context.Context, a *account, w Workspace) ([]string
 	return slices.Sorted(maps.Keys(a.unheld)), nil
 }
 
-// adoptAgain adopts a chat's directory that couldn't be before; unless it is the workspace's
-// no more. That it still can't be is no error.
+// adoptAgain tries to adopt a chat's directory again, if the chat still is the workspace's. A
+// directory that still can't be adopted is no error.
 func (s *Service) adoptAgain(ctx context.Context, a *account, w Workspace, chatID string) error {
-	root, err := s.open(w.Tenant, chatID) // first: should the chat go meanwhile, another's isn't touched
+	root, err := s.open(w.Tenant, chatID) // first, so that it isn't the directory of a later chat of that ID
 	ids, lerr := s.opts.Store.ChatIDs(ctx, w.Tenant, w.ID)
 	if lerr == nil && !slices.Contains(ids, chatID) {
 		a.hold(chatID)
@@ -177,14 +180,14 @@ func (s *Service) adoptAgain(ctx context.Context, a *account, w Workspace, chatI
 	return nil
 }
 
-// hold notes that the kernel counts a chat, or that it is no chat of the workspace.
+// hold records that the kernel counts a chat, or that the chat isn't the workspace's any more.
 func (a *account) hold(chatID string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.unheld, chatID)
 }
 
-// Forget drops what is known of a chat that has been deleted, with all that it held.
+// Forget drops what is known of a chat that was deleted with its files.
 func (s *Service) Forget(w Workspace, chatID string) {
 	s.known(w, func(a *account) {
 		delete(a.chats, chatID)
@@ -192,8 +195,8 @@ func (s *Service) Forget(w Workspace, chatID string) {
 	})
 }
 
-// Freed notes that files of a chat were removed. How much room that gave is measured when it
-// is next asked for: a file with other links gave none, and the last of its links all.
+// Freed records that files of a chat were removed. The chat is measured when its size is next
+// needed: removing a file frees nothing while it has other links.
 func (s *Service) Freed(w Workspace, chatID string) {
 	s.known(w, func(a *account) {
 		if f := a.chats[chatID]; f != nil {
@@ -202,7 +205,7 @@ func (s *Service) Freed(w Workspace, chatID string) {
 	})
 }
 
-// known calls f with the workspace's account, locked, if there is one.
+// known calls f with the workspace's account, if there is one, and holds its mu.
 func (s *Service) known(w Workspace, f func(*account)) {
 	s.mu.Lock()
 	a := s.accounts[w.ID]
@@ -220,8 +223,8 @@ type total struct {
 	chat string // the one that can't be measured
 }
 
-// total brings what is known of a workspace up to date, and adds it up. The chat counts
-// whether or not the store has it.
+// total measures what may have changed in a workspace, and returns the sum. The chat counts
+// even if the store doesn't have it.
 func (s *Service) total(ctx context.Context, a *account, w Workspace, chatID string) (total, error) {
 	began := time.Now()
 	chats, err := s.fresh(ctx, a, w, chatID)
@@ -249,7 +252,8 @@ func (s *Service) total(ctx context.Context, a *account, w Workspace, chatID str
 func keysOf(tenant string) string { return "keys of " + tenant }
 
 // keysTotal adds up the directories of a tenant's keys that are no chats. It measures those
-// that may have changed, but for other sandboxes' that live, which have theirs measured.
+// that may have changed. It skips known directories of other live sandboxes, whose own
+// commands measure them.
 func (s *Service) keysTotal(ctx context.Context, a *account, w Workspace, key string) (total, error) {
 	began := time.Now()
 	keys, err := s.keys(w.Tenant, key)
@@ -275,8 +279,8 @@ func (s *Service) keysTotal(ctx context.Context, a *account, w Workspace, key st
 	return s.sumLocked(a, keys, began), nil
 }
 
-// countedLocked is what the kernel counts and is used: neither staged nor about to be
-// replaced. The workspace's count must be locked.
+// countedLocked returns the bytes in use by the kernel's count: neither staged nor about to be
+// replaced. The caller holds Service.counting of the workspace.
 func (s *Service) countedLocked(a *account, w Workspace) (int64, error) {
 	if s.enforcement() != "hard" {
 		return 0, nil
@@ -288,8 +292,8 @@ func (s *Service) countedLocked(a *account, w Workspace) (int64, error) {
 	return max(used-a.written, 0), nil
 }
 
-// fresh brings what is known of a workspace up to date, and returns the chats that count by
-// what was measured: all, or those that the kernel doesn't count.
+// fresh measures what may have changed in a workspace. It returns the chats that count by
+// their figures: all of them, or with a hard quota, those that the kernel doesn't count.
 func (s *Service) fresh(ctx context.Context, a *account, w Workspace, chatID string) (ids []string, err error) {
 	if s.enforcement() == "hard" {
 		if err := s.limit(a, w); err != nil {
@@ -313,8 +317,8 @@ func (s *Service) fresh(ctx context.Context, a *account, w Workspace, chatID str
 	return ids, nil
 }
 
-// sumLocked adds up what is known of some chats, and of those that it is known of only
-// since they were listed.
+// sumLocked adds up the figures of the chats in ids. With a soft quota, it also adds chats
+// that got a figure since listed.
 func (s *Service) sumLocked(a *account, ids []string, listed time.Time) total {
 	var t total
 	one := func(id string, f *figure) {
@@ -339,8 +343,8 @@ func (s *Service) sumLocked(a *account, ids []string, listed time.Time) total {
 	return t
 }
 
-// refresh measures a chat, unless what is known of it holds. One measurement goes on at a time,
-// and does for those who came before it began.
+// refresh measures a chat, unless its figure is valid. A chat is measured once at a time, for
+// all callers that came before the measurement began.
 func (s *Service) refresh(ctx context.Context, a *account, tenant, chatID string) error {
 	came := time.Now()
 	unlock, err := a.walking.Lock(ctx, chatID)
@@ -352,7 +356,7 @@ func (s *Service) refresh(ctx context.Context, a *account, tenant, chatID string
 	began := time.Now()
 	a.mu.Lock()
 	f := a.figureLocked(chatID)
-	// Without a quota it is asked for too seldom to keep track.
+	// Without a quota, a figure is needed too rarely to track changes.
 	if f.began.After(came) || s.opts.QuotaBytes > 0 && f.holdsLocked(live) {
 		a.mu.Unlock()
 		return nil
@@ -375,8 +379,8 @@ func (s *Service) refresh(ctx context.Context, a *account, tenant, chatID string
 	return nil
 }
 
-// measureChat measures a chat's directory; one that isn't there holds nothing. Errors:
-// hostdir.ErrUnbounded, the context's, *lifecycle.UnavailableError.
+// measureChat measures a chat's directory, which has 0 bytes if it is missing. Errors are
+// hostdir.ErrUnbounded, the context's, or a *lifecycle.UnavailableError.
 func (s *Service) measureChat(ctx context.Context, tenant, chatID string) (int64, error) {
 	root, err := s.open(tenant, chatID)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -393,7 +397,7 @@ func (s *Service) measureChat(ctx context.Context, tenant, chatID string) (int64
 	return 0, Unavailable(ctx, fmt.Errorf("measure chat %q: %w", chatID, err))
 }
 
-// add is a+b, or the most there is, of what isn't negative.
+// add returns a+b, or the largest int64 if that overflows. Neither may be negative.
 func add(a, b int64) int64 {
 	if b > math.MaxInt64-a {
 		return math.MaxInt64

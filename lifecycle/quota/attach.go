@@ -19,27 +19,29 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// A sandbox's own directory gets a project of its own, with the quota as its limit, for as
-// long as one sandbox has the directory to itself.
+// A sandbox's own directory gets a project, with the quota as its limit, while only one
+// sandbox can write to the directory.
 //
-// A file has one project, so a limit would hold for everybody who writes to the directory.
-// That is why a directory gets none that other sandboxes may write to, or to a directory
-// above or below it. One that comes to be shared loses it for good: its files may have gone
+// A file has one project, so the limit holds for everybody who writes to the directory. So a
+// directory gets no project if other sandboxes may write to it, or above or below it. A
+// directory that becomes shared loses its project for good, as its files may have moved
 // elsewhere since.
 
 // subject is an attached sandbox.
 type subject struct {
 	of   chatKey
 	dirs []string // that it may write to
-	root *os.Root // of its own quota; nil without one, or if it couldn't be opened
-	held bool     // the kernel holds that; of Service.mu
+	root *os.Root // the directory of its own quota; nil without one, or if it couldn't be opened
+	held bool     // the kernel enforces its own quota; guarded by Service.mu
 
-	owner *Workspace // of its chat, without an ID if its key is of none; nil: not known; of Service.mu
+	// owner is its chat's workspace. It has no ID if the key is no chat, and is nil while
+	// that isn't known. Guarded by Service.mu.
+	owner *Workspace
 }
 
 type chatKey struct{ tenant, chatID string }
 
-// row is a project, as far as this process has come with it.
+// row is a project, and what this process does with it.
 type row struct {
 	Project
 	busy  bool      // its tree is being walked
@@ -56,7 +58,7 @@ func (s *Service) wait(ctx context.Context) error {
 	}
 }
 
-// setHeld notes whether the kernel holds an attached session's own quota.
+// setHeld records whether the kernel enforces an attached session's own quota.
 func (s *Service) setHeld(sessionID string, held bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,7 +96,7 @@ func (s *Service) setSubject(sessionID string, sub *subject) {
 	if sub == nil {
 		sub = was
 	}
-	if sub != nil { // it comes, or it goes: it may have written to its chat's directory
+	if sub != nil { // it may write, or may have written, to its chat's directory
 		s.touch(sub.of.tenant, sub.of.chatID)
 	}
 }
@@ -106,11 +108,11 @@ func (s *Service) attached(tenant, key string) bool {
 	return s.sharing[chatKey{tenant, key}] > 0
 }
 
-// errExchanged says that a path doesn't lead to the directory that a sandbox mounts.
+// errExchanged says that a path leads to another directory than the sandbox mounts.
 var errExchanged = errors.New("the directory was exchanged")
 
-// openOwn opens the directory of a sandbox's own quota without following links, and
-// returns its identity; nil without a quota. It fails if a sandbox that may run mounts
+// openOwn opens the directory of a sandbox's own quota without following links, and returns
+// its identity. It returns nil without a quota. It fails if a sandbox that may run mounts
 // another directory.
 func openOwn(sub lifecycle.Subject) (root *os.Root, inode string, err error) {
 	if sub.Dir == "" {
@@ -133,14 +135,14 @@ func openOwn(sub lifecycle.Subject) (root *os.Root, inode string, err error) {
 	return root, inode, nil
 }
 
-// Attach is lifecycle.Quotas'. What can't be held is no error. Errors: those of opening
-// the sandbox's own directory, and *lifecycle.UnavailableError.
+// Attach implements lifecycle.Quotas. A quota that the kernel can't enforce is no error.
+// Errors are those of opening the sandbox's own directory, and *lifecycle.UnavailableError.
 func (s *Service) Attach(ctx context.Context, sub lifecycle.Subject) (inode string, err error) {
 	root, inode, err := openOwn(sub)
 	if err != nil && !sub.Resumed {
 		return inode, err
 	}
-	// An own quota that isn't the kernel's to hold is measured.
+	// A quota that the kernel doesn't enforce is measured.
 	hold := root != nil && slices.Contains(sub.Dirs, sub.Dir) && !sub.Exempt && (!s.opts.Off || sub.Resumed)
 	now := &subject{of: chatKey{sub.Tenant, sub.Key}, dirs: sub.Dirs, root: root}
 	if len(sub.Dirs) == 0 {
@@ -190,7 +192,7 @@ func (s *Service) Attach(ctx context.Context, sub lifecycle.Subject) (inode stri
 	return inode, s.claim(ctx, sub, dir)
 }
 
-// others returns what attached sandboxes may write to, by session.
+// others returns the directories that attached sandboxes may write to, by session.
 func (s *Service) others() map[string][]string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -201,8 +203,8 @@ func (s *Service) others() map[string][]string {
 	return dirs
 }
 
-// claim has the kernel hold an open workspace, if it can. It releases the turn
-// meanwhile.
+// claim makes the kernel enforce the quota of a sandbox's open directory, if it can. The
+// caller holds the turn; claim releases it while it walks the tree.
 func (s *Service) claim(ctx context.Context, sub lifecycle.Subject, dir *os.File) error {
 	r := s.rows[sub.Dir]
 	if r == nil && sub.Resumed || r != nil && (r.busy || r.SessionID == "") {
@@ -237,20 +239,20 @@ func (s *Service) claim(ctx context.Context, sub lifecycle.Subject, dir *os.File
 		}
 		r.SessionID = sub.SessionID
 	}
-	if !sub.Resumed { // else it has been taken, and is changing
+	if !sub.Resumed { // else an earlier process took the tree, which a sandbox may be changing
 		if err := s.walk(ctx, r, func() error { return projects.Take(ctx, dir, r.ID) }); err != nil {
 			s.soft(ctx, sub, err)
 			if err := s.giveUp(ctx, r); err != nil {
 				return err
 			}
-			// Nothing can be moved between what has a project and what hasn't.
+			// Undo it now: files can't be moved between directories with and without a project.
 			if err := s.undo(ctx, r); err != nil {
 				s.soft(ctx, sub, err)
 			}
 			return context.Cause(ctx)
 		}
 	}
-	if r.SessionID != sub.SessionID { // somebody else has come meanwhile
+	if r.SessionID != sub.SessionID { // another sandbox was attached meanwhile
 		return nil
 	}
 	if err := projects.Limit(r.ID, sub.QuotaBytes); err != nil {
@@ -261,7 +263,7 @@ func (s *Service) claim(ctx context.Context, sub lifecycle.Subject, dir *os.File
 	return nil
 }
 
-// soft says why a quota isn't the kernel's.
+// soft logs why the kernel doesn't enforce a quota.
 func (s *Service) soft(ctx context.Context, sub lifecycle.Subject, err error) {
 	level := slog.LevelWarn
 	if errdefs.IsNotImplemented(err) || errdefs.IsFailedPrecondition(err) {
@@ -270,11 +272,11 @@ func (s *Service) soft(ctx context.Context, sub lifecycle.Subject, err error) {
 	s.log.LogAttrs(ctx, level, "sandbox_quota_soft", slog.String("session_id", sub.SessionID), slog.Any("error", err))
 }
 
-// maxTaken is how many projects are tried that somebody else uses.
+// maxTaken is how many project IDs are tried if others use them.
 const maxTaken = 16
 
-// add notes a new project, which nobody else uses. It is of errdefs' FailedPrecondition
-// class if none was found; later calls look further on.
+// add records a new project whose ID nobody else uses. If it finds none, the error is in
+// errdefs' FailedPrecondition class; later calls try other IDs.
 func (s *Service) add(ctx context.Context, sub lifecycle.Subject, projects Projects) (Project, error) {
 	for range maxTaken {
 		c, err := s.opts.Store.AddProject(ctx, sub.SessionID, sub.Dir)
@@ -292,11 +294,11 @@ func (s *Service) add(ctx context.Context, sub lifecycle.Subject, projects Proje
 	return Project{}, fmt.Errorf("%d projects are used by others: %w", maxTaken, errdefs.ErrFailedPrecondition)
 }
 
-// walkAgain is how long the sweep leaves a tree alone that couldn't be walked to its end:
-// it may be too large for that.
+// walkAgain is how long the sweep waits before it walks a tree again after a failure. The tree
+// may be too large.
 const walkAgain = time.Hour
 
-// walk does what may take long, without the turn.
+// walk calls f, which walks a project's tree, without the turn. The caller holds the turn.
 func (s *Service) walk(ctx context.Context, r *row, f func() error) error {
 	r.busy, r.again = true, time.Time{}
 	<-s.turn
@@ -309,7 +311,7 @@ func (s *Service) walk(ctx context.Context, r *row, f func() error) error {
 	return err
 }
 
-// giveUp lifts a project for good. The sweep undoes the rest.
+// giveUp lifts a project's limit for good. The sweep removes the project.
 func (s *Service) giveUp(ctx context.Context, r *row) error {
 	if err := s.lift(r); err != nil && !errdefs.IsNotImplemented(err) {
 		return err
@@ -332,13 +334,13 @@ func (s *Service) lift(r *row) error {
 	return projects.Limit(r.ID, 0)
 }
 
-// Detach is lifecycle.Quotas'. What fails is left to the sweep.
+// Detach implements lifecycle.Quotas. The sweep repeats what fails.
 func (s *Service) Detach(sessionID string) {
 	sub := s.subject(sessionID)
 	switch {
 	case sub == nil:
 		return
-	case len(sub.dirs) == 0: // without waiting for those that write
+	case len(sub.dirs) == 0: // it has no project: don't wait for the turn
 		s.setSubject(sessionID, nil)
 		return
 	}
@@ -355,8 +357,8 @@ func (s *Service) Detach(sessionID string) {
 	}
 }
 
-// Sweep is lifecycle.Quotas'. A project whose file system has no projects right now is
-// left alone, as is one that sandboxes still may write below.
+// Sweep implements lifecycle.Quotas. It leaves a project alone if its file system has no
+// project quotas now, or if sandboxes may still write to its directory.
 func (s *Service) Sweep(ctx context.Context) error {
 	if err := s.wait(ctx); err != nil {
 		return err
@@ -397,7 +399,7 @@ func (s *Service) occupied(r *row) bool {
 	return false
 }
 
-// undo leaves nothing of a project.
+// undo removes a project: its limit, its files' assignment, and its record.
 func (s *Service) undo(ctx context.Context, r *row) error {
 	if err := s.lift(r); err != nil {
 		return err
@@ -421,8 +423,8 @@ func (s *Service) undo(ctx context.Context, r *row) error {
 	return nil
 }
 
-// systemOf returns the project quotas of a directory's file system, or of what is left of the way
-// to it: that is where the directory was.
+// systemOf returns the project quotas of a directory's file system. If the directory is gone,
+// it takes the nearest parent that exists.
 func (s *Service) systemOf(path string) (Projects, error) {
 	dir, err := hostdir.OpenDir(path)
 	for ; err != nil && gone(err) && path != "/"; dir, err = hostdir.OpenDir(path) {
@@ -435,7 +437,7 @@ func (s *Service) systemOf(path string) (Projects, error) {
 	return s.system(dir)
 }
 
-// system returns those of an open directory's file system.
+// system returns the project quotas of an open directory's file system.
 func (s *Service) system(dir *os.File) (Projects, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
@@ -452,7 +454,7 @@ func (s *Service) system(dir *os.File) (Projects, error) {
 	return projects, nil
 }
 
-// touches reports whether a directory is one of others, or above or below one.
+// touches reports whether a directory equals one of others, or is above or below one.
 func touches(dir string, others []string) bool {
 	return slices.ContainsFunc(others, func(other string) bool { return runtime.Below(dir, other) || runtime.Below(other, dir) })
 }

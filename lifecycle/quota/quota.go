@@ -1,9 +1,9 @@
-// Package quota holds sandboxes and workspaces to their quotas.
+// Package quota enforces the quotas of sandboxes and workspaces.
 //
-// A workspace has the chats of one user, and a tenant's keys without chats share one
-// quota. A sandbox may have a quota of its own for the directory that it mounts. The kernel
-// holds a quota ("hard") where the file system has project quotas; elsewhere ("soft") the
-// Service measures the directories.
+// A workspace has the chats of one user. A tenant's keys without chats share one quota. A
+// sandbox may have its own quota for the directory that it mounts. On a file system with
+// project quotas, the kernel enforces a quota ("hard"). Elsewhere the Service measures the
+// directories ("soft").
 package quota
 
 import (
@@ -40,7 +40,7 @@ type Workspace struct {
 
 // Project is the project quota of a sandbox's own directory. It is a value.
 type Project struct {
-	ID        uint32 // never another one's, before or after; never 0
+	ID        uint32 // never reused; never 0
 	SessionID string // the sandbox's; empty if it has been given up
 	Dir       string // absolute, without symbolic links; of one project only
 }
@@ -50,49 +50,51 @@ type Usage struct {
 	WorkspaceID string
 	UsedBytes   int64
 	QuotaBytes  int64  // 0 is none
-	Enforcement string // "hard" (the kernel's) or "soft"; empty without a quota
+	Enforcement string // "hard" (by the kernel) or "soft"; empty without a quota
 }
 
 // Store keeps workspaces, chats and projects, durably. It must be safe for concurrent use.
 type Store interface {
-	// EnsureWorkspace returns the workspace of w's tenant and user; if there is none, it puts
-	// w, with a Project of its own, and made is true.
+	// EnsureWorkspace returns the workspace of w's tenant and user. If there is none, it
+	// adds w, with a new Project, and made is true.
 	EnsureWorkspace(ctx context.Context, w Workspace) (got Workspace, made bool, err error)
-	// Workspace is of errdefs' NotFound class if the tenant has no such workspace.
+	// Workspace returns a workspace of the tenant. The error is in errdefs' NotFound class
+	// if the tenant has no such workspace.
 	Workspace(ctx context.Context, tenant, id string) (Workspace, error)
-	// WorkspaceOf returns a chat's workspace; of errdefs' NotFound class if the key is of no
-	// chat.
+	// WorkspaceOf returns a chat's workspace. The error is in errdefs' NotFound class if
+	// there is no such chat.
 	WorkspaceOf(ctx context.Context, tenant, chatID string) (Workspace, error)
-	// ChatIDs lists a workspace's chats; without an ID, all of the tenant's.
+	// ChatIDs lists a workspace's chats, or all of the tenant's if workspaceID is empty.
 	ChatIDs(ctx context.Context, tenant, workspaceID string) ([]string, error)
 
-	// Projects returns all sandboxes' projects.
+	// Projects returns the projects of all sandboxes.
 	Projects(ctx context.Context) ([]Project, error)
-	// AddProject adds one with a new ID.
+	// AddProject adds a project with a new ID.
 	AddProject(ctx context.Context, sessionID, dir string) (Project, error)
-	// PassProject makes a project another session's; a missing one is no error.
+	// PassProject gives a project to another session. A missing project is no error.
 	PassProject(ctx context.Context, id uint32, sessionID string) error
-	// DeleteProject removes a project; a missing one is no error.
+	// DeleteProject removes a project. A missing project is no error.
 	DeleteProject(ctx context.Context, id uint32) error
 }
 
 // Projects are the project quotas of one file system. They must be safe for concurrent
 // use. *project.Quotas implements them.
 type Projects interface {
-	// Try finds out whether limits hold in an open directory. It is of errdefs'
-	// NotImplemented class if they don't.
+	// Try finds out whether limits hold in an open directory. If they don't, the error is
+	// in errdefs' NotImplemented class.
 	Try(dir *os.File) error
 	// Limit sets the limit of a project, in bytes; 0 is none.
 	Limit(project uint32, bytes int64) error
-	// Used is what a project's files take, in bytes.
+	// Used returns how many bytes a project's files take.
 	Used(project uint32) (int64, error)
-	// Free reports whether no file is of a project.
+	// Free reports whether a project has no file.
 	Free(project uint32) (bool, error)
 	// Adopt puts an open directory, and all below it, into a project.
 	Adopt(dir *os.File, project uint32) error
-	// Take is Adopt, of errdefs' FailedPrecondition class if others have a part in it.
+	// Take is Adopt for a directory that nobody shares. Otherwise the error is in errdefs'
+	// FailedPrecondition class.
 	Take(ctx context.Context, dir *os.File, project uint32) error
-	// Drop takes what is in an open directory out of a project.
+	// Drop takes an open directory, and all below it, out of a project.
 	Drop(ctx context.Context, dir *os.File, project uint32) error
 }
 
@@ -101,21 +103,22 @@ type Options struct {
 	Store      Store  // mandatory
 	Root       string // of all chats' directories; empty: there are no workspaces
 	QuotaBytes int64  // of each workspace; 0 is no limit
-	// Off keeps the kernel from holding any quota. What it holds already is still lifted.
+	// Off makes all quotas soft. Limits that the kernel has already are still lifted.
 	Off bool
-	// Required makes New fail if the kernel can't hold the workspaces' quota.
+	// Required makes New fail if the kernel can't enforce the workspaces' quota.
 	Required bool
-	// Find returns the project quotas of a directory's file system, which stay open; of
-	// errdefs' NotImplemented class if it has none. Nil asks the kernel.
+	// Find returns the project quotas of a directory's file system. The Service never closes
+	// them. If there are none, the error is in errdefs' NotImplemented class. Nil asks the
+	// kernel.
 	Find   func(dir string) (Projects, error)
 	Logger *slog.Logger // nil discards
 }
 
-// FullError says that a workspace's quota doesn't have room for what was to be added.
+// FullError says that a workspace's quota has no room for an addition.
 type FullError struct {
 	WorkspaceID           string
 	UsedBytes, QuotaBytes int64
-	Chat                  string // the chat that can't be measured, and so counts as too much; else empty
+	Chat                  string // a chat that is too large to be measured, which counts as over the quota; else empty
 }
 
 // Error gives the figures.
@@ -132,16 +135,16 @@ func (e *FullError) Error() string {
 // ResourceExhausted puts the error into errdefs' ResourceExhausted class.
 func (*FullError) ResourceExhausted() {}
 
-// Service holds the quotas. It is safe for concurrent use.
+// Service enforces the quotas. It is safe for concurrent use.
 //
-// The kernel may exempt this process, so additions to chats are held to what it counts
-// here. Where the Service measures, it measures a sandbox's directory after each of its
-// commands, and for an addition while the sandbox lives at most every 5 seconds.
+// The kernel may exempt this process from limits, so the Service itself checks additions to
+// chats. Soft quotas are measured after each command of a sandbox. For additions, the Service
+// measures the directory of a live sandbox at most every 5 seconds.
 type Service struct {
 	opts     Options
 	log      *slog.Logger
 	projects Projects // of the workspaces; nil: their quota is soft
-	except   []string // directories that nothing in, or above, is held: they have projects of others
+	except   []string // directories with other projects; a sandbox's directory below or above one gets no project
 
 	// What tests replace.
 	find    func(dir string) (Projects, error)
@@ -151,18 +154,18 @@ type Service struct {
 	live    func(tenant, key string) bool
 	follow  func(dir, like *os.File) error
 
-	counting keylock.Map[string] // by workspace: held while the kernel is asked; before an account's mu
+	counting keylock.Map[string] // by workspace: held while the kernel is asked; acquired before account.mu
 
-	turn    chan struct{}       // held while the next two are used; never while a tree is walked
+	turn    chan struct{}       // a lock: guards systems and rows; not held while a tree is walked
 	systems map[uint64]Projects // by device
 	rows    map[string]*row     // by directory
 
-	mu       sync.Mutex          // never held for long; not together with an account's
+	mu       sync.Mutex          // guards the rest; never held together with account.mu
 	subjects map[string]*subject // by session
-	sharing  map[chatKey]int     // how many of them a key has
-	changes  int                 // of chats
+	sharing  map[chatKey]int     // number of subjects, by key
+	changes  int                 // counts calls of Changed
 	accounts map[string]*account
-	swept    time.Time // when idle accounts were looked for last
+	swept    time.Time // when idle accounts were last forgotten
 }
 
 // New reads the sandboxes' projects from the store, and asks the kernel for project quotas.
@@ -203,8 +206,8 @@ func findProjects(dir string) (Projects, error) {
 	return q, nil
 }
 
-// findRoot finds the project quotas of the chats' file system. Without a quota, too: the
-// limits of an earlier one are to go.
+// findRoot finds the project quotas of the chats' file system. It does so without a quota,
+// too, so that the limits of an earlier quota can be lifted.
 func (s *Service) findRoot() error {
 	if s.opts.Root == "" {
 		return nil
@@ -243,10 +246,10 @@ func (s *Service) findRoot() error {
 // Shared is lifecycle.Quotas'.
 func (s *Service) Shared() bool { return s.opts.Root != "" && s.opts.QuotaBytes > 0 }
 
-// QuotaBytes is each workspace's quota; 0 is none.
+// QuotaBytes returns each workspace's quota; 0 is none.
 func (s *Service) QuotaBytes() int64 { return s.opts.QuotaBytes }
 
-// enforcement is how the workspaces' quota is held.
+// enforcement returns how the workspaces' quota is enforced.
 func (s *Service) enforcement() string {
 	switch {
 	case s.opts.QuotaBytes == 0:
@@ -257,8 +260,8 @@ func (s *Service) enforcement() string {
 	return "soft"
 }
 
-// openDir opens a key's directory below the root. Without one, the error is of
-// fs.ErrNotExist.
+// openDir opens a key's directory below the root. The error is fs.ErrNotExist if there is
+// none.
 func (s *Service) openDir(tenant, key string) (*os.Root, error) {
 	path, err := lifecycle.ChatDir(s.opts.Root, tenant, key)
 	if err != nil {
@@ -268,7 +271,7 @@ func (s *Service) openDir(tenant, key string) (*os.Root, error) {
 }
 
 // listKeys lists a tenant's keys that have a directory below the root, whether or not they
-// are chats. It lists none while the key itself has no directory.
+// are chats. It returns none if key has no directory.
 func (s *Service) listKeys(tenant, key string) (keys []string, err error) {
 	path, err := lifecycle.ChatDir(s.opts.Root, tenant, key)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -286,8 +289,8 @@ func (s *Service) listKeys(tenant, key string) (keys []string, err error) {
 	return keys, err
 }
 
-// Unavailable is what a failed call of the store or the kernel means to callers: the context's
-// cause once that is done, else a *lifecycle.UnavailableError.
+// Unavailable returns the error that callers get for a failed call of the store or the
+// kernel. It is the context's cause once ctx has ended, else a *lifecycle.UnavailableError.
 func Unavailable(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

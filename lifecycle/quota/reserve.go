@@ -6,41 +6,42 @@ import (
 	"time"
 )
 
-// growFor is how long a growing reservation goes by what was known when it was last
-// compared with all that its workspace holds; before the commit that is done again.
+// growFor is how long a growing reservation relies on its last measurement of the workspace.
+// Refresh measures once more before the commit.
 const growFor = time.Second
 
-// roundUp is by how much additions may exceed a quota that the kernel holds, as it counts
-// whole blocks.
+// roundUp is by how much the kernel's count may exceed a quota before additions are refused.
+// The kernel counts whole blocks.
 const roundUp = 1 << 20
 
 // Reservation is room in a workspace. It belongs to one goroutine.
 //
-// Where the kernel counts ("hard"), what is staged is written outside of the workspace's
-// project: the kernel would refuse what has room only in place of something else, which is
-// there until then. Staged has it counted before the commit, whatever the limit.
+// With a hard quota, staged files are written outside of the workspace's project. Inside it,
+// the kernel would refuse an addition that only has room once it has replaced a file. Staged
+// puts the files into the project before the commit, whatever the limit.
 type Reservation struct {
 	s       *Service
 	w       Workspace
 	chatID  string
-	account *account // nil where there is nothing to be kept: no quota, or released
+	account *account // nil without a quota, and after Release
 
 	n, replaced int64
-	held        int64  // of the account's
-	credit      int64  // of what it replaces, that no other may count on
-	creditor    *int64 // that has noted it
-	written     int64  // of what the kernel counts, that isn't used yet, or is about to go
+	held        int64  // its part of account.reserved
+	credit      int64  // replaced bytes that only this reservation may count on
+	creditor    *int64 // the counter that includes credit: a figure's or the account's
+	written     int64  // its part of account.written
 	chats       []string
-	checked     time.Time // since when they were measured
-	settled     bool      // they aren't measured again
+	checked     time.Time // when the last measurement of chats began
+	settled     bool      // don't measure chats again
 	done        func()    // ends a commit: the chat can be measured again
 }
 
-// Reserve keeps room for an addition of n bytes to a chat, of which replaced, counted as
-// package usage does, make way for it. Without room it is a *FullError. What adds nothing
-// has room in a full workspace, too; but of what is replaced nothing counts for two
-// reservations at once. Neither is negative. The reservation must be released. Errors besides:
-// *lifecycle.UnavailableError.
+// Reserve reserves room for an addition of n bytes to a chat, which replaces other bytes.
+// Both are counted as hostdir.Allocated does, and not negative. An addition that replaces as
+// much as it adds has room in a full workspace, too. But two reservations can't count on the
+// same replaced bytes. The caller must release the reservation.
+//
+// The error is a *FullError without room, or a *lifecycle.UnavailableError.
 func (s *Service) Reserve(ctx context.Context, w Workspace, chatID string, n, replaced int64) (*Reservation, error) {
 	r := &Reservation{s: s, w: w, chatID: chatID, n: n, replaced: replaced}
 	if s.enforcement() == "" {
@@ -54,8 +55,8 @@ func (s *Service) Reserve(ctx context.Context, w Workspace, chatID string, n, re
 	return r, nil
 }
 
-// Grow has it keep room for n bytes in all; for less than before it does nothing.
-// Errors: as Reserve's; the room that there was is kept.
+// Grow makes the reservation keep room for n bytes in all. It never shrinks a reservation.
+// Errors are as Reserve's; the reservation stays as it was then.
 func (r *Reservation) Grow(ctx context.Context, n int64) error {
 	if r.account == nil || n <= r.n {
 		return nil
@@ -67,19 +68,19 @@ func (r *Reservation) Grow(ctx context.Context, n int64) error {
 	return nil
 }
 
-// Replaces notes that n more bytes, counted as Reserve's, make way for what it grows by.
+// Replaces records that the addition replaces n more bytes, counted as for Reserve.
 func (r *Reservation) Replaces(n int64) { r.replaced = add(r.replaced, n) }
 
-// Staged puts a directory with n bytes that have been written into the workspace's project,
-// where there are any. Nothing may be written there afterwards. It may be called once.
-// Errors: *lifecycle.UnavailableError.
+// Staged puts a directory with n written bytes into the workspace's project. Without project
+// quotas it does nothing. Nothing may be written there afterwards. It may be called once.
+// The error is a *lifecycle.UnavailableError.
 func (r *Reservation) Staged(ctx context.Context, dir *os.Root, n int64) error {
 	if r.s.projects == nil {
 		return nil
 	}
 	a := r.s.use(r.w)
 	defer r.s.unuse(a)
-	unlock, err := r.s.counting.Lock(ctx, r.w.ID) // so that nobody finds it counted and reserved
+	unlock, err := r.s.counting.Lock(ctx, r.w.ID) // so that no count has the bytes as used and as reserved
 	if err != nil {
 		return err
 	}
@@ -94,9 +95,9 @@ func (r *Reservation) Staged(ctx context.Context, dir *os.Root, n int64) error {
 	return nil
 }
 
-// Refresh measures what may have changed, for Grow and Commit, which from here on go by
-// that and by what other reservations did since, so that they can be called under a lock
-// which isn't to be kept for long. Errors: the context's, *lifecycle.UnavailableError.
+// Refresh measures chats that may have changed. After it, Grow and Commit measure nothing
+// more, so that they can be called under a lock that is held only briefly. They still see what
+// other reservations do. Errors are the context's, or a *lifecycle.UnavailableError.
 func (r *Reservation) Refresh(ctx context.Context) error {
 	if r.account == nil {
 		return nil
@@ -118,12 +119,12 @@ func (r *Reservation) measure(ctx context.Context) error {
 	return nil
 }
 
-// Commit turns the reservation into use, before what was written takes its place: n bytes,
-// in place of replaced, both counted as hostdir.Allocated does. It measures nothing, but waits
-// for a measurement of the chat that is under way. If there is no room for that any more it is a
-// *FullError, and nothing has changed. Errors besides: as Reserve's. Done must be called
-// afterwards, whether or not that went well; until then the chat isn't measured. It is called
-// once.
+// Commit counts an addition of n bytes, which replaces other bytes, as used. Both are counted
+// as hostdir.Allocated does. The caller then moves the files into place, and must call Done,
+// whether or not that succeeded. Until Done, the chat isn't measured. Commit itself measures
+// nothing, but waits for a measurement of the chat that is under way. It may be called once.
+//
+// Errors are as Reserve's. After a *FullError nothing has changed.
 func (r *Reservation) Commit(ctx context.Context, n, replaced int64) error {
 	if r.account == nil {
 		return nil
@@ -140,8 +141,8 @@ func (r *Reservation) Commit(ctx context.Context, n, replaced int64) error {
 	return nil
 }
 
-// take compares what is wanted with what the workspace has room for, and takes it: to be
-// held, or to be used.
+// take checks that the workspace has room for an addition, and reserves it. If commit is
+// true, it counts it as used instead.
 func (r *Reservation) take(ctx context.Context, n, replaced int64, commit bool) error {
 	s, a := r.s, r.account
 	if !commit && !r.settled && time.Since(r.checked) > growFor {
@@ -172,9 +173,9 @@ func (r *Reservation) take(ctx context.Context, n, replaced int64, commit bool) 
 	}
 	credit := max(min(replaced, there-*creditor), 0)
 	need := max(n-credit, 0)
-	// What adds nothing may come whatever the rest of the workspace holds. Not so beyond what
-	// the kernel holds sandboxes to: one that renames each file before it is replaced would
-	// keep them all.
+	// An addition that replaces as much as it adds has room in a full workspace. But a sandbox
+	// could rename each file before it is replaced, and so keep them all. So nothing is added
+	// once the kernel's count exceeds the quota by more than roundUp.
 	full := need > 0 && need > s.opts.QuotaBytes-add(t.used, a.reserved-r.held)
 	if full || n > 0 && counted > add(s.opts.QuotaBytes, roundUp) {
 		return s.over(r.w, t)
@@ -186,18 +187,18 @@ func (r *Reservation) take(ctx context.Context, n, replaced int64, commit bool) 
 		*creditor += credit
 		return nil
 	}
-	if s.projects != nil { // the kernel has counted n, and still counts what makes way
+	if s.projects != nil { // the kernel has counted n, and still counts what is replaced
 		a.written += credit - r.written
 		r.written = credit
 	}
-	if credit < min(replaced, f.bytes) { // another reservation counts on the rest: how much goes is unknown
+	if credit < min(replaced, f.bytes) { // another reservation counts on the rest, so measure how much goes
 		f.changes++
 	}
 	f.bytes = add(max(f.bytes-credit, 0), n)
 	return nil
 }
 
-// giveBackLocked ends what it keeps. The account's mu must be held.
+// giveBackLocked returns the reserved bytes and the credit. The caller holds the account's mu.
 func (r *Reservation) giveBackLocked() {
 	r.account.reserved -= r.held
 	if r.creditor != nil {
@@ -206,8 +207,8 @@ func (r *Reservation) giveBackLocked() {
 	r.held, r.credit, r.creditor = 0, 0, nil
 }
 
-// Done ends a committed change. What it changed in truth may be other than was committed;
-// then the chat is measured anew. Without a commit it does nothing.
+// Done ends a commit. If the change differs from what was committed, asCommitted is false, and
+// the chat is measured again. Without a commit, Done does nothing.
 func (r *Reservation) Done(asCommitted bool) {
 	if r.done == nil {
 		return
@@ -220,7 +221,8 @@ func (r *Reservation) Done(asCommitted bool) {
 	r.done = nil
 }
 
-// unwrite has all that the kernel counts be used.
+// unwrite takes the reservation's part out of account.written: all that the kernel counts of
+// it is in use from then on.
 func (r *Reservation) unwrite() {
 	unlock, err := r.s.counting.Lock(context.Background(), r.w.ID)
 	if err != nil { // which it can't be
@@ -231,13 +233,13 @@ func (r *Reservation) unwrite() {
 	r.written = 0
 }
 
-// Release gives back what wasn't committed; it may be called more than once.
+// Release returns the room that wasn't committed. It may be called more than once.
 func (r *Reservation) Release() {
 	if r.account == nil {
 		return
 	}
-	r.Done(false) // somebody forgot it
-	r.unwrite()   // first: what is staged is there until it is removed
+	r.Done(false) // in case the caller didn't
+	r.unwrite()   // before the room is returned, as staged files stay until they are removed
 	r.account.mu.Lock()
 	r.giveBackLocked()
 	r.account.mu.Unlock()

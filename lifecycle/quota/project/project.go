@@ -1,17 +1,14 @@
-// Package project has the kernel hold directories to quotas: every file of a file system
-// may belong to a project, which is a number, and the file system refuses what would take
-// more than the project's limit.
+// Package project sets quotas of directories in the kernel. Every file may belong to a
+// project, which is a number. The file system refuses writes beyond the project's limit.
 //
-// The numbers are the caller's, but for Probe; 0 is that of files which belong to none.
-// They are the file system's, and other users of project quotas on it, like a
-// container engine, share them.
+// The caller chooses the numbers, except Probe. Files without a project have number 0. All
+// users of project quotas on a file system, such as a container engine, share its numbers.
 //
-// ext4 offers this with its features project and quota (mkfs.ext4 -O project,quota, or
-// tune2fs while it isn't mounted) and the mount option prjquota, XFS with the mount option
-// prjquota. A process that isn't privileged gets EDQUOT from ext4, and ENOSPC from XFS; a
-// write is cut short before it fails. ext4 doesn't hold one with CAP_SYS_RESOURCE, as root
-// has it, to any quota. What counts are the blocks that are allocated, for directories
-// and the file system's own records too, in whole blocks.
+// ext4 needs its features project and quota (mkfs.ext4 -O project,quota, or tune2fs while it
+// isn't mounted) and the mount option prjquota. XFS needs the mount option prjquota. Beyond
+// the limit, an unprivileged process gets EDQUOT from ext4, and ENOSPC from XFS. The write
+// before may be short. ext4 exempts processes with CAP_SYS_RESOURCE, such as root's. Allocated
+// blocks count, including those of directories and of the file system's own records.
 package project
 
 import (
@@ -28,19 +25,19 @@ import (
 	"github.com/bermhq/berm/lifecycle/hostdir"
 )
 
-// Probe is the project by which Try finds out whether limits hold. It keeps a small
-// limit, and has no files otherwise.
+// Probe is the project by which Try finds out whether limits hold. It keeps a small limit, and
+// has files only during Try.
 const Probe uint32 = 0x61ffffff
 
-// Sizes of the probe, in bytes. What is written is more than a file system's blocks and
-// what it reserves besides leave of the limit.
+// Sizes of the probe, in bytes. The write exceeds the limit even if the file system rounds up
+// to its blocks.
 const (
 	probeLimit = 128 << 10
 	probeWrite = 4 << 20
 )
 
-// unsupported says why there are no project quotas for a directory. It is of errdefs'
-// NotImplemented class. The cause is the kernel's answer, and may be nil.
+// unsupported returns an error in errdefs' NotImplemented class, which says why a directory has
+// no project quotas. The cause is the kernel's answer, and may be nil.
 func unsupported(dir *os.File, reason string, cause error) error {
 	if cause == nil {
 		return fmt.Errorf("project quotas for %s: %w: %s", dir.Name(), errdefs.ErrNotImplemented, reason)
@@ -55,9 +52,9 @@ type Quotas struct {
 	kernel kernel
 }
 
-// Find asks the kernel whether the file system of a directory holds projects to their
-// limits. If it says no, the error is of errdefs' NotImplemented class. Find writes nothing,
-// so the directory may be full. The caller closes the Quotas.
+// Find asks the kernel whether the file system of a directory enforces project limits. If it
+// doesn't, the error is in errdefs' NotImplemented class. Find writes nothing, so the file
+// system may be full. The caller must close the Quotas.
 func Find(dir string) (*Quotas, error) {
 	f, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -95,10 +92,10 @@ func find(dir *os.File, k kernel) (*Quotas, error) {
 	return q, nil
 }
 
-// Try finds out whether limits hold in an open directory of the file system, by filling a
-// project. It is of errdefs' NotImplemented class if the kernel or this process's privileges don't
-// allow it, or the directory is full. What it makes for that has no name, and goes with the
-// process.
+// Try finds out whether limits hold in an open directory of the file system: it fills a file
+// of the project Probe. The file has no name, so it can't outlive the process. The error is in
+// errdefs' NotImplemented class. It says that limits don't hold, that this process lacks
+// privileges, or that the file system is full.
 func (q *Quotas) Try(dir *os.File) error {
 	reason, err := "limits can't be set; that takes CAP_SYS_ADMIN", q.kernel.set(Probe, probeLimit/block)
 	if err == nil {
@@ -110,8 +107,7 @@ func (q *Quotas) Try(dir *os.File) error {
 	return nil
 }
 
-// probe fills a file of the probe's project. It returns what went wrong; empty if the
-// limit held.
+// probe fills a file of the project Probe. It returns what went wrong, or "" if the limit held.
 func (q *Quotas) probe(dir *os.File) (reason string, cause error) {
 	fd, err := unix.Openat(int(dir.Fd()), ".", unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -123,7 +119,7 @@ func (q *Quotas) probe(dir *os.File) (reason string, cause error) {
 		_, err := f.WriteAt(make([]byte, probeWrite), 0)
 		return err
 	}
-	if err := write(); err != nil { // else it could be that which fails below
+	if err := write(); err != nil { // otherwise a full disk would look like a limit below
 		return "there isn't enough space to try it", err
 	}
 	if err := f.Truncate(0); err != nil {
@@ -171,9 +167,8 @@ func unprivileged(f func() error) error {
 // Close releases the file system. Nothing else may be called afterwards.
 func (q *Quotas) Close() error { return q.dir.Close() }
 
-// Limit sets the limit of a project, in bytes; 0 is none. It is rounded down to whole
-// kilobytes, but not to 0. One that is less than the project takes is no error: the
-// project doesn't get anything more.
+// Limit sets the limit of a project, in bytes; 0 is none. It rounds down to whole kilobytes,
+// but not to 0. A limit below the project's use is no error: the project can't grow then.
 func (q *Quotas) Limit(project uint32, bytes int64) error {
 	if err := valid(project); err != nil {
 		return err
@@ -191,7 +186,8 @@ func (q *Quotas) Limit(project uint32, bytes int64) error {
 	return nil
 }
 
-// Used is what a project's files take, in bytes: 0 for one that was never used.
+// Used returns how many bytes a project's files take. It is 0 for a project that was never
+// used.
 func (q *Quotas) Used(project uint32) (int64, error) {
 	if err := valid(project); err != nil {
 		return 0, err
@@ -203,7 +199,7 @@ func (q *Quotas) Used(project uint32) (int64, error) {
 	return int64(min(used, math.MaxInt64)), nil
 }
 
-// Free reports whether no file is of a project, be it an empty one.
+// Free reports whether a project has no file, not even an empty one.
 func (q *Quotas) Free(project uint32) (bool, error) {
 	if err := valid(project); err != nil {
 		return false, err
@@ -216,26 +212,28 @@ func (q *Quotas) Free(project uint32) (bool, error) {
 }
 
 // Adopt puts an open directory, and the directories and regular files below it, into a
-// project; what is made in them from then on belongs to it as well. Somebody may be
-// changing the tree meanwhile: links aren't followed, only regular files and directories
-// are opened, and what is moved within the tree is found, or the kernel refuses to move
-// it. Links, fifos and sockets that are there stay where they are; they take no blocks to
-// speak of. It takes in what is over the project's limit. After an error, a part of the
-// tree may belong to the project; it may be called again, also for a tree that belongs to
-// it already, which is a matter of reading. hostdir.ErrUnbounded if the tree is too large.
+// project, even beyond its limit. New files in these directories inherit the project. Existing
+// links, fifos and sockets keep theirs; they take almost no blocks.
+//
+// A sandbox may change the tree meanwhile. Adopt follows no link, and opens only regular files
+// and directories. It finds files that are moved within the tree, unless the kernel refuses
+// the move.
+//
+// After an error, a part of the tree may belong to the project. Adopt may be called again; on
+// a tree that belongs to the project already, it only reads. The error is
+// hostdir.ErrUnbounded if the tree is too large.
 func (q *Quotas) Adopt(dir *os.File, project uint32) error {
 	return q.each(context.Background(), dir, project, func(fd int, directory bool) error { return q.assign(fd, project, directory) }, nil)
 }
 
-// maxLinked bounds how many files with several names are remembered.
+// maxLinked bounds how many files with several names Take remembers.
 const maxLinked = 1 << 18
 
-// Take is Adopt for a tree that nobody else is to have a part in. It is of errdefs'
-// FailedPrecondition class if something in it belongs to another project, or has a name
-// outside of the tree as well. After an error, the context's cause among them, Drop undoes
-// what was done.
+// Take is Adopt for a tree that nobody else shares. The error is in errdefs'
+// FailedPrecondition class if a file in it belongs to another project, or has another name
+// outside of the tree. After any error, including the context's cause, Drop undoes the change.
 func (q *Quotas) Take(ctx context.Context, dir *os.File, project uint32) error {
-	names := map[uint64]uint64{} // how many weren't found, of files with several, by inode
+	names := map[uint64]uint64{} // of files with several names, how many weren't found; by inode
 	err := q.each(ctx, dir, project, func(fd int, directory bool) error {
 		attr, err := q.kernel.attr(fd)
 		if err != nil {
@@ -268,13 +266,13 @@ func (q *Quotas) Take(ctx context.Context, dir *os.File, project uint32) error {
 	return nil
 }
 
-// Drop takes what belongs to a project, of an open directory and what is below it, out of
-// it, so that nothing is inherited any more. Errors are as Adopt's, or the context's cause.
+// Drop takes an open directory, and the files below it, out of a project. New files don't
+// inherit the project any more. Errors are as Adopt's, or the context's cause.
 func (q *Quotas) Drop(ctx context.Context, dir *os.File, project uint32) error {
 	return q.each(ctx, dir, project, func(fd int, _ bool) error {
 		var st unix.Stat_t
 		if err := unix.Fstat(fd, &st); err != nil || st.Dev != q.dev {
-			return err // another file system's never was in it
+			return err // a file of another file system was never in it
 		}
 		attr, err := q.kernel.attr(fd)
 		if err != nil || attr.Project != project {
@@ -286,8 +284,8 @@ func (q *Quotas) Drop(ctx context.Context, dir *os.File, project uint32) error {
 	}, nil)
 }
 
-// each calls do with every directory and regular file of a tree, and found, unless it is
-// nil, with what is known of a file before it is opened.
+// each calls do with every directory and regular file of a tree. If found isn't nil, each
+// calls it with the stat of a file before it opens the file.
 func (q *Quotas) each(ctx context.Context, dir *os.File, project uint32, do func(fd int, directory bool) error, found func(*unix.Stat_t)) error {
 	err := valid(project)
 	if err != nil {
@@ -319,15 +317,15 @@ func (q *Quotas) each(ctx context.Context, dir *os.File, project uint32, do func
 	return nil
 }
 
-// Follow puts an open directory, and what is made in it from then on, into the project of
-// another if that keeps files of other projects from being moved in, as one does that was
-// adopted once, whether or not limits hold now. It takes no Quotas.
+// Follow puts an open directory, and new files in it, into the project of the directory like,
+// if like was adopted into one. Otherwise the kernel would refuse to move the files there,
+// whether or not limits hold now. Follow needs no Quotas.
 func Follow(dir, like *os.File) error { return follow(&system{}, dir, like) }
 
 func follow(k kernel, dir, like *os.File) error {
 	want, err := k.attr(int(like.Fd()))
 	if err != nil || want.Flags&flagInherit == 0 {
-		return nil // the file system has no projects, or the directory takes all
+		return nil // the file system has no projects, or like takes files of any project
 	}
 	attr, err := k.attr(int(dir.Fd()))
 	if err == nil {
