@@ -1,6 +1,6 @@
-// Package chat keeps chats, their files and their histories: content that outlives
-// sandboxes. A chat's directory is the one that the sandbox of the same key mounts
-// read-write, so nothing in it is to be trusted.
+// Package chat keeps chats, their files and their histories, which outlive sandboxes. The
+// sandbox of the same key mounts a chat's directory read-write, so the package trusts
+// nothing in it.
 package chat
 
 import (
@@ -31,7 +31,7 @@ const HistoryName = "history.md"
 const (
 	MaxHistory = 64 << 20 // bytes
 	MaxName    = 255      // bytes of a file's name
-	MaxFiles   = 100_000  // of one chat that have records; a sandbox may make more, which aren't listed
+	MaxFiles   = 100_000  // files of a chat with records; a sandbox may make more, which aren't listed
 )
 
 // Chat is content that a sandbox of the same key mounts. It is a value.
@@ -55,47 +55,49 @@ type File struct {
 	ModifiedAt  time.Time
 }
 
-// Record is what a file can't say of itself. It is a value.
+// Record is what the file system doesn't keep of a file. It is a value.
 type Record struct {
 	ID          string // UUID
 	Name        string
 	CreatedAt   time.Time
 	ContentType string // of the file with Identity; empty: not known
 	Identity    uint64 // 0: any file of the name
-	OldType     string // of the file with OldIdentity, which was to be replaced
+	OldType     string // content type of the file with OldIdentity, which the one with Identity replaces
 	OldIdentity uint64
 }
 
 // Store keeps chats and records. It must be safe for concurrent use.
 type Store interface {
-	// EnsureChat returns the tenant's chat of c's ID; if there is none, it puts c, and made
+	// EnsureChat returns the tenant's chat of c's ID. If there is none, it adds c, and made
 	// is true.
 	EnsureChat(ctx context.Context, c Chat) (got Chat, made bool, err error)
-	// Chat is of errdefs' NotFound class if the tenant has no such chat.
+	// Chat returns a chat. The error is in errdefs' NotFound class if the tenant has no such
+	// chat.
 	Chat(ctx context.Context, tenant, id string) (Chat, error)
-	// Chats lists a workspace's chats by ID, those after a given one, at most limit.
+	// Chats lists a workspace's chats with an ID above after, sorted by ID, at most limit.
 	Chats(ctx context.Context, tenant, workspaceID, after string, limit int) ([]Chat, error)
 	// EachChat calls f with every chat of every tenant.
 	EachChat(ctx context.Context, f func(Chat) error) error
-	// DeleteChat removes a chat with its records, durably; none is no error.
+	// DeleteChat removes a chat with its records, durably. A missing chat is no error.
 	DeleteChat(ctx context.Context, tenant, id string) error
 
-	// EachRecord calls f with a chat's records by name (as bytes), from one name to another,
-	// both included; an empty one is the end on its side. F must not use the Store.
+	// EachRecord calls f with a chat's records whose names are from from to to, both
+	// included, in the order of the names' bytes. An empty bound is open. F must not use the
+	// Store.
 	EachRecord(ctx context.Context, tenant, chatID, from, to string, f func(Record)) error
-	// CountRecords is how many records a chat has.
+	// CountRecords returns how many records a chat has.
 	CountRecords(ctx context.Context, tenant, chatID string) (int, error)
-	// RecordOf returns a record, and whose it is; of errdefs' NotFound class if the tenant
-	// has no such file.
+	// RecordOf returns a record and its chat's ID. The error is in errdefs' NotFound class
+	// if the tenant has no such file.
 	RecordOf(ctx context.Context, tenant, fileID string) (chatID string, r Record, err error)
-	// PutRecords writes records, durably, over those of the same names, all or none. The ID
-	// and the creation of one that is there stay.
+	// PutRecords writes records, durably, all or none. A record of the same name is replaced,
+	// but keeps its ID and CreatedAt.
 	PutRecords(ctx context.Context, tenant, chatID string, records []Record) error
-	// DeleteRecords removes records by ID; those that aren't there are no error.
+	// DeleteRecords removes records by ID. Missing ones are no error.
 	DeleteRecords(ctx context.Context, tenant string, ids []string) error
 }
 
-// Sandboxes is what is to be known of sandboxes; a *lifecycle.Service.
+// Sandboxes is the part of *lifecycle.Service that chats use.
 type Sandboxes interface {
 	WithoutSandbox(ctx context.Context, tenant, key string, f func(context.Context) error) error
 	// Owner is nil for Berm's own user.
@@ -112,13 +114,12 @@ type Options struct {
 	Registry  prometheus.Registerer // nil: metrics are kept but not exported
 }
 
-// Service has the chats. It is safe for concurrent use. Close ends what it does behind its
-// callers' backs.
+// Service keeps the chats. It is safe for concurrent use. Close ends its background work.
 //
 // The errors of its methods are *lifecycle.InvalidError, *NotFoundError,
 // *quota.NotFoundError, *FileNotFoundError, *FileError, *quota.FullError and
-// *lifecycle.UnavailableError, as they apply, and those of a caller's own readers and
-// writers as they are.
+// *lifecycle.UnavailableError. Errors of a caller's own readers and writers are returned
+// unchanged.
 type Service struct {
 	opts    Options
 	root    string // without symbolic links
@@ -126,10 +127,10 @@ type Service struct {
 	metrics *metrics
 	most    int              // MaxFiles
 	buffers sync.Pool        // of *bufio.Writer
-	step    func(step) error // of tests: stops a change on its way; nil in service
-	run     string           // begins the names of this Service's staging directories
-	locks   keylock.Map[key] // held by who changes a directory by the API, and never while a body streams
-	mu      sync.Mutex       // guards what follows
+	step    func(step) error // lets tests stop a change at a step; otherwise nil
+	run     string           // prefix of the names of this Service's staging directories
+	locks   keylock.Map[key] // held while the API changes a chat's directory, but not while a body streams
+	mu      sync.Mutex       // guards ended
 	ended   Report           // what New did
 
 	ctx      context.Context // until Close
@@ -144,10 +145,10 @@ type key struct{ tenant, chatID string }
 
 func (c Chat) key() key { return key{c.Tenant, c.ID} }
 
-// New checks the options and finishes the deletions that an earlier process didn't. It makes
-// a directory of its own below the root, which must be there. If that directory is missing
-// while there are chats, it is an error that says what to do, and nothing is changed: the
-// file system that holds them may not be mounted.
+// New checks the options, and finishes deletions that an earlier process began. Below the
+// root, which must exist, it makes a staging directory. If that directory is missing although
+// the store has chats, New changes nothing and returns an error that says what to do: the
+// chats' file system may not be mounted.
 func New(ctx context.Context, opts Options) (*Service, error) { return start(ctx, opts, nil) }
 
 func start(ctx context.Context, opts Options, at func(step) error) (*Service, error) {

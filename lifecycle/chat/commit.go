@@ -13,7 +13,7 @@ import (
 	"github.com/bermhq/berm/lifecycle/hostdir"
 )
 
-// step is a point that a change of a chat has come to.
+// step is a point in a change of a chat.
 type step string
 
 // The steps, in their order: a process may die at any of them.
@@ -36,16 +36,16 @@ func (s *Service) at(p step) error {
 	return s.step(p)
 }
 
-// commit moves what is staged into its place, and returns the files that have records; made
-// says that there was nothing of the name of the first one. Prepare, if it isn't nil, is
-// called under the chat's lock, and may stage more.
+// commit moves the staged files into the chat's directory, and returns those with records.
+// Made says that the first one replaced nothing. Prepare, if it isn't nil, is called with the
+// chat's lock held, and may stage more.
 //
-// Records are written before the files that they are of are moved. A content type counts
-// for one file, and the record keeps that of the file that makes way, so that a process
-// may die at any moment: each file is the old one or the new one, with its content type.
+// Records are written before their files are moved. A content type belongs to one file, and a
+// record also keeps that of the file that is replaced. So this process may die at any moment:
+// each file is the old one or the new one, and has its own content type.
 func (st *stage) commit(ctx context.Context, prepare func(dir *os.Root) error) (files []File, made bool, err error) {
 	s := st.s
-	// What takes long comes before the lock.
+	// Do what takes long before acquiring the lock.
 	if prepare == nil {
 		if err := st.enlist(ctx); err != nil {
 			return nil, false, err
@@ -87,7 +87,7 @@ func (st *stage) commit(ctx context.Context, prepare func(dir *os.Root) error) (
 	}
 	asCommitted := false
 	defer func() { st.room.Done(asCommitted) }()
-	ctx = context.WithoutCancel(ctx) // from here on nobody waits
+	ctx = context.WithoutCancel(ctx) // finish even if the caller leaves
 	if err := s.at(stepReserved); err != nil {
 		return nil, false, err
 	}
@@ -107,8 +107,8 @@ func (st *stage) commit(ctx context.Context, prepare func(dir *os.Root) error) (
 	return st.made(records), made, nil
 }
 
-// replacing looks at what is in the places of staged files, and returns how many bytes go with
-// it.
+// replacing returns how many bytes of the chat's directory the staged files replace. Made says
+// that the first one replaces nothing.
 func (st *stage) replacing(dir *os.Root) (replaced int64, made bool, err error) {
 	made = true
 	for i, f := range st.files {
@@ -131,8 +131,8 @@ func (st *stage) replacing(dir *os.Root) (replaced int64, made bool, err error) 
 	return replaced, made, nil
 }
 
-// records returns those of the staged attachments, which keep the IDs of their names. It is
-// a *FileError if the chat would have more than it may.
+// records returns the records of the staged attachments. A name that has a record keeps its
+// ID. The error is a *FileError if the chat would have too many records.
 func (st *stage) records(ctx context.Context, dir *os.Root) ([]Record, error) {
 	var names []string
 	for _, f := range st.files {
@@ -180,8 +180,7 @@ func (st *stage) records(ctx context.Context, dir *os.Root) ([]Record, error) {
 	return records, err
 }
 
-// made joins the records of staged attachments with what their files said when they were
-// staged.
+// made joins the records of staged attachments with their files, as they were when staged.
 func (st *stage) made(records []Record) (files []File) {
 	for _, f := range st.files {
 		if f.record {
@@ -192,8 +191,8 @@ func (st *stage) made(records []Record) (files []File) {
 	return files
 }
 
-// counted is what the staged files add to the chat. Exact says that nothing else is staged,
-// and that what makes way is files at the top without other links.
+// counted returns how many bytes the staged files add to the chat. Exact says that only files
+// at the top are staged, and that they replace only such files, without other links.
 func (st *stage) counted() (n int64, exact bool) {
 	if st.inexact {
 		return st.bytes, false

@@ -16,8 +16,8 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
-// openDir opens a chat's directory. It is a *NotFoundError if there is none. The handle leads
-// nowhere but into this chat.
+// openDir opens a chat's directory. The error is a *NotFoundError if there is none. Nothing
+// outside of this chat can be opened through the handle.
 func (s *Service) openDir(c Chat) (*os.Root, error) {
 	path, err := lifecycle.ChatDir(s.root, c.Tenant, c.ID)
 	if err == nil {
@@ -32,7 +32,7 @@ func (s *Service) openDir(c Chat) (*os.Root, error) {
 	return nil, fmt.Errorf("open the directory of chat %q: %w", c.ID, err)
 }
 
-// open opens a chat's directory to read what is in it. Should it be gone, it is made again.
+// open opens a chat's directory for reading. It makes the directory again if it is gone.
 func (s *Service) open(ctx context.Context, c Chat) (*os.Root, error) {
 	dir, err := s.openDir(c)
 	if !errdefs.IsNotFound(err) {
@@ -46,8 +46,8 @@ func (s *Service) open(ctx context.Context, c Chat) (*os.Root, error) {
 	return s.openDir(c)
 }
 
-// enter takes a chat's lock, sees that the chat is the same as before, and opens its
-// directory. Without an error, leave must be called.
+// enter acquires a chat's lock, checks that the chat is still the same, and opens its
+// directory. Unless it returns an error, the caller must call leave.
 func (s *Service) enter(ctx context.Context, c Chat) (dir *os.Root, leave func(), err error) {
 	unlock, err := s.locks.Lock(ctx, c.key())
 	if err != nil {
@@ -71,9 +71,9 @@ func (s *Service) enter(ctx context.Context, c Chat) (dir *os.Root, leave func()
 	return dir, func() { _ = dir.Close(); unlock() }, nil
 }
 
-// layout opens a chat's directory, and sees that it is there, with a history, and part of
-// its workspace's project. The chat's lock must be held. Adopt is false if all that is
-// there belongs to the project already.
+// layout opens a chat's directory. It makes the directory and the history if they are missing.
+// If adopt is true, or the directory was missing, it puts the directory under the workspace's
+// quota. The caller holds the chat's lock.
 func (s *Service) layout(ctx context.Context, c Chat, adopt bool) (_ *os.Root, err error) {
 	dir, err := s.openDir(c)
 	missing := errdefs.IsNotFound(err)
@@ -128,13 +128,13 @@ func (s *Service) makeHistory(dir *os.Root) error {
 	}
 	f, err := dir.OpenFile(HistoryName, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) {
-		return nil // the sandbox was first, or links somewhere
+		return nil // the sandbox has made it, maybe as a link
 	}
 	if err != nil {
 		return hostdir.OfSpace(HistoryName, err)
 	}
 	if err = errors.Join(give(f, o), f.Sync(), f.Close()); err != nil {
-		return errors.Join(err, dir.Remove(HistoryName)) // or the next call takes it as it is
+		return errors.Join(err, dir.Remove(HistoryName)) // otherwise the next call would keep it
 	}
 	return hostdir.With(dir, (*os.File).Sync)
 }
@@ -176,8 +176,8 @@ func (s *Service) syncParents(path string) error {
 	return nil
 }
 
-// unlink removes files, durably, and returns how many; a directory that has taken the place
-// of one stays.
+// unlink removes files, durably, and returns how many. It keeps a directory that has replaced
+// a file.
 func unlink(dir *os.Root, names []string) (n int, err error) {
 	if len(names) == 0 {
 		return 0, nil
@@ -197,8 +197,8 @@ func unlink(dir *os.Root, names []string) (n int, err error) {
 	return n, err
 }
 
-// counted is what a file adds to what its chat holds: lifecycle/hostdir counts no more of a
-// sparse file than it takes, and one with several links may stay.
+// counted returns by how much a file changes its chat's size, as hostdir counts it. A sparse
+// file counts as its blocks. A file with several links counts as 0, as it may stay.
 func counted(fi fs.FileInfo) int64 {
 	if linked(fi) {
 		return 0

@@ -24,7 +24,7 @@ func newRecord(name string) Record {
 	return Record{ID: uuid.NewString(), Name: name, CreatedAt: time.Now().UTC()}
 }
 
-// typeOf is the content type of the file with an identity.
+// typeOf returns the content type of the file with an identity.
 func (r Record) typeOf(identity uint64) string {
 	switch identity {
 	case r.OldIdentity:
@@ -38,7 +38,7 @@ func (r Record) typeOf(identity uint64) string {
 	return ""
 }
 
-// with is a record joined with what its file says.
+// with joins a record with its file's size and time.
 func (c Chat) with(r Record, fi fs.FileInfo, identity uint64) File {
 	return File{
 		ID: r.ID, Tenant: c.Tenant, ChatID: c.ID, Name: r.Name, ContentType: r.typeOf(identity),
@@ -60,8 +60,8 @@ func (s *Service) records(ctx context.Context, c Chat, names []string) (map[stri
 	return known, storeError(err)
 }
 
-// files joins the files of names, which are sorted, with their records. What is gone, or has
-// no record because there are too many, is left out.
+// files joins the files of names, which are sorted, with their records. It leaves out files
+// that are gone, and those without a record because the chat has too many.
 func (s *Service) files(ctx context.Context, c Chat, dir *os.Root, names []string) ([]File, error) {
 	known, err := s.records(ctx, c, names)
 	if err != nil {
@@ -110,8 +110,8 @@ func (s *Service) file(ctx context.Context, c Chat, f *os.File, fi fs.FileInfo) 
 	return c.with(r, fi, identity), nil
 }
 
-// enroll gives files that sandboxes wrote records, as far as there may be more, and returns
-// those of names.
+// enroll makes records for files that sandboxes wrote, up to the chat's limit. It returns the
+// records of names.
 func (s *Service) enroll(ctx context.Context, c Chat, names []string) (map[string]Record, error) {
 	dir, leave, err := s.enter(ctx, c)
 	if err != nil {
@@ -149,8 +149,8 @@ func (s *Service) enroll(ctx context.Context, c Chat, names []string) (map[strin
 	return known, nil
 }
 
-// recordsLeft is how many more files of a chat can have records. If that is less than want,
-// the records without a file are dropped first. The chat's lock must be held.
+// recordsLeft returns how many more records a chat can have. If that is less than want, it
+// first drops records without a file. The caller holds the chat's lock.
 func (s *Service) recordsLeft(ctx context.Context, c Chat, dir *os.Root, want int) (int, error) {
 	n, err := s.opts.Store.CountRecords(ctx, c.Tenant, c.ID)
 	if err != nil {
@@ -166,8 +166,8 @@ func (s *Service) recordsLeft(ctx context.Context, c Chat, dir *os.Root, want in
 	return max(s.most-n, 0), nil
 }
 
-// prune drops the records of a range of names, as EachRecord's, that have no file, and
-// returns how many. The chat's lock must be held.
+// prune drops the records without a file in a range of names, as of EachRecord. It returns how
+// many it dropped. The caller holds the chat's lock.
 func (s *Service) prune(ctx context.Context, c Chat, dir *os.Root, from, to string) (int, error) {
 	var records []Record // at most as many as a chat may have
 	if err := s.opts.Store.EachRecord(ctx, c.Tenant, c.ID, from, to, func(r Record) { records = append(records, r) }); err != nil {
@@ -175,7 +175,7 @@ func (s *Service) prune(ctx context.Context, c Chat, dir *os.Root, from, to stri
 	}
 	var ids []string
 	for _, r := range records {
-		// One that has another kind by now is no attachment any more.
+		// A file that was replaced by another kind is no attachment any more.
 		fi, err := dir.Lstat(r.Name)
 		if errors.Is(err, fs.ErrNotExist) || err == nil && !fi.Mode().IsRegular() {
 			ids = append(ids, r.ID)
@@ -187,21 +187,21 @@ func (s *Service) prune(ctx context.Context, c Chat, dir *os.Root, from, to stri
 // page is a part of the attachments in a directory, by name.
 type page struct {
 	names  []string
-	more   bool
-	beyond bool
+	more   bool // there are names after these
+	beyond bool // the directory has more than could be read
 }
 
-// readPage returns the first names after a given one, at most limit. It holds few more than
-// that, and looks at no more than most attachments, and twice as many entries, however many
-// there are.
+// readPage returns the first names after a given one, at most limit. It keeps few more names
+// in memory. It reads at most most attachments and twice as many entries, however many there
+// are.
 func readPage(ctx context.Context, dir *os.Root, after string, limit, most int) (p page, err error) {
 	top, err := hostdir.Top(dir)
 	if err != nil {
 		return page{}, err
 	}
 	defer top.Close()
-	// A directory that was opened by os.Root looks at each entry again when it is read; of
-	// this one the entries' kinds are told by the directory itself, where it knows them.
+	// ReadDir of a directory that os.Root opened stats every entry. Opened like this, it takes
+	// the entries' kinds from the directory, if the file system has them there.
 	fd, err := unix.Openat(int(top.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return page{}, err
@@ -250,10 +250,10 @@ func readPage(ctx context.Context, dir *os.Root, after string, limit, most int) 
 	}
 }
 
-// batch is how many entries of a directory are held at a time.
+// batch is how many entries of a directory are read at a time.
 const batch = 256
 
-// checkName is a *lifecycle.InvalidError for a name that no attachment can have.
+// checkName returns a *lifecycle.InvalidError for a name that no attachment can have.
 func checkName(name string) error {
 	var message string
 	switch {

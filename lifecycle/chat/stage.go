@@ -21,16 +21,16 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
-// stagingDir holds, below the root, what isn't in a chat's directory yet or any more. No
-// chat's ID begins with a dot, and no sandbox mounts it. It is made before the first chat,
-// and stays: a root without it isn't the one that the store's chats are in.
+// stagingDir is the directory below the root for files that aren't in a chat's directory yet,
+// or any more. No chat's ID begins with a dot, and no sandbox mounts it. It is made before the
+// first chat and never removed. So a root without it isn't the root of the store's chats.
 const stagingDir = ".staging"
 
-// copyBuffer is how many bytes of a body are held at a time.
+// copyBuffer is how many bytes of a body are in memory at a time.
 const copyBuffer = 256 << 10
 
-// flushEvery is after how many bytes the kernel begins to write them to the disk,
-// so that little is left to wait for at the end.
+// flushEvery is after how many bytes the kernel begins to write them to the disk, so that the
+// sync at the end is short.
 const flushEvery = 8 << 20
 
 func (s *Service) makeStaging(ctx context.Context) error {
@@ -57,8 +57,9 @@ func (s *Service) makeStaging(ctx context.Context) error {
 	return s.syncParents(path)
 }
 
-// checkNew refuses a root that was never used while there are chats: what they hold is
-// elsewhere, as on a file system that isn't mounted, and all their records would go.
+// checkNew refuses a root that was never used if the store has chats. Their files are then
+// elsewhere, such as on a file system that isn't mounted, and all their records would be
+// dropped.
 func (s *Service) checkNew(ctx context.Context) error {
 	some := errors.New("there are chats")
 	err := s.opts.Store.EachChat(ctx, func(Chat) error { return some })
@@ -73,11 +74,11 @@ func (s *Service) openStaging() (*os.Root, error) {
 	return os.OpenRoot(filepath.Join(s.root, stagingDir))
 }
 
-// newStaging is a name for a staging directory of this Service.
+// newStaging returns a name for a staging directory of this Service.
 func (s *Service) newStaging() string { return s.run + "-" + uuid.NewString() }
 
-// unstage removes a staging directory. What can't be removed, or not before the context is
-// done, is left for the next start.
+// unstage removes a staging directory. The next start removes what is left when it fails, or
+// when the context ends.
 func (s *Service) unstage(ctx context.Context, id string) {
 	staging, err := s.openStaging()
 	if err == nil {
@@ -88,8 +89,8 @@ func (s *Service) unstage(ctx context.Context, id string) {
 	}
 }
 
-// removeStaged removes a staging directory. That of a deleted chat gets another name first:
-// half removed, it wouldn't say which chat it was.
+// removeStaged removes a staging directory. It first renames that of a deleted chat: a half
+// removed one could no longer be taken for the chat.
 func removeStaged(ctx context.Context, staging *os.Root, id string) error {
 	if name, ok := strings.CutPrefix(id, deleted); ok {
 		if err := staging.Rename(id, name); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -100,7 +101,7 @@ func removeStaged(ctx context.Context, staging *os.Root, id string) error {
 	return hostdir.Remove(ctx, staging, id)
 }
 
-// stage is what is going to be put into a chat's directory. It belongs to one goroutine.
+// stage has files that will be moved into a chat's directory. It belongs to one goroutine.
 type stage struct {
 	s     *Service
 	id    string // its directory's name
@@ -113,7 +114,7 @@ type stage struct {
 	asked int64 // bytes that there is room for
 	files []staged
 
-	inexact bool // directories or links may be in it, or among what makes way
+	inexact bool // it, or what it replaces, may have directories or links
 }
 
 // staged is a file at the top of a stage.
@@ -123,8 +124,8 @@ type staged struct {
 	info   fs.FileInfo
 }
 
-// stage reserves room for n bytes, of which replaced make way for them, and makes a place
-// for them. Without an error, end must be called.
+// stage reserves room for n bytes, which replace other bytes, and makes a staging directory
+// for them. Unless it returns an error, the caller must call end.
 func (s *Service) stage(ctx context.Context, c Chat, n, replaced int64) (_ *stage, err error) {
 	st := &stage{s: s, id: s.newStaging(), chat: c, asked: n}
 	if st.space, err = s.opts.Quotas.Workspace(ctx, c.Tenant, c.WorkspaceID); err != nil {
@@ -163,7 +164,7 @@ func (st *stage) make(chat *os.Root) error {
 	return st.s.opts.Quotas.Stage(st.space, st.dir, chat)
 }
 
-// end removes what is left of it.
+// end releases the reservation, and removes the staging directory.
 func (st *stage) end(ctx context.Context) {
 	st.room.Release()
 	if st.dir != nil {
@@ -172,13 +173,13 @@ func (st *stage) end(ctx context.Context) {
 	st.s.unstage(context.WithoutCancel(ctx), st.id)
 }
 
-// enlist has what is staged be of the workspace's project: the directory that it is moved
-// into takes nothing of another.
+// enlist puts the staged files into the workspace's project. Otherwise the kernel would refuse
+// to move them into the chat's directory.
 func (st *stage) enlist(ctx context.Context) error {
 	return st.writeError(ctx, "the staging directory", st.room.Staged(ctx, st.dir, st.bytes))
 }
 
-// grow keeps room for so many bytes in all.
+// grow reserves room for so many bytes in all.
 func (st *stage) grow(ctx context.Context, bytes int64) error {
 	if bytes > st.asked {
 		if err := st.room.Grow(ctx, bytes); err != nil {
@@ -189,8 +190,8 @@ func (st *stage) grow(ctx context.Context, bytes int64) error {
 	return nil
 }
 
-// write makes a file of what r gives: size bytes, unless that is negative, and at most limit,
-// unless that is 0.
+// write makes a file of what it reads from r. R must have size bytes, unless size is negative,
+// and at most limit bytes, unless limit is 0.
 func (st *stage) write(ctx context.Context, name string, size, limit int64, r io.Reader) (fs.FileInfo, error) {
 	if limit > 0 && size > limit {
 		return nil, &TooLargeError{Limit: limit}
@@ -270,7 +271,7 @@ func (w *filler) Write(p []byte) (int, error) {
 		return 0, w.st.writeError(w.ctx, filepath.Base(w.f.Name()), err)
 	}
 	if w.n = total; w.n-w.flushed >= flushEvery {
-		// An error here is the sync's at the end, too.
+		// The sync at the end returns the error of this, too.
 		_ = unix.SyncFileRange(int(w.f.Fd()), w.flushed, w.n-w.flushed, unix.SYNC_FILE_RANGE_WRITE)
 		w.flushed = w.n
 	}
@@ -281,8 +282,8 @@ func sizeError(size int64, than string) error {
 	return &lifecycle.InvalidError{Field: "size", Message: fmt.Sprintf("%d bytes were announced, and %s came", size, than)}
 }
 
-// writeError says why something couldn't be written: the kernel's quota counts as the
-// workspace's own.
+// writeError returns the error of a failed write. For EDQUOT, it is a *quota.FullError of the
+// workspace.
 func (st *stage) writeError(ctx context.Context, name string, err error) error {
 	if !errors.Is(err, syscall.EDQUOT) {
 		return hostdir.OfSpace(name, err)

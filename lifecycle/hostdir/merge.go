@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxTurns is how often a merge takes a directory up again that a sandbox has moved away.
+// maxTurns is how often a merge retries directories that a sandbox has moved away.
 const maxTurns = 100
 
 // InWayOfFile is the FileError's message for a directory where a file is to be.
@@ -17,22 +17,21 @@ const InWayOfFile = "is a directory, and can't be replaced by a file"
 
 const inWayOfDir = "is no directory, and can't be replaced by one"
 
-// CheckMerge reports whether Merge can move all that from holds. If something can't be
-// moved, it is a *FileError. No link is followed.
+// CheckMerge returns a *FileError if Merge can't move everything in from. It follows no link.
 func CheckMerge(from, to *os.Root) error { return (&merger{dry: true, turns: maxTurns}).both(from, to) }
 
-// Merge moves all that from holds, which nobody else changes, into to, which a sandbox may
-// be changing. Files take the place of files, links and special files, but not of
-// directories. Directories that are in to already are kept; others are moved as they are,
-// with owner and mode, but not over anything else. Merge goes by handles and single names
-// and follows no link, so that it puts nothing outside.
+// Merge moves everything in from, which nobody else changes, into to, which a sandbox may be
+// changing. Files replace files, links and special files, but not directories. Directories
+// that exist in to are kept. Others are moved as they are, with owner and mode, and replace
+// nothing. Merge uses handles and single names and follows no link, so that it writes nothing
+// outside of to.
 //
-// When it has gone well, from is empty, and all is on the disk. If something in to is in the way it is a
-// *FileError. Each file is moved or not, whenever it ends.
+// On success, from is empty, and all is on the disk. If something in to is in the way, the
+// error is a *FileError. After an error, each file is either moved or not.
 func Merge(from, to *os.Root) error { return (&merger{turns: maxTurns}).both(from, to) }
 
 type merger struct {
-	dry   bool // only find out whether something is in the way
+	dry   bool // only check that nothing is in the way
 	turns int
 }
 
@@ -42,8 +41,8 @@ func (m *merger) both(from, to *os.Root) error {
 	})
 }
 
-// below moves all that is in from. A directory that is emptied while it is read may not
-// show all at once.
+// below moves everything in from. It reads the directory until it is empty, as a directory
+// that is emptied while it is read may leave out entries.
 func (m *merger) below(from, to *os.File, path string) error {
 	for some := true; some; some = some && !m.dry {
 		some = false
@@ -83,17 +82,17 @@ func (m *merger) file(from, to *os.File, name, path string) error {
 	case err != nil:
 		return OfSpace(path+name, err)
 	}
-	// Of two names of one file, a rename removes neither.
+	// If both names are of the same file, a rename does nothing.
 	return unlessMissing(unlinkAt(from, name, 0))
 }
 
-// directory moves a directory, or what is in it if there is one in to.
+// directory moves a directory. If to has one of that name, it moves the content instead.
 func (m *merger) directory(from, to *os.File, name, path string) error {
 	for ; m.turns > 0; m.turns-- {
 		if !m.dry {
 			err := move(from, to, name, unix.RENAME_NOREPLACE)
 			if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) { // not on this file system
-				err = move(from, to, name, 0) // over an empty one too
+				err = move(from, to, name, 0) // may replace an empty directory
 			}
 			if !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.ENOTEMPTY) && !notDir(err) {
 				return OfSpace(path+name, err)
@@ -110,13 +109,13 @@ func (m *merger) directory(from, to *os.File, name, path string) error {
 		case !missing(err):
 			return err
 		}
-		// It isn't there any more.
+		// The directory in to is gone. Try again.
 	}
 	return WrongKind(path+name, "keeps changing")
 }
 
-// in moves what is in the directories of a name in both. If that in to can't be opened, it
-// is an error of openDirAt's.
+// in moves the content of from's directory of a name into to's. If to's can't be opened, the
+// error is openDirAt's.
 func (m *merger) in(from, to *os.File, name, path string) error {
 	b, err := openDirAt(to, name)
 	if err != nil {
@@ -131,8 +130,8 @@ func (m *merger) in(from, to *os.File, name, path string) error {
 	return m.below(a, b, path)
 }
 
-// move renames a single name from one directory into another. To is one that has been
-// removed if the error says that something is missing.
+// move moves a single name from one directory into another. If the error is ENOENT, to has
+// been removed.
 func move(from, to *os.File, name string, flags uint) error {
 	err := retry(func() error {
 		if flags == 0 {

@@ -1,7 +1,7 @@
-// Package hostdir works on host directories that sandboxes may be changing at the same
-// time: it measures, walks, archives, fills, merges and removes them. It goes from one
-// directory to the next by handles and single names, so that no link leads it out. It
-// opens nothing but directories and regular files, and its work is bounded.
+// Package hostdir works on host directories while sandboxes may be changing them. It
+// measures, walks, archives, fills, merges and removes them. It goes from one directory to the
+// next by handles and single names, so that no link leads it out. It opens only directories
+// and regular files, and its work is bounded.
 package hostdir
 
 import (
@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// batch is how many names of a directory are held at a time.
+// batch is how many names of a directory are read at a time.
 const batch = 256
 
 // dirFlags open a directory, or fail. They don't follow a link, and don't wait for a fifo.
@@ -46,13 +46,12 @@ func (e *NotFoundError) Error() string { return fmt.Sprintf("there is no file %q
 // NotFound puts the error into errdefs' NotFound class.
 func (*NotFoundError) NotFound() {}
 
-// WrongKind is the error for a file that isn't of the kind it has to be.
+// WrongKind returns the *FileError of a file that is of the wrong kind.
 func WrongKind(name, message string) error {
 	return &FileError{Name: name, Class: errdefs.ErrFailedPrecondition, Message: message}
 }
 
-// OfSpace turns an error that says there is no space into a FileError, and returns others
-// as they are.
+// OfSpace returns a *FileError if err says that there is no space, and err itself otherwise.
 func OfSpace(name string, err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return &FileError{Name: name, Class: errdefs.ErrResourceExhausted, Message: "can't be written: there is no space left"}
@@ -63,7 +62,7 @@ func OfSpace(name string, err error) error {
 // OpenDir opens a directory with O_PATH, by a path without symbolic links.
 func OpenDir(path string) (*os.File, error) { return openPath(path, unix.O_DIRECTORY) }
 
-// OpenAny is OpenDir for whatever is there.
+// OpenAny is OpenDir for files of any kind.
 func OpenAny(path string) (*os.File, error) { return openPath(path, 0) }
 
 func openPath(path string, flags uint64) (*os.File, error) {
@@ -84,9 +83,10 @@ func Inode(f *os.File) (string, error) {
 	return fmt.Sprintf("%d:%d", st.Dev, st.Ino), err
 }
 
-// Identity tells a file from the others of its file system, and from those that get its inode
-// later where the file system knows when a file was made. The file is name in dir, or dir
-// itself if name is empty. Identity follows no link, and never returns 0 without an error.
+// Identity returns a number that identifies a file in its file system. If the file system
+// keeps birth times, a later file with the same inode has another identity. The file is name
+// in dir, or dir itself if name is empty. Identity follows no link, and never returns 0
+// without an error.
 func Identity(dir *os.File, name string) (uint64, error) {
 	var st unix.Statx_t
 	err := retry(func() error {
@@ -100,13 +100,13 @@ func Identity(dir *os.File, name string) (uint64, error) {
 	return max(sum.Sum64(), 1), nil
 }
 
-// OpenRegular opens a regular file in root for reading, and returns what fstat says of it.
-// Name is a single name. Nothing of another kind is opened: the name is opened with O_PATH,
-// which follows no link, waits for no fifo and wakes no device, and that very file is opened
-// then. A lease that a sandbox holds on the file doesn't delay the caller. Errors:
+// OpenRegular opens a regular file in root for reading, and returns its stat. Name is a single
+// name. OpenRegular never opens a file of another kind: it opens the name with O_PATH, which
+// follows no link, waits for no fifo and has no effect on a device, and then opens that same
+// file. A lease that a sandbox holds on the file doesn't delay the caller. Errors are
 // *NotFoundError, *FileError, and those of the file system.
 func OpenRegular(root *os.Root, name string) (*os.File, os.FileInfo, error) {
-	// With a slash at its end os.Root would follow a link.
+	// With a slash at the end of the name, os.Root would follow a link.
 	if !single(name) {
 		return nil, nil, &NotFoundError{Name: name}
 	}
@@ -122,7 +122,7 @@ func OpenRegular(root *os.Root, name string) (*os.File, os.FileInfo, error) {
 	return reopen(handle, name)
 }
 
-// LstatRegular looks at a regular file in root. Errors: as OpenRegular's.
+// LstatRegular returns the stat of a regular file in root. Errors are as OpenRegular's.
 func LstatRegular(root *os.Root, name string) (os.FileInfo, error) {
 	if !single(name) {
 		return nil, &NotFoundError{Name: name}
@@ -175,8 +175,8 @@ func reopen(handle *os.File, name string) (*os.File, os.FileInfo, error) {
 	return f, is, nil
 }
 
-// Unlink removes anything but a directory, of which it returns false. That it is missing
-// is no error.
+// Unlink removes a file of any kind but a directory, for which it returns false. A missing
+// file is no error.
 func Unlink(dir *os.File, name string) (done bool, err error) {
 	err = unlinkAt(dir, name, 0)
 	switch {
@@ -227,7 +227,7 @@ func With(root *os.Root, f func(*os.File) error) error {
 	return errors.Join(f(dir), dir.Close())
 }
 
-// single reports whether a name leads from a directory to an entry of it.
+// single reports whether a name names an entry of a directory.
 func single(name string) bool {
 	return name != "" && name != "." && name != ".." && !strings.ContainsAny(name, "/\x00")
 }
@@ -271,7 +271,7 @@ func openDirAt(dir *os.File, name string) (*os.File, error) {
 	return openAt(int(dir.Fd()), name, dirFlags, 0)
 }
 
-// lstatAt looks at a single name in a directory.
+// lstatAt returns the stat of a single name in a directory. It follows no link.
 func lstatAt(dir *os.File, name string) (st unix.Stat_t, err error) {
 	err = retry(func() error { return unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW) })
 	if err != nil {

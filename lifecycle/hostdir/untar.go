@@ -30,25 +30,26 @@ func (*ArchiveError) InvalidParameter() {}
 
 // UntarOptions say how an archive is unpacked. All are mandatory.
 type UntarOptions struct {
-	// Grow is called before bytes are written: with how many there will be then, of files
-	// and of links' targets, and how many are written, which may replace others. Its error
-	// ends the call.
+	// Grow is called before a file or link is written. Total is the size of all files and
+	// link targets with it. More is its own size, some of which may replace other bytes. An
+	// error ends Untar.
 	Grow func(total, more int64) error
 	// Give gives a new file to its owner.
 	Give func(f *os.File) error
-	// Check refuses a path at the top of the archive, whose file is a regular one or not.
+	// Check returns an error for a path that must not be unpacked. Kind is the file's type
+	// flag in the archive.
 	Check func(elements []string, kind byte) error
 }
 
-// Untar puts what is in a tar archive into an empty directory that nobody else changes.
-// It takes directories (mode 0755), regular files (0755 if anybody may execute them, else
-// 0644) and symbolic links, as they are; a later one takes the place of an earlier one of
-// the same name, but for directories. Owners, times and extended attributes are left out.
-// It goes from one directory to the next by its name and never through a link. When it
-// has gone well, all is on the disk.
+// Untar unpacks a tar archive into an empty directory that nobody else changes. It unpacks
+// directories (mode 0755), regular files (0755 if anybody may execute them, else 0644) and
+// symbolic links. A later file replaces an earlier one of the same name, unless one of them is
+// a directory. Untar drops owners, times and extended attributes. It never goes through a
+// link. On success, all is on the disk.
 //
-// Errors: *ArchiveError for an archive that is broken or cut off, or has
-// something else in it, *FileError without space, and those of r and of the options as they are.
+// The error is an *ArchiveError for an archive that is broken or cut off, or has other types
+// of files, and a *FileError without space. Errors of r and of the options are returned
+// unchanged.
 func Untar(ctx context.Context, r io.Reader, into *os.Root, o UntarOptions) error {
 	return With(into, func(top *os.File) error {
 		in := &metered{r: r}
@@ -74,7 +75,7 @@ func refuse(format string, args ...any) error {
 	return &ArchiveError{Message: fmt.Sprintf(format, args...)}
 }
 
-// short keeps errors small.
+// short cuts a name for an error.
 func short(name string) string {
 	const most = 255
 	if len(name) > most {
@@ -108,7 +109,7 @@ func (u *unpacker) all() error {
 	}
 }
 
-// broken is an error of the reader's, or says what is wrong with what it gave.
+// broken returns the reader's own error, or else an *ArchiveError.
 func (u *unpacker) broken(err error) error {
 	if u.in.err != nil {
 		return u.in.err
@@ -184,7 +185,7 @@ func split(path string) ([]string, error) {
 	return elements, nil
 }
 
-// into calls f with a directory. It makes it, and those above it, if they are missing.
+// into calls f with a directory. It makes the directory, and those above it, if missing.
 func (u *unpacker) into(elements []string, f func(dir *os.File) error) error {
 	dir := u.top
 	for _, element := range elements {
@@ -232,7 +233,7 @@ func (u *unpacker) child(parent *os.File, name string) (*os.File, error) {
 	return dir, nil
 }
 
-// room makes way for a file, and has the total grow by its size.
+// room removes an earlier file of the name, and adds the new size to the total.
 func (u *unpacker) room(dir *os.File, name, path string, size int64) error {
 	st, err := lstatAt(dir, name)
 	switch {
@@ -290,7 +291,7 @@ func (u *unpacker) fill(f *os.File, h *tar.Header) error {
 	if err != nil {
 		return err
 	}
-	// The kernel begins to write, so that there is less to wait for in the end.
+	// Let the kernel begin to write, so that the sync at the end is short.
 	_ = unix.SyncFileRange(int(f.Fd()), 0, 0, unix.SYNC_FILE_RANGE_WRITE)
 	return nil
 }
@@ -318,7 +319,7 @@ func (u *unpacker) link(dir *os.File, name string, h *tar.Header) error {
 	return nil
 }
 
-// source remembers an error of the archive's apart from one of the file's.
+// source records an error of reading the archive, to tell it from one of writing the file.
 type source struct {
 	r   io.Reader
 	err error
@@ -334,12 +335,12 @@ func (s *source) Read(p []byte) (int, error) {
 
 var errHeaders = fmt.Errorf("what is told of one file is more than %d bytes long", maxHeaders)
 
-// metered lets so many bytes of an archive be read.
+// metered bounds how many bytes of an archive are read.
 type metered struct {
 	r     io.Reader
 	left  int64
-	ended bool  // more was to be read than there is
-	err   error // r's
+	ended bool  // a read at the end of r has returned no bytes
+	err   error // an error of r
 }
 
 func (m *metered) Read(p []byte) (int, error) {

@@ -15,36 +15,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrUnbounded says that a tree exceeds the bounds of a walk: it has too many entries, is
-// too deep, takes too long, or is moved all the time. Measurements return it for a
-// directory that can't be read, too. A quota takes it for more than there may be.
+// ErrUnbounded says that a tree exceeds the bounds of a walk: it has too many entries, is too
+// deep, takes too long, or is moved all the time. Measurements also return it for a directory
+// that can't be read. A quota counts such a tree as too large.
 var ErrUnbounded = errors.New("it can't be measured within bounds")
 
 // bounds of one walk.
 type bounds struct {
-	entries int           // looked at
-	time    time.Duration // taken, but for a system call that hangs; 0: any
-	depth   int           // of directories
-	handles int           // open at once; at least 2
-	linked  int           // files with several links that Measure remembers; more count once per link
-	walks   int           // of a tree that is moved meanwhile
-	pace    int           // entries between two looks at the clock
+	entries int           // entries that are visited
+	time    time.Duration // duration, apart from a system call that hangs; 0 is no limit
+	depth   int           // depth of directories
+	handles int           // directories that are open at once; at least 2
+	linked  int           // files with several links that are remembered; others count once per link
+	walks   int           // tries, if directories are moved meanwhile
+	pace    int           // entries between two checks of the time and the context
 }
 
-// usual bounds let a walk use some 16 MiB of memory; an ordinary tree needs little of it.
+// usual are the bounds of most walks, which use up to 16 MiB of memory then.
 var usual = bounds{
 	entries: 1_000_000, time: 10 * time.Second, depth: 1 << 17, handles: 64, linked: 1 << 18, walks: 3, pace: 128,
 }
 
-// Entry is a regular file or a symbolic link that Walk has found. By the time it is used,
-// the name may be something else's.
+// Entry is a regular file or a symbolic link that Walk has found. The name may lead to another
+// file by the time it is used.
 type Entry struct {
 	Dir  int // handle of its directory, valid during the call
 	Name string
 	Stat unix.Stat_t
 }
 
-// Open opens a regular file for reading. If it is none any more, the error is of ENOENT.
+// Open opens a regular file for reading. If it is no regular file any more, the error is
+// ENOENT.
 func (e *Entry) Open() (*os.File, os.FileInfo, error) {
 	handle, err := openAt(e.Dir, e.Name, unix.O_PATH|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -57,23 +58,23 @@ func (e *Entry) Open() (*os.File, os.FileInfo, error) {
 	return reopen(handle, e.Name)
 }
 
-// Visitor is what Walk calls. Its errors end the walk, unless they are of what has
-// vanished: ENOENT, ENOTDIR and ELOOP.
+// Visitor has the functions that Walk calls. Their errors end the walk, except those of
+// vanished files: ENOENT, ENOTDIR and ELOOP.
 type Visitor struct {
 	// Directory is called with the handle of every directory, the first one included, before
 	// anything in it. The handle is valid during the call. Nil is skipped.
 	Directory func(fd int, name string) error
 	// File is called with every regular file and symbolic link. Mandatory.
 	File func(e *Entry) error
-	// Leave is called when all of a directory has been visited. Nil is skipped.
+	// Leave is called after each directory's content. Nil is skipped.
 	Leave func()
 }
 
-// Walk visits the tree below an open directory for up to a minute, and starts again if a
-// directory in it was moved. It follows no link, opens nothing but directories, at most 64
-// at once, and skips what vanishes meanwhile. Mounts below dir are visited as well. The
-// error is ErrUnbounded, the context's cause, the Visitor's, or the file system's. Walk is
-// safe for concurrent use.
+// Walk visits the tree below an open directory for up to a minute. It starts again, at most
+// twice, if a directory in it was moved. It follows no link, opens only directories, at most
+// 64 at once, and skips files that vanish. It visits mounts below dir as well. The error is
+// ErrUnbounded, the context's cause, the Visitor's, or the file system's. Walk is safe for
+// concurrent use.
 func Walk(ctx context.Context, dir *os.File, v Visitor) error {
 	b := usual
 	b.time = time.Minute
@@ -87,35 +88,35 @@ var errMoved = errors.New("a directory was moved meanwhile")
 type walk struct {
 	bounds
 	Visitor
-	restart func() // called before each try; nil isn't
+	restart func() // called before each try, unless nil
 	until   time.Time
 
 	entries, steps int // of all tries
 
-	path   []level   // from the root to where it is
-	closed int       // levels of it that have no handle, all of them at its beginning
-	spare  []*handle // that aren't in use
+	path   []level   // from the root to the current directory
+	closed int       // how many levels have no handle: the first ones
+	spare  []*handle // unused handles
 }
 
 // inode identifies a file.
 type inode struct{ dev, ino uint64 }
 
-// level is a directory on the way. Without a handle, it is found again from the one
-// below it, if that is still where it was.
+// level is a directory of the path. If it has no handle, the walk opens it again from the
+// directory below it, unless that was moved.
 type level struct {
 	*handle
 	inode       // known only without a handle
-	after int64 // where in the directory to go on
+	after int64 // the offset in the directory to go on at
 }
 
 // handle is an open directory.
 type handle struct {
 	fd   int
-	rest []byte // of buf, not looked at yet
+	rest []byte // the part of buf that isn't read yet
 	buf  [8 << 10]byte
 }
 
-// whole goes through the tree below an open directory, until nothing is moved meanwhile.
+// whole walks the tree below an open directory. It tries again if a directory was moved.
 func (w *walk) whole(ctx context.Context, dir *os.File) (err error) {
 	defer runtime.KeepAlive(dir)
 	w.until = time.Now().Add(w.time)
@@ -127,7 +128,7 @@ func (w *walk) whole(ctx context.Context, dir *os.File) (err error) {
 	return fmt.Errorf("%w: %w", ErrUnbounded, err)
 }
 
-// tree goes through the tree below an open directory.
+// tree walks the tree below an open directory once.
 func (w *walk) tree(ctx context.Context, root int) error {
 	if w.restart != nil {
 		w.restart()
@@ -159,7 +160,7 @@ func (w *walk) tree(ctx context.Context, root int) error {
 	return nil
 }
 
-// check looks at the clock, and whether anybody still waits, now and then.
+// check checks the time and the context at the first step, and at every pace steps.
 func (w *walk) check(ctx context.Context) error {
 	w.steps++
 	switch {
@@ -172,7 +173,7 @@ func (w *walk) check(ctx context.Context) error {
 	return nil
 }
 
-// entry counts a file, or goes into a directory.
+// entry visits a file, or enters a directory.
 func (w *walk) entry(name string) error {
 	if w.entries++; w.entries > w.bounds.entries {
 		return ErrUnbounded
@@ -193,7 +194,7 @@ func (w *walk) entry(name string) error {
 	return err
 }
 
-// push goes into a directory.
+// push enters a directory. If too many are open, it closes the topmost one.
 func (w *walk) push(at int, name string) error {
 	if len(w.path) >= w.depth {
 		return ErrUnbounded
@@ -220,7 +221,7 @@ func (w *walk) push(at int, name string) error {
 	return nil
 }
 
-// leave goes back to the directory above, which is opened again if need be.
+// leave returns to the directory above, and opens it again if it was closed.
 func (w *walk) leave() error {
 	if w.Leave != nil {
 		w.Leave()
@@ -250,7 +251,7 @@ func (w *walk) leave() error {
 	return nil
 }
 
-// pop ends the last directory.
+// pop removes the last directory from the path.
 func (w *walk) pop() {
 	last := len(w.path) - 1
 	w.drop(&w.path[last])
@@ -275,7 +276,7 @@ func (w *walk) drop(l *level) {
 	}
 }
 
-// next returns a directory's next name, empty at its end.
+// next returns a directory's next name, or "" at its end.
 func (l *level) next() (string, error) {
 	for {
 		if len(l.rest) == 0 {

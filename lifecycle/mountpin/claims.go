@@ -11,7 +11,8 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// Claims records who mounts what, for both ways in. It is safe for many goroutines.
+// Claims records which containers mount which directories, for the sandbox API and the engine
+// proxy. It is safe for many goroutines.
 type Claims struct {
 	// InUse returns the mounts of all containers that exist. Mandatory.
 	InUse func(context.Context) ([]policy.Mount, error)
@@ -22,8 +23,9 @@ type Claims struct {
 }
 
 // Enter claims the mounts of a container that is about to be created or started, under its
-// name, and returns those of all others and its own. Of two that enter at once, at least one
-// gets the other's. A container must be among InUse before it is released.
+// name. It returns the mounts of all containers, its own included. Of two containers that
+// enter at once, at least one gets the other's mounts. InUse must return a container before
+// its claim is released.
 func (c *Claims) Enter(ctx context.Context, name string, mounts []policy.Mount) (all []policy.Mount, release func(), err error) {
 	c.mu.Lock()
 	if c.making == nil {
@@ -55,11 +57,11 @@ func (c *Claims) Enter(ctx context.Context, name string, mounts []policy.Mount) 
 type Use struct {
 	ID      string // the container's, or a sandbox's session
 	Archive bool
-	Alone   bool            // a start that no other may meet in a mount either
+	Alone   bool            // keep the start apart from other starts, too
 	Volumes map[string]bool // by name; true if writable
 	Binds   []policy.Mount
 
-	over chan struct{} // closed when it is over
+	over chan struct{} // closed when the use has ended
 }
 
 // Writes reports whether u can write to something that o mounts.
@@ -76,9 +78,9 @@ func (u *Use) Writes(o *Use) bool {
 	})
 }
 
-// Use keeps starts and archive calls apart that could meet in a mount. It waits until all
-// earlier uses in its way are over, or until ctx ends. Starts don't wait for starts, unless
-// one has to be alone, nor archive calls for archive calls.
+// Use keeps starts and archive calls of a shared mount apart. It waits until all earlier uses
+// that conflict with u have ended, or until ctx ends. Starts don't wait for starts, unless one
+// is Alone. Archive calls don't wait for archive calls.
 func (c *Claims) Use(ctx context.Context, u *Use) (leave func(), err error) {
 	u.over = make(chan struct{})
 	var before []*Use

@@ -1,10 +1,9 @@
 // Package mountpin makes sure that the engine mounts the directory or file that was judged.
 //
-// A path that was resolved and judged can lead elsewhere when the engine looks at it: anybody
-// who can write to one of its parents can exchange a directory on it. A Pinner clones the
-// judged directory's mount onto a path that nobody else can change, and the engine
-// mounts that. A Trusted is for a process that can't do so. It allows only
-// paths that nobody sandboxed can change, by the operator's word.
+// A path may lead elsewhere by the time the engine resolves it: anybody who can write to one of
+// its parents can exchange a directory. A Pinner clones the judged directory's mount onto a
+// path that nobody else can change, and the engine mounts that. A Trusted is for a process
+// that can't clone mounts. It allows only paths that no sandbox can change.
 package mountpin
 
 import (
@@ -36,11 +35,11 @@ const (
 // ErrExchanged says that a directory isn't the one that was judged.
 var ErrExchanged = errors.New("the directory was exchanged")
 
-// ErrLinked says that a file has several names, of which one may lie elsewhere.
+// ErrLinked says that a file has several names, one of which may be elsewhere.
 var ErrLinked = errors.New("the file has hard links")
 
-// open opens what m was judged to be, with O_PATH. It returns ErrExchanged if there is a
-// symbolic link by now, or something of another kind.
+// open opens the judged directory or file of m, with O_PATH. It returns ErrExchanged if a
+// symbolic link or a file of another kind has replaced it.
 func open(m policy.Mount) (*os.File, error) {
 	f, err := hostdir.OpenAny(m.Local)
 	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) {
@@ -77,7 +76,7 @@ func open(m policy.Mount) (*os.File, error) {
 // or receives its mounts. It is safe for many goroutines.
 type Pinner struct {
 	dir string
-	// Mark is called with the mounts before they are held; see Trusted.Mark. Nil: nothing is.
+	// Mark, if not nil, is called with the mounts before they are held: see Trusted.Mark.
 	Mark func(mounts []policy.Mount) error
 
 	mu    sync.Mutex
@@ -86,8 +85,8 @@ type Pinner struct {
 
 var _ lifecycle.Holder = (*Pinner)(nil)
 
-// NewPinner makes dir, with mode 0700, and tries out whether this process may pin:
-// an error says why not. Dir must belong to this process alone.
+// NewPinner makes dir, with mode 0700, and pins it as a test. The error says why this process
+// can't pin. No other process may use dir.
 func NewPinner(dir string) (*Pinner, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -108,12 +107,12 @@ func NewPinner(dir string) (*Pinner, error) {
 	return p, release()
 }
 
-// Mode is ModeHeld.
+// Mode returns ModeHeld.
 func (*Pinner) Mode() string { return ModeHeld }
 
-// Hold clones the mount of each directory or file, without what is mounted below it, onto the path
-// <dir>/<name>/<index>, which is the same each time. Two holds of one name can't
-// overlap. Each hold tries again to release what couldn't be released before. A mount that the engine sees elsewhere than this process is an error.
+// Hold clones the mount of each directory or file, without mounts below it, onto the path
+// <dir>/<name>/<index>. Two holds of one name can't overlap. Each Hold retries releases that
+// failed before. It fails for a mount whose path differs between the engine and this process.
 func (p *Pinner) Hold(_ context.Context, name string, mounts []policy.Mount) ([]string, func() error, error) {
 	if p.Mark != nil {
 		if err := p.Mark(mounts); err != nil {
@@ -147,7 +146,7 @@ func (p *Pinner) Hold(_ context.Context, name string, mounts []policy.Mount) ([]
 	return sources, release, nil
 }
 
-// pin makes target a mount of the directory or file that m's path leads to now.
+// pin mounts the directory or file of m's path at target.
 func pin(m policy.Mount, target string) error {
 	if m.Local != m.Source {
 		return fmt.Errorf("%s is %s here: a mapped path can't be pinned", m.Source, m.Local)
@@ -176,9 +175,9 @@ func pin(m policy.Mount, target string) error {
 	return nil
 }
 
-// OpenBelow opens the directory at rel below dir, or the regular file, with O_PATH. It
-// follows no link below dir and enters no other mount. It returns an error of fs.ErrNotExist if
-// nothing is there.
+// OpenBelow opens the directory at rel below dir, or the regular file if file is true, with
+// O_PATH. It follows no link below dir and enters no other mount. The error is
+// fs.ErrNotExist if rel doesn't exist.
 func OpenBelow(dir, rel string, file bool) (*os.File, error) {
 	base, err := hostdir.OpenDir(dir)
 	if err != nil {
@@ -204,7 +203,8 @@ func OpenBelow(dir, rel string, file bool) (*os.File, error) {
 	return f, nil
 }
 
-// cloneTree clones the mount of an open directory or file. The clone goes with its descriptor.
+// cloneTree clones the mount of an open directory or file. The kernel removes the clone once
+// its descriptor is closed, unless it was attached.
 func cloneTree(dir *os.File) (int, error) {
 	tree, err := unix.OpenTree(int(dir.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err != nil {
@@ -213,8 +213,8 @@ func cloneTree(dir *os.File) (int, error) {
 	return tree, nil
 }
 
-// Try tells whether this process may pin, as NewPinner finds out, by an existing
-// directory and without making anything: an error says why not.
+// Try clones the mount of an existing directory, without making anything. The error says why
+// this process can't pin.
 func Try(dir string) error {
 	d, err := os.OpenFile(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -228,8 +228,8 @@ func Try(dir string) error {
 	return unix.Close(tree)
 }
 
-// clearPins takes away the pins below base, and base. A pin that is no mount any
-// more, or never became one, is an empty directory or file.
+// clearPins unmounts and removes the pins below base, and base itself. A pin that isn't
+// mounted is an empty directory or file.
 func clearPins(base string) error {
 	entries, err := os.ReadDir(base)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -248,8 +248,7 @@ func clearPins(base string) error {
 	return errors.Join(append(errs, os.Remove(base))...)
 }
 
-// Clean takes away the pins that a process that died left behind. No Hold may be
-// under way.
+// Clean removes the pins of an earlier process. No Hold may be under way.
 func (p *Pinner) Clean() error {
 	entries, err := os.ReadDir(p.dir)
 	errs := []error{err}

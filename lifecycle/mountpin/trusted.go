@@ -18,8 +18,8 @@ import (
 
 var _ lifecycle.Holder = (*Trusted)(nil)
 
-// Trusted allows only mounts whose paths nobody sandboxed can change. It is for a process
-// that can't pin. It is safe for many goroutines.
+// Trusted allows only mounts whose paths no sandbox can change. It is for a process that can't
+// pin. It is safe for many goroutines.
 type Trusted struct {
 	Claims Claims // of every container, also of those that aren't judged here
 
@@ -27,16 +27,17 @@ type Trusted struct {
 	dir   string
 }
 
-// NewTrusted returns a Trusted that asks judge about each mount; others are all mounts that
-// exist or are being made. Dir keeps which directories were ever mounted writable, as a
-// process may have passed a descriptor of one to another container. It is made when needed.
+// NewTrusted returns a Trusted that asks judge about each mount. Others are all mounts that
+// exist or are being made. Dir records which directories were mounted writable since the host
+// started, as a process may have passed a descriptor of one to another container. It is made
+// when needed.
 func NewTrusted(dir string, judge func(m policy.Mount, others []policy.Mount) error, inUse func(context.Context) ([]policy.Mount, error)) *Trusted {
 	// No descriptor outlives the kernel. Without its id, marks stay for longer than needed.
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return &Trusted{judge: judge, dir: filepath.Join(dir, "boot-"+strings.TrimSpace(string(boot))), Claims: Claims{InUse: inUse}}
 }
 
-// Mode is ModeTrusted.
+// Mode returns ModeTrusted.
 func (*Trusted) Mode() string { return ModeTrusted }
 
 // Clean forgets what was mounted before the host started.
@@ -78,8 +79,9 @@ func (t *Trusted) Hold(ctx context.Context, name string, mounts []policy.Mount) 
 	return sources, func() error { release(); return nil }, nil
 }
 
-// Mark notes the directories that are mounted writable, by whatever holder, since a process
-// may pass on a descriptor of one. Nothing below them is trusted until the host restarts.
+// Mark records the directories that are mounted writable, also by a Pinner, as a process may
+// pass a descriptor of one to another container. Nothing below them is trusted until the host
+// restarts.
 func (t *Trusted) Mark(mounts []policy.Mount) error {
 	for _, m := range mounts {
 		if m.Mode != "ro" && !m.Operator {
@@ -106,7 +108,8 @@ func (t *Trusted) allow(m policy.Mount, others []policy.Mount) error {
 	return f.Close()
 }
 
-// writtenAround returns the directories on the way to source that were ever mounted writable.
+// writtenAround returns the parents of source that were mounted writable since the host
+// started.
 func (t *Trusted) writtenAround(source string) (out []policy.Mount, err error) {
 	for dir := path.Clean(source); dir != "/"; {
 		dir = path.Dir(dir)
@@ -120,7 +123,7 @@ func (t *Trusted) writtenAround(source string) (out []policy.Mount, err error) {
 	return out, nil
 }
 
-// mark is the path whose existence says that a directory was mounted writable.
+// mark returns the path whose existence says that a directory was mounted writable.
 func (t *Trusted) mark(source string) string {
 	sum := sha256.Sum256([]byte(source))
 	return filepath.Join(t.dir, hex.EncodeToString(sum[:]))

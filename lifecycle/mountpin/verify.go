@@ -23,7 +23,7 @@ var ErrGone = errors.New("the process has ended")
 type Pinned struct {
 	Target   string // in the container: absolute and clean
 	ReadOnly bool
-	Dev, Ino uint64 // of the directory or file; 0: of none in particular, but no link may lead to it
+	Dev, Ino uint64 // of the directory or file; an Ino of 0 allows any mount at exactly Target
 }
 
 // NewPinned describes the mount of a held directory or file. Source is what Hold returned, and
@@ -41,13 +41,13 @@ func NewPinned(source, target string, readOnly bool) (Pinned, error) {
 	return Pinned{target, readOnly, device(st), st.Ino}, nil
 }
 
-// Verify compares the mounts of a container, whose first process is pid, with those
-// that were held. It returns ErrExchanged if one is missing, is another directory, or can be
-// written to though it must not. It returns ErrGone if the process has ended. The pid
-// must be of this process's PID namespace; reading it needs CAP_SYS_PTRACE.
+// Verify compares the mounts of a container, whose first process is pid, with those that were
+// held. It returns ErrExchanged if one is missing, is another directory, or is writable but
+// must not be. It returns ErrGone if the process has ended. The pid is in this process's PID
+// namespace. Verify needs CAP_SYS_PTRACE.
 //
-// A target that leads through a symbolic link of the image matches any mount point of the
-// container that has the directory, for the link may have changed since the start.
+// If nothing is mounted at a target, the target may lead through a symbolic link of the image,
+// which may have changed since. Then Verify accepts any other mount point of the directory.
 func Verify(pid int, mounts []Pinned) error {
 	if len(mounts) == 0 {
 		return nil
@@ -66,11 +66,12 @@ func Verify(pid int, mounts []Pinned) error {
 	return err
 }
 
-// exitTimeout bounds how long a process takes to end once it has given up its root.
+// exitTimeout bounds how long ended waits for a process that has given up its root.
 const exitTimeout = 2 * time.Second
 
-// ended reports whether a process has ended. One that is exiting gives up its root before it
-// counts as ended, and is waited for: if only its first thread exits, the others run on.
+// ended reports whether a process has ended. It waits for a process that has given up its
+// root, which is the first part of exiting. If only the first thread exits, the process goes
+// on.
 func ended(pid, process int) bool {
 	var wait time.Duration
 	if _, err := os.Readlink("/proc/" + strconv.Itoa(pid) + "/root"); errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
@@ -119,7 +120,7 @@ func verify(pid int, mounts []Pinned) error {
 	return nil
 }
 
-// has reports whether the mount is the topmost at its path and as m must be.
+// has reports whether the mount p is the topmost at its path, and has m's directory and mode.
 func has(root int, p *mountinfo.Info, m Pinned) bool {
 	if m.ReadOnly && !slices.Contains(strings.Split(p.Options, ","), "ro") || p.ID == 0 {
 		return false
@@ -136,7 +137,7 @@ func has(root int, p *mountinfo.Info, m Pinned) bool {
 	return err == nil && st.Mnt_id == uint64(p.ID) && device(st) == m.Dev && st.Ino == m.Ino
 }
 
-// statx needs Linux 5.8, which tells the mount.
+// statx returns the stat of an open file with its mount ID. It needs Linux 5.8.
 func statx(fd int, path string) (st unix.Statx_t, err error) {
 	err = unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_INO|unix.STATX_MNT_ID, &st)
 	if err == nil && st.Mask&unix.STATX_MNT_ID == 0 {
