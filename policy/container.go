@@ -2,13 +2,13 @@ package policy
 
 import "time"
 
-// ContainerRequest is a container as a client of the engine's own API asks for it,
-// freed of that API's spellings and defaults: what the client left out is zero. Every
-// field of a kind that could widen what the container may do is here; what couldn't
-// (its command, its working directory, its health check) isn't.
+// ContainerRequest is a client's request for a container by the engine's API, in a form
+// without that API's spellings and defaults. Fields that the client left out are zero. It has
+// every field that could widen what the container may do. It doesn't have others, such as the
+// command, the working directory and the health check.
 //
-// Every string that a Reason is to name comes with the Field it was in, in the API's
-// own terms, such as "HostConfig.Binds[0]".
+// A Field has the API's name of the field that a value came from, such as
+// "HostConfig.Binds[0]". Reasons name it.
 type ContainerRequest struct {
 	Profile string // empty is "default"
 
@@ -49,8 +49,8 @@ type ContainerRequest struct {
 	OOMKillDisable bool
 	ReadOnlyRootfs bool
 
-	// Other holds what was given in fields that no policy allows, by field: "cgroup
-	// parent", "storage options", with the value as it may be shown.
+	// Other has the fields that were set but that no policy allows, such as "cgroup parent"
+	// and "storage options".
 	Other []OtherField
 }
 
@@ -127,8 +127,8 @@ type ContainerUlimit struct {
 	Soft, Hard int64
 }
 
-// ContainerSpec is a judged container of the engine's API: what it gets. What isn't in
-// it stays at the engine's default, or is one of those fields that can't widen anything.
+// ContainerSpec is a judged container of the engine's API: what it gets. Fields that it lacks
+// keep the engine's defaults, or can't widen what the container may do.
 type ContainerSpec struct {
 	Profile string            `json:"profile"`
 	Image   string            `json:"image"` // normalised, with the digest where the policy pins one
@@ -177,8 +177,8 @@ const (
 	SpecNetworkContainer = "container" // that of the container whose ID is in Networks[0]
 )
 
-// EngineAPI is what a profile allows clients of the engine's own API, beside what the
-// rest of the policy says of every container.
+// EngineAPI is what a profile allows clients of the engine's API, besides the policy's rules for
+// all containers.
 type EngineAPI struct {
 	Capabilities []string `yaml:"capabilities" json:"capabilities"`     // a container may have these; sorted, never nil. Those of cap_add are among them
 	Volumes      string   `yaml:"volumes" json:"volumes"`               // "own": it may make and use volumes of its own; "off": none

@@ -19,8 +19,8 @@ var (
 	volumeName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
 )
 
-// mounts judges binds as the sandbox API's mounts are, and volumes and tmpfs by the
-// profile's own rules.
+// mounts judges a container's mounts: binds by the rules of the sandbox API, volumes and tmpfs
+// by those of the profile's engine_api.
 func (j *containerJudge) mounts(req ContainerRequest) {
 	binds := 0
 	for _, m := range req.Mounts {
@@ -54,8 +54,8 @@ func (j *containerJudge) mounts(req ContainerRequest) {
 	}
 }
 
-// containerTarget judges a mount's place in the container. Berm's own program isn't in
-// containers of the engine's API.
+// containerTarget judges a mount's path in the container. It may be that of Berm's program,
+// which containers of the engine's API don't have.
 func (j *containerJudge) containerTarget(field, asked string) string {
 	clean, why := cleanInner(asked)
 	if why != "" {
@@ -64,10 +64,10 @@ func (j *containerJudge) containerTarget(field, asked string) string {
 	return clean
 }
 
-// nested refuses a target that is there twice, or lies below that of a named volume. The
-// engine would make its directory there, and another container with the same volume could
-// exchange it while the engine mounts. A tmpfs and an anonymous volume are the container's
-// own. What lies below a bind's target is made in the held directory; see Nested.
+// nested denies a target that another mount has, or that is below a named volume's target. The
+// engine would make the inner directory in the volume, and another container with that volume
+// could exchange it while the engine mounts. A tmpfs or an anonymous volume belongs to the
+// container alone. For targets below a bind's, see Nested.
 func (j *containerJudge) nested(m ContainerMount, others []ContainerMount) {
 	shared := func(m ContainerMount) bool { return m.Type == mountVolume && m.Source != "" }
 	for _, o := range others {
@@ -84,8 +84,8 @@ func (j *containerJudge) nested(m ContainerMount, others []ContainerMount) {
 // engineSockets are the paths at which clients look for the engine.
 var engineSockets = []string{"/var/run/docker.sock", "/run/docker.sock"}
 
-// NetworkFiles are what the engine mounts into each container. Those of a container are also
-// mounted, writable, into the containers that join its network.
+// NetworkFiles are files that the engine mounts into each container. Containers that join the
+// network of another one get that one's files, writable.
 var NetworkFiles = []string{"/etc/hostname", "/etc/hosts", "/etc/resolv.conf"}
 
 func (j *containerJudge) bind(m ContainerMount) {
@@ -134,14 +134,14 @@ func (j *containerJudge) volume(m ContainerMount) {
 	case !j.volumeName(m.Field, m.Source):
 		return
 	case !m.Own:
-		// As if it weren't there: whose it is, is nobody else's business.
+		// The answer is the same for a missing volume, so it doesn't tell that this one exists.
 		j.deny(ruleVolumeForeign, m.Field, m.Source, "the caller's own volumes", fmt.Sprintf("volume %q is not one of the caller's", shorten(m.Source)))
 		return
 	}
 	j.spec.Volumes = append(j.spec.Volumes, m)
 }
 
-// volumesOn refuses a volume unless the profile allows any.
+// volumesOn reports whether the profile allows volumes. It denies this one otherwise.
 func (j *containerJudge) volumesOn(field, name string) bool {
 	on := j.api.Volumes == wordOwn
 	if !on {
@@ -150,8 +150,8 @@ func (j *containerJudge) volumesOn(field, name string) bool {
 	return on
 }
 
-// volumeName judges a volume's name. Those of the volumes in which Berm keeps its program are
-// refused: who makes one first could write to what runs in all sandboxes.
+// volumeName judges a volume's name. It denies the names of the volumes for Berm's program: a
+// caller that makes one first could write to what runs in all sandboxes.
 func (j *containerJudge) volumeName(field, name string) bool {
 	ok := volumeName.MatchString(name) && !strings.HasPrefix(name, "berm-program-")
 	if !ok {
@@ -160,8 +160,8 @@ func (j *containerJudge) volumeName(field, name string) bool {
 	return ok
 }
 
-// VolumeCreate judges a volume that a caller wants to make. An allowed one is of the
-// local driver, without options. The error is a *DeniedError.
+// VolumeCreate judges a volume that a caller wants to make. It must have the local driver and no
+// options. The error is a *DeniedError.
 func (p *Policy) VolumeCreate(profile string, req VolumeCreateRequest) error {
 	j, ok := p.containerJudge(profile)
 	if !ok {

@@ -17,7 +17,7 @@ const (
 // networkJudge judges the networks that a container joins, and those that callers create.
 type networkJudge struct{ *containerJudge }
 
-// networks judges all that a container joins, as one set.
+// networks judges all networks that a container joins.
 func (j networkJudge) networks(req ContainerRequest) {
 	asked := req.Networks
 	if j.tooMany(ruleNetworkTooMany, "NetworkingConfig.EndpointsConfig", len(asked), maxNetworks, "there are %d networks") {
@@ -57,8 +57,8 @@ func (j networkJudge) networks(req ContainerRequest) {
 	}
 }
 
-// internal tells whether networks of the caller's own must have no way out: a profile
-// that locks its network would otherwise have another one.
+// internal reports whether the caller's own networks must have no way out. Otherwise a caller
+// could get around a profile that locks its network.
 func (j networkJudge) internal() bool {
 	return j.api.Networks != wordOwn || j.profile.locked("network")
 }
@@ -71,7 +71,7 @@ func (j networkJudge) networksInWords() string {
 	return orList(append(names, "the caller's own"))
 }
 
-// join adds a network once.
+// join adds a network, unless the container joins it already.
 func (j networkJudge) join(n ContainerNetwork) {
 	same := func(o ContainerNetwork) bool { return o.Name == n.Name && (o.ID == n.ID || o.ID == "" || n.ID == "") }
 	if i := slices.IndexFunc(j.spec.Networks, same); i >= 0 {
@@ -83,7 +83,7 @@ func (j networkJudge) join(n ContainerNetwork) {
 	j.spec.Networks = append(j.spec.Networks, n)
 }
 
-// defaultNetwork is the profile's, which the engine knows by its name.
+// defaultNetwork joins the profile's network, unless that is off.
 func (j networkJudge) defaultNetwork(n ContainerNetwork) {
 	if j.profile.Network != networkOff {
 		j.join(ContainerNetwork{Field: n.Field, Asked: n.Asked, Mode: NetNamed, Name: j.policy.networks[j.profile.Network].EngineNetwork})
@@ -140,14 +140,14 @@ func (j networkJudge) ownNetwork(n ContainerNetwork) {
 	}
 }
 
-// foreignNetwork says the same of a network that is somebody else's and of one that
-// isn't there.
+// foreignNetwork denies a network. The answer doesn't tell whether the network is another
+// caller's or doesn't exist.
 func (j networkJudge) foreignNetwork(n ContainerNetwork) {
 	j.deny(ruleNetworkForeign, n.Field, n.Asked, j.networksInWords(), fmt.Sprintf("network %q is not one of the caller's or of the policy's; allowed is %s", shorten(n.Asked), j.networksInWords()))
 }
 
-// networkOptions are those that a network of a caller's own may have, by what their
-// value must look like.
+// networkOptions are the options that a caller's own network may have, and the patterns of
+// their values.
 var networkOptions = map[string]*regexp.Regexp{
 	"com.docker.network.bridge.enable_icc":           regexp.MustCompile(`^(true|false)$`),
 	"com.docker.network.bridge.enable_ip_masquerade": regexp.MustCompile(`^(true|false)$`),
@@ -189,9 +189,9 @@ func (p *Policy) NetworkCreate(profile string, req NetworkCreateRequest) (Networ
 	return spec, j.overridden, j.err()
 }
 
-// subnets judges the addresses that a network asks for: one subnet of each family, in a pool of
-// the profile's. IPv6 needs one. On an internal network the host would have an address in it,
-// as engines can't keep it away.
+// subnets judges the subnets of a requested network: at most one of each family, in a pool of
+// the profile's. IPv6 needs a subnet. It is denied on an internal network, where the host would
+// have an address, as engines can't prevent that.
 func (j networkJudge) subnets(req NetworkCreateRequest, spec *NetworkSpec) {
 	four, six := 0, 0
 	for _, s := range req.Subnets {
@@ -222,7 +222,7 @@ func (j networkJudge) poolsInWords() string {
 	return inList(j.api.Subnets, "none (engine_api.subnets)")
 }
 
-// subnet judges one range, the part of it that is given to containers, and the gateway.
+// subnet judges a subnet, the range in it for containers, and the gateway.
 func (j networkJudge) subnet(s NetworkSubnet) (judged NetworkSubnet, ipv6, ok bool) {
 	subnet, err := netip.ParsePrefix(s.Subnet)
 	if err != nil || subnet != subnet.Masked() || subnet.Addr().Is4In6() {
@@ -249,7 +249,7 @@ func (j networkJudge) subnet(s NetworkSubnet) (judged NetworkSubnet, ipv6, ok bo
 	}
 	if s.Gateway != "" {
 		gateway, err := netip.ParseAddr(s.Gateway)
-		// Neither the network's own address, nor the last one, which is for all.
+		// The gateway can't be the network's first address, nor the last, which is for broadcasts.
 		if err != nil || gateway.Zone() != "" || !subnet.Contains(gateway) || gateway == subnet.Addr() || !subnet.Contains(gateway.Next()) {
 			gateway = subnet.Addr().Next()
 			j.invalid(ruleNetworkSubnet, s.Field, s.Gateway, "an address in the subnet, other than the first and the last", fmt.Sprintf("%q is not a gateway in subnet %s", shorten(s.Gateway), subnet))
@@ -259,9 +259,9 @@ func (j networkJudge) subnet(s NetworkSubnet) (judged NetworkSubnet, ipv6, ok bo
 	return judged, subnet.Addr().Is6(), true
 }
 
-// ownNetworkName tells whether a caller may give a network this name: an engine goes by
-// names and IDs alike, and may have two networks of one name. Whether the name is the start
-// of an ID is for the caller of the policy to find out.
+// ownNetworkName reports whether a caller may give a network this name. Engines accept names
+// and IDs alike, and may have two networks of one name. It doesn't find out whether the name
+// is the start of an ID; the policy's caller must.
 func (j networkJudge) ownNetworkName(name string) bool {
 	if !engineNetworkName.MatchString(name) || slices.Contains(reservedNetworks, name) || networkID.MatchString(name) {
 		return false
@@ -287,8 +287,8 @@ func (j networkJudge) networkOption(name, value string) {
 	}
 }
 
-// NetworkJoin judges a network that a container of the caller's is to be connected to
-// after it was made, as one of a container's creation. The error is a *DeniedError.
+// NetworkJoin judges connecting an existing container of the caller to a network. The rules are
+// those of a container's creation. The error is a *DeniedError.
 func (p *Policy) NetworkJoin(profile string, n ContainerNetwork) error {
 	container, ok := p.containerJudge(profile)
 	j := networkJudge{container}

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// What a profile can switch off for clients of the engine's own API, by its key in
-// the policy file.
+// The operations of the engine's API that a profile can switch off, by their keys in the
+// policy file.
 const (
 	OpPull    = "pull"
 	OpBuild   = "build"
@@ -21,9 +21,9 @@ const (
 	OpDockerSocket = "docker_socket"
 )
 
-// NetworkCreateRequest is a network as a client of the engine's own API asks for it.
-// Fields that are harmless (labels) aren't in it, and those that no policy allows are
-// in Other: an ingress or config-only network, another network's configuration, a scope.
+// NetworkCreateRequest is a client's request for a network by the engine's API. It has no
+// harmless fields, such as labels. Other has the fields that no policy allows: an ingress or
+// config-only network, another network's configuration, a scope.
 type NetworkCreateRequest struct {
 	Name     string
 	Driver   string // empty is "bridge"
@@ -49,17 +49,17 @@ type NetworkSpec struct {
 	Options  map[string]string
 }
 
-// VolumeCreateRequest is a volume as a client of the engine's own API asks for it.
+// VolumeCreateRequest is a client's request for a volume by the engine's API.
 type VolumeCreateRequest struct {
-	Name    string // empty is one that the engine makes up
+	Name    string // empty lets the engine choose
 	Driver  string // empty is "local"
 	Options map[string]string
-	Other   []OtherField // what no policy allows: a cluster volume
+	Other   []OtherField // fields that no policy allows: a cluster volume
 }
 
-// ImageRef judges a reference to an image that a client of the engine's own API wants
-// to pull, look at or remove, as that of a container is judged. It gives the
-// reference that the engine is to be asked for. The error is a *DeniedError.
+// ImageRef judges the reference of an image that a client of the engine's API wants to pull,
+// inspect or remove. The rules are those for a container's image. It returns the reference to
+// pass to the engine. The error is a *DeniedError.
 func (p *Policy) ImageRef(profile, ref string) (string, []Override, error) {
 	j, ok := p.containerJudge(profile)
 	if !ok {
@@ -69,13 +69,13 @@ func (p *Policy) ImageRef(profile, ref string) (string, []Override, error) {
 	return run, j.overridden, j.err()
 }
 
-// TagRef judges a name that a caller wants to give to an image of its own, and gives
-// it in its normal form. The error is a *DeniedError.
+// TagRef judges a name that a caller wants to give to its own image, and returns the name
+// normalised. The error is a *DeniedError.
 //
-// Whoever names an image decides what is run by that name. So a profile's and a pin's
-// images never get a caller's, and what is on the allow-list only where the profile
-// names its repository, or the namespace above it, among its tags: not by a whole
-// registry or by "*".
+// Whoever names an image decides what others run by that name. So callers can't take a name
+// of a profile's image or of a pin. A name on the allow-list needs a tags pattern of its
+// repository or of the namespace above it. A pattern of a whole registry, or "*", isn't
+// enough.
 func (p *Policy) TagRef(profile, ref string) (string, error) {
 	j, ok := p.containerJudge(profile)
 	if !ok {
@@ -99,8 +99,8 @@ func (p *Policy) TagRef(profile, ref string) (string, error) {
 	return img.String(), j.err()
 }
 
-// LoadRef is TagRef for a name that an archive of images gives. It has to match the
-// profile's load too.
+// LoadRef is TagRef for an image name in an archive. The name must match the profile's load
+// patterns, too.
 func (p *Policy) LoadRef(profile, ref string) (string, error) {
 	name, err := p.TagRef(profile, ref)
 	if err != nil {
@@ -109,8 +109,8 @@ func (p *Policy) LoadRef(profile, ref string) (string, error) {
 	return name, p.matches(profile, OpLoad, ruleLoad, name)
 }
 
-// PushRef judges a name with a tag by which a caller wants to push an image, and gives it
-// in its normal form. The error is a *DeniedError.
+// PushRef judges the name, with a tag, by which a caller wants to push an image. It returns the
+// name normalised. The error is a *DeniedError.
 func (p *Policy) PushRef(profile, ref string) (string, error) {
 	img, err := parseImage(ref)
 	if err != nil || img.digest != "" {
@@ -121,7 +121,8 @@ func (p *Policy) PushRef(profile, ref string) (string, error) {
 	return img.String(), p.matches(profile, OpPush, rulePush, ref)
 }
 
-// matches judges a name by the patterns of one of the profile's lists.
+// matches returns a *DeniedError unless a name matches the profile's load or push patterns, by
+// their key.
 func (p *Policy) matches(profile, key, rule, ref string) error {
 	j, ok := p.containerJudge(profile)
 	if !ok {
@@ -139,7 +140,7 @@ func (p *Policy) matches(profile, key, rule, ref string) error {
 	return j.err()
 }
 
-// Login judges a registry at which a caller wants to try its credentials. The error is a
+// Login judges whether a caller may check its credentials with a registry. The error is a
 // *DeniedError.
 func (p *Policy) Login(profile, registry string) error {
 	j, ok := p.containerJudge(profile)
@@ -150,9 +151,9 @@ func (p *Policy) Login(profile, registry string) error {
 	return j.err()
 }
 
-// ListsImage tells whether an image that isn't the caller's own, but has these names
-// (RepoTags and RepoDigests), may be seen with the profile: one of them is what a
-// container could be made of.
+// ListsImage reports whether a profile's caller may see an image that isn't its own. Refs are
+// the image's RepoTags and RepoDigests. One of them must be an image that the profile allows
+// for containers.
 func (p *Policy) ListsImage(profile string, refs []string) bool {
 	for _, ref := range refs {
 		img, err := parseImage(ref)
@@ -171,8 +172,8 @@ func (p *Policy) ListsImage(profile string, refs []string) bool {
 	return false
 }
 
-// Operation tells whether the profile allows an operation, one of OpPull and so on.
-// The error is a *DeniedError.
+// Operation judges an operation, such as OpPull. The error is a *DeniedError if the profile
+// doesn't allow it.
 func (p *Policy) Operation(profile, op string) error {
 	j, ok := p.containerJudge(profile)
 	if ok {
@@ -181,8 +182,8 @@ func (p *Policy) Operation(profile, op string) error {
 	return j.err()
 }
 
-// Redacted tells whether a variable's value is kept from clients of the engine's own
-// API: it is injected, or matches the profile's redact_env.
+// Redacted reports whether clients of the engine's API don't see a variable's value: it is
+// injected, or matches the profile's redact_env.
 func (p *Policy) Redacted(profile, name string) bool {
 	pr, ok := p.profiles[cmp.Or(profile, defaultProfile)] // no copy: it is asked for each variable
 	if _, injected := p.env.inject[name]; injected || !ok {

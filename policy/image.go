@@ -31,8 +31,8 @@ type image struct {
 	digest string // "sha256:…", or empty
 }
 
-// parseImage reads a reference as engines do, with "latest" where it has neither
-// tag nor digest. An image ID is none; its start is read as a name, which gets a tag.
+// parseImage parses a reference as engines do. The tag is "latest" if there is neither a tag nor
+// a digest. It refuses an image ID, but takes the start of one for a name.
 func parseImage(s string) (image, error) {
 	if len(s) > maxImageBytes {
 		return image{}, errImageSyntax
@@ -60,9 +60,9 @@ func parseImage(s string) (image, error) {
 	return img, nil
 }
 
-// String is the form that goes into a Spec, and to the engine: short for Docker
-// Hub's images ("python:3.11-slim"), and by digest alone where there is one. A
-// short form that would be read as another image isn't used.
+// String returns the form that a Spec has and the engine gets. It is short for Docker Hub's
+// images ("python:3.11-slim"), unless the short form would mean another image. It has the
+// digest instead of the tag if there is one.
 func (i image) String() string {
 	name := i.name
 	if named, err := reference.ParseNormalizedNamed(i.name); err == nil {
@@ -96,10 +96,10 @@ const (
 	PullNever   = "never"   // what the engine doesn't have can't be used
 )
 
-// PullPolicy is when images are pulled.
+// PullPolicy returns when images are pulled: PullMissing, PullAlways or PullNever.
 func (p *Policy) PullPolicy() string { return p.images.pull }
 
-// imagePattern matches a repository, or with prefix all repositories below one.
+// imagePattern matches a repository, or with prefix all repositories below repo.
 type imagePattern struct {
 	all, prefix bool
 	repo        string
@@ -164,8 +164,8 @@ func (p imagePattern) match(i image) bool {
 	return true
 }
 
-// wide tells whether a pattern is of whole registries. Names below localhost are those of
-// local images.
+// wide reports whether a pattern matches whole registries. A pattern below localhost isn't wide,
+// as local images have such names.
 func (p imagePattern) wide() bool {
 	return p.all || p.prefix && !strings.Contains(p.repo, "/") && p.repo != "localhost"
 }
@@ -201,7 +201,7 @@ func (l *loader) loadImages() {
 	l.policy.images = r
 }
 
-// pinned gives the image that is run for one that is asked for.
+// pinned returns the image to run for a requested one: with the digest of its pin, if any.
 func (r imageRules) pinned(i image) image {
 	if i.digest == "" {
 		i.digest = r.pins[i.String()]
@@ -209,8 +209,8 @@ func (r imageRules) pinned(i image) image {
 	return i
 }
 
-// implicit tells whether a profile or a pin names the image, so that it needs no
-// place on the allow-list.
+// implicit reports whether an image needs no entry on the allow-list, because a profile or a pin
+// names it.
 func (p *Policy) implicit(i image) bool {
 	s := i.String()
 	if p.images.pins[s] != "" {
@@ -230,9 +230,9 @@ func (p *Policy) implicit(i image) bool {
 	return false
 }
 
-// image judges the reference that is asked for, nil is the profile's, and gives the one
-// that is run. A trusted image, which is the caller's own, needs neither a place on the
-// allow-list nor a digest.
+// image judges a requested reference, or the profile's if ref is nil, and returns the one to
+// run. A trusted image, which is the caller's own, needs neither an entry on the allow-list
+// nor a digest.
 func (j *judge) image(ref *string, trusted bool) string {
 	own := j.profile.Image
 	asked := own
@@ -275,7 +275,7 @@ func (j *judge) image(ref *string, trusted bool) string {
 	return run.String()
 }
 
-// allowedImages says in patterns and references what images may be asked for.
+// allowedImages returns the patterns and references of the images that may be requested.
 func (p *Policy) allowedImages() []string {
 	s := append(slices.Clone(p.images.patterns), sortedKeys(p.images.pins)...)
 	for _, name := range p.Profiles() {

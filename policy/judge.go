@@ -10,12 +10,12 @@ import (
 	"unicode/utf8"
 )
 
-// judge is one request's judgement under way: what the sandbox API's requests and
-// those of the engine's own API have in common.
+// judge judges one request. It has what requests of the sandbox API and of the engine's API
+// have in common.
 type judge struct {
 	policy     *Policy
 	profile    Profile
-	names      map[string]string // a field's name in the request, where it isn't the sandbox API's
+	names      map[string]string // the request's names of fields, if they aren't the sandbox API's
 	overridden []Override
 	denials    []Reason
 }
@@ -26,8 +26,8 @@ type sandboxJudge struct {
 	spec Spec
 }
 
-// Sandbox judges a request. The verdict holds every denial, not just the first,
-// and every value of the request that the policy replaced.
+// Sandbox judges a request. The verdict has all denials, not just the first, and all values
+// of the request that the policy replaced.
 func (p *Policy) Sandbox(req Request) Verdict {
 	j := &sandboxJudge{judge: judge{policy: p}}
 	if !j.takeProfile(req.Profile) {
@@ -52,13 +52,14 @@ func (p *Policy) Sandbox(req Request) Verdict {
 	return Verdict{Spec: j.spec, Overridden: j.overridden, Denials: j.denials}
 }
 
-// err is nil where nothing was denied, else a *DeniedError.
+// err returns nil if nothing was denied, else a *DeniedError.
 func (j *judge) err() error { return denied(j.denials) }
 
-// name is what the request calls a field.
+// name returns the request's name of a field.
 func (j *judge) name(field string) string { return cmp.Or(j.names[field], field) }
 
-// takeProfile takes the profile of this name, or refuses the request.
+// takeProfile sets the profile of this name. It denies the request and returns false if there is
+// none.
 func (j *judge) takeProfile(name string) bool {
 	var ok bool
 	if j.profile, ok = j.policy.Profile(name); ok {
@@ -123,8 +124,8 @@ func atMost[T int64 | float64](j *judge, field string, v, most T) T {
 	return v
 }
 
-// pick takes the request's value, or the profile's where the request leaves the
-// field out or the profile locks it.
+// pick returns the request's value, or the profile's if the request leaves the field out or the
+// profile locks it.
 func pick[T comparable](j *judge, field string, asked *T, own T) T {
 	if asked == nil {
 		return own
@@ -136,7 +137,7 @@ func pick[T comparable](j *judge, field string, asked *T, own T) T {
 	return *asked
 }
 
-// given makes a field that is empty, or 0, one that is left out.
+// given returns nil for a field that is empty or 0, as if it were left out.
 func given[T comparable](v *T) *T {
 	if v != nil && *v == *new(T) {
 		return nil
@@ -167,13 +168,13 @@ func (j *judge) deny(rule, field, value, allowed, message string) {
 	j.refuse(Reason{Rule: rule, Field: field, Value: shorten(value), Allowed: allowed, Message: message})
 }
 
-// refused denies a value of a kind, and says what is allowed in its place.
+// refused denies a value of a kind, and says which values are allowed.
 func (j *judge) refused(rule, field, kind, value, allowed string) {
 	j.deny(rule, field, value, allowed, fmt.Sprintf("%s %q is refused; allowed is %s", kind, shorten(value), allowed))
 }
 
-// tooMany reports whether there are more than most of something, which is invalid then. Format
-// tells how many there are.
+// tooMany reports whether n exceeds most, and denies the field then. Format is the beginning of
+// the message, with a verb for n.
 func (j *judge) tooMany(rule, field string, n, most int, format string) bool {
 	if n > most {
 		j.invalid(rule, field, fmt.Sprint(n), fmt.Sprintf("at most %d", most), fmt.Sprintf(format+", more than %d", n, most))
@@ -185,8 +186,7 @@ func (j *judge) invalid(rule, field, value, allowed, message string) {
 	j.refuse(Reason{Rule: rule, Field: field, Value: shorten(value), Allowed: allowed, Message: message, Invalid: true})
 }
 
-// maxReasons bounds an answer: a request is small, and could have a bad value every
-// few bytes.
+// maxReasons bounds an answer: even a small request could have a bad value every few bytes.
 const maxReasons = 1024
 
 func (j *judge) refuse(r Reason) {
@@ -197,8 +197,7 @@ func (j *judge) refuse(r Reason) {
 
 const maxShown = 256
 
-// shorten makes a caller's string fit to be shown: bounded, and free of what
-// could garble a log or a terminal.
+// shorten cuts a caller's string, and quotes characters that could garble a log or a terminal.
 func shorten(s string) string {
 	if len(s) > maxShown {
 		s = s[:maxShown] + "…"

@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// containerJudge judges a container of the engine's own API.
+// containerJudge judges one request of the engine's API.
 type containerJudge struct {
 	judge
 	api  EngineAPI
 	spec ContainerSpec
 }
 
-// containerNames are the engine's names for what the sandbox API has as well.
+// containerNames are the engine's names of fields that the sandbox API has as well.
 var containerNames = map[string]string{
 	"image": "Image", "env": "Env", "cpus": "HostConfig.NanoCpus", "memory_mb": "HostConfig.Memory", "pids_limit": "HostConfig.PidsLimit",
 	"read_only_rootfs": "HostConfig.ReadonlyRootfs", "network": "HostConfig.NetworkMode",
@@ -31,9 +31,8 @@ func (j *containerJudge) verdict() ContainerVerdict {
 	return ContainerVerdict{Spec: j.spec, Overridden: j.overridden, Denials: j.denials}
 }
 
-// Container judges a container that a client of the engine's own API asks for. The
-// verdict holds every denial, not just the first, and every value that the policy
-// replaced.
+// Container judges a client's request for a container by the engine's API. The verdict has all
+// denials, not just the first, and all values that the policy replaced.
 func (p *Policy) Container(req ContainerRequest) ContainerVerdict {
 	j, ok := p.containerJudge(req.Profile)
 	if !ok {
@@ -62,14 +61,14 @@ func (p *Policy) Container(req ContainerRequest) ContainerVerdict {
 	j.resources(req)
 	s.ReadOnlyRootfs = pick(&j.judge, "read_only_rootfs", &req.ReadOnlyRootfs, j.profile.ReadOnlyRootfs)
 	if !s.ReadOnlyRootfs && j.api.ReadOnlyRootfs && j.profile.ReadOnlyRootfs {
-		// Docker's client sends false where nothing was asked for.
+		// Docker's client sends false if its user didn't set the option.
 		j.override(ruleReadOnlyRootfs, "read_only_rootfs", false, true)
 		s.ReadOnlyRootfs = true
 	}
 	return j.verdict()
 }
 
-// containerImage takes an ID too, where it is the caller's own image.
+// containerImage judges a container's image. It also accepts the ID of the caller's own image.
 func (j *containerJudge) containerImage(req ContainerRequest) string {
 	if req.Trusted && sha256Sum.MatchString(req.Image) && !j.profile.locked("image") {
 		return req.Image
@@ -77,9 +76,9 @@ func (j *containerJudge) containerImage(req ContainerRequest) string {
 	return j.image(&req.Image, req.Trusted)
 }
 
-// ContainerUpdate judges a change of a container that is there. Only resources and the
-// restart policy can be changed; a field of the request that isn't given stays zero in
-// the Spec and is not to be changed. Nothing becomes unlimited by it.
+// ContainerUpdate judges a change of an existing container. Only resources and the restart
+// policy can change. A field that the request leaves out is zero in the Spec, and must not be
+// changed. No resource becomes unlimited.
 func (p *Policy) ContainerUpdate(profile string, req ContainerRequest) ContainerVerdict {
 	j, ok := p.containerJudge(profile)
 	if !ok {
@@ -105,9 +104,9 @@ func (p *Policy) ContainerUpdate(profile string, req ContainerRequest) Container
 	return j.verdict()
 }
 
-// ContainerExec judges a command in a container of the engine's API; an empty user is
-// the container's own. It gives the command's environment, as ExecEnv does. The error
-// is a *DeniedError.
+// ContainerExec judges a command in a container of the engine's API. An empty user is the
+// container's own. It returns the command's environment, as ExecEnv does. The error is a
+// *DeniedError.
 func (p *Policy) ContainerExec(profile string, privileged bool, user string, env map[string]string) (map[string]string, []Override, error) {
 	j, ok := p.containerJudge(profile)
 	if !ok {
@@ -124,7 +123,7 @@ func (p *Policy) ContainerExec(profile string, privileged bool, user string, env
 	return judged, j.overridden, j.err()
 }
 
-// BuildLimits judges the extra hosts and the ulimits that the commands of a build are to have.
+// BuildLimits judges the extra hosts and the ulimits of a build's commands.
 func (p *Policy) BuildLimits(profile string, req ContainerRequest) ContainerVerdict {
 	j, ok := p.containerJudge(profile)
 	if ok {
@@ -134,7 +133,7 @@ func (p *Policy) BuildLimits(profile string, req ContainerRequest) ContainerVerd
 	return j.verdict()
 }
 
-// refusedFields refuses what no policy allows.
+// refusedFields denies the fields that no policy allows.
 func (j *containerJudge) refusedFields(req ContainerRequest) {
 	if req.Privileged {
 		j.deny(rulePrivileged, "HostConfig.Privileged", "true", "false", "privileged containers are refused; allowed are single capabilities of "+j.capabilitiesInWords())
@@ -154,7 +153,7 @@ func (j *judge) otherField(o OtherField) {
 	j.deny(ruleField, o.Field, o.Value, "the field left out", fmt.Sprintf("%s is refused, whatever the policy: leave it out", shorten(o.Field)))
 }
 
-// operation refuses what the profile switches off, or no profile knows.
+// operation denies an operation that the profile switches off, or that doesn't exist.
 func (j *containerJudge) operation(op string) {
 	words := map[string]string{OpPull: j.api.Pull, OpBuild: j.api.Build, OpCommit: j.api.Commit, OpArchive: j.api.Archive, OpExec: j.api.Exec, OpDockerSocket: j.api.DockerSocket}
 	for op, list := range map[string][]string{OpLoad: j.api.Load, OpPush: j.api.Push, OpLogin: j.api.Login} {
@@ -176,13 +175,13 @@ func (j *containerJudge) unlisted(rule, field, kind, value, allowed string) {
 	j.deny(rule, field, value, allowed, fmt.Sprintf("%s %q is not one of profile %s's; allowed is %s", kind, shorten(value), j.profile.Name, allowed))
 }
 
-// off denies a value of a kind that the profile has switched off by a key.
+// off denies a value of a kind that the profile's key switches off.
 func (j *containerJudge) off(rule, field, kind, value, key, none string) {
 	j.deny(rule, field, value, none+", as long as the profile's engine_api."+key+" is off",
 		fmt.Sprintf("%s %q is refused: profile %s has engine_api.%s off", kind, shorten(value), j.profile.Name, key))
 }
 
-// inList says what a list allows.
+// inList returns a list in words, or none if it is empty.
 func inList(list []string, none string) string {
 	if len(list) == 0 {
 		return none
@@ -201,7 +200,7 @@ func (j *containerJudge) restart(asked string) string {
 	return asked
 }
 
-// runtime takes the profile's runtime class where none is asked for.
+// runtime judges the OCI runtime. The profile's runtime class is the default.
 func (j *containerJudge) runtime(asked string) {
 	class := j.profile.RuntimeClass
 	j.spec.Runtime = class

@@ -10,51 +10,53 @@ import (
 	"time"
 )
 
-// Options are what a policy file is read with: the operator's defaults, and the
-// only ways for this package to reach the outside.
+// Options are the operator's defaults for a policy file, and the functions by which this
+// package does I/O.
 type Options struct {
-	// Resolve gives a local path with every symbolic link resolved, and an error if
-	// that isn't an existing directory. It is called for every judged mount, from
-	// many goroutines. Nil is ResolveDir.
+	// Resolve returns a local path with every symbolic link resolved. It fails if that
+	// isn't an existing directory. It is called for every judged mount, from many
+	// goroutines. Nil is ResolveDir.
 	Resolve func(path string) (string, error)
 	// ResolveFile is Resolve for a regular file. Nil is the function ResolveFile.
 	ResolveFile func(path string) (string, error)
-	// MakeDir makes the default workspace, and sources of binds with mounts.missing, when
-	// they are missing and under an allowed root. Nil is the function MakeDir.
+	// MakeDir makes the default workspace if it is missing. With mounts.missing, it also
+	// makes missing sources of binds. It is only called for directories under an allowed
+	// root. Nil is the function MakeDir.
 	MakeDir func(dir, rel string, owner *Owner) error
 	// Secret reads a secret at load. Nil is ReadSecret.
 	Secret func(SecretSource) (string, error)
-	// InContainer says that this process runs in a container, so that a root on its
-	// own root file system can't be the engine's.
+	// InContainer says that this process runs in a container. A root on the container's own
+	// root file system is then not on the engine's host.
 	InContainer bool
-	// OnRootFS tells whether a local path lies on this process's own root file
-	// system; asked only with InContainer. Nil is the function OnRootFS.
+	// OnRootFS reports whether a local path is on this process's own root file system. It is
+	// called only with InContainer. Nil is the function OnRootFS.
 	OnRootFS func(path string) (bool, error)
 
-	// PathMap says where directories of this process's view are on the engine's host, as
-	// far as the file doesn't: its own entries go first. One whose Local isn't there is
-	// passed over.
+	// PathMap says where directories of this process's view are on the engine's host. The
+	// file's own entries take precedence. An entry whose Local doesn't exist is ignored.
 	PathMap []PathMapping
 
-	// Refuse holds further paths, in the engine's terms, that are never mounted,
-	// nor is anything below or above them: the engine's socket, Berm's own state. A
-	// socket that is a symbolic link needs both paths here.
+	// Refuse has further paths, in the engine's view, that are never mounted, nor are paths
+	// below or above them: the engine's socket, Berm's own state. A socket that is a
+	// symbolic link needs both paths here.
 	Refuse []string
 
-	DefaultImage   string        // the profiles' image unless the file says; empty is python:3.11-slim
-	DefaultTTL     time.Duration // unless the file says; 0 is one hour
-	DefaultIdleTTL time.Duration // unless the file says; 0 is never
-	EngineNetwork  string        // what network "on" is to the engine unless the file says; empty is berm-sandbox
+	// The defaults of keys that the file doesn't have.
 
-	ExternalNetwork bool // an operator makes the network EngineNetwork, and not Berm
+	DefaultImage   string        // the profiles' image; empty is python:3.11-slim
+	DefaultTTL     time.Duration // 0 is one hour
+	DefaultIdleTTL time.Duration // 0 is never
+	EngineNetwork  string        // the engine's name of network "on"; empty is berm-sandbox
+
+	ExternalNetwork bool // the operator makes the network EngineNetwork, not Berm
 }
 
 // PathMapping is a directory that is mounted into this process's container.
 type PathMapping struct {
-	Engine string // where the engine's host has it, absolute and clean
-	Local  string // where it is here, absolute
-	// Volume says that it is a volume. The engine keeps those where nothing may be mounted
-	// from; below this one it may be, as far as the file allows it as a root.
+	Engine string // its path on the engine's host, absolute and clean
+	Local  string // its path in this process's view, absolute
+	// Volume says that it is a volume. The engine keeps volumes in a directory that is always
+	// refused. Mounts from this volume are allowed if the file names a root in it.
 	Volume bool
 }
 
@@ -92,8 +94,8 @@ func (e *LoadError) Error() string {
 // InvalidParameter puts the error into errdefs' InvalidArgument class.
 func (*LoadError) InvalidParameter() {}
 
-// Policy is a loaded policy: immutable, safe for many goroutines. It keeps
-// secrets, and so never prints what is in it.
+// Policy is a loaded policy. It is immutable and safe for many goroutines. It has secrets, so
+// it never prints its content.
 type Policy struct {
 	profiles map[string]Profile
 	mounts   mountRules
@@ -105,7 +107,7 @@ type Policy struct {
 	file     file // all defaults filled in, but for the profiles
 }
 
-// Format keeps the policy's secrets out of whatever prints it.
+// Format prints only "policy", so that no format prints the policy's secrets.
 func (*Policy) Format(s fmt.State, _ rune) { _, _ = io.WriteString(s, "policy") }
 
 const maxFileBytes = 1 << 20
@@ -136,7 +138,7 @@ func Parse(data []byte, opts Options) (*Policy, error) {
 	l.file.Env.Allow = []string{"*"}
 	l.file.TTL = ttlFile{Default: cmp.Or(opts.DefaultTTL, time.Hour), IdleDefault: opts.DefaultIdleTTL, MaxLifetime: 24 * time.Hour}
 	l.Document = Decode(data, &l.file)
-	for _, path := range l.Nulls { // left out, some lists allow everything
+	for _, path := range l.Nulls { // a null would count as left out, and so some lists would allow everything
 		l.problem(path, "has no value: give it one, such as [] for an empty list, or leave the key out")
 	}
 	switch {
@@ -161,7 +163,7 @@ func Parse(data []byte, opts Options) (*Policy, error) {
 	return l.policy, nil
 }
 
-// loader turns a file into a policy, and gathers what is wrong with it.
+// loader turns a file into a policy, and collects problems.
 type loader struct {
 	*Document
 	opts   Options
@@ -171,7 +173,7 @@ type loader struct {
 	builtin *Document // of builtinProfiles
 }
 
-// choice checks a word against those allowed; the first one is the default.
+// choice checks a word against the allowed ones, and returns it. The first one is the default.
 func (l *loader) choice(path string, v *string, allowed ...string) string {
 	if *v == "" {
 		*v = allowed[0]

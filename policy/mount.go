@@ -27,7 +27,7 @@ var (
 	agentPlaces = []string{"/sbin/berm-init", "/run/berm"}
 )
 
-// mounts judges the host path and the extra mounts, all alike.
+// mounts judges the host path and the extra mounts, by the same rules.
 func (j *sandboxJudge) mounts(req Request) {
 	s := &j.spec
 	s.HostPathMode = pick(&j.judge, "host_path_mode", given(req.HostPathMode), j.profile.HostPathMode)
@@ -55,7 +55,7 @@ func (j *sandboxJudge) mounts(req Request) {
 	j.overlaps()
 }
 
-// modeNone mounts nothing, and says so of what was asked for all the same.
+// modeNone mounts nothing, and records the requested mounts as overridden.
 func (j *sandboxJudge) modeNone(req Request, extra []MountRequest) {
 	if p := given(req.HostPath); p != nil {
 		j.override(ruleModeNone, "host_path", *p, "")
@@ -112,8 +112,8 @@ func (j *judge) target(field, asked string) string {
 	return clean
 }
 
-// overlaps refuses targets that lie in each other: the engine would make the inner
-// one's directory inside the outer one's, on the host.
+// overlaps denies targets of which one is in the other: the engine would make the inner one's
+// directory in the outer mount, on the host.
 func (j *sandboxJudge) overlaps() {
 	s, targets := &j.spec, j.spec.Mounts
 	if s.ReadOnlyRootfs {
@@ -133,7 +133,7 @@ func (j *sandboxJudge) overlaps() {
 	}
 }
 
-// mount judges one directory of the host; only HostPath, Source and Local are set.
+// mount judges a path of the host. It sets the Mount's HostPath, Source, Local, File and Missing.
 func (j *judge) mount(field, asked string, also sources) (Mount, bool) {
 	m, reason := j.policy.mounts.judge(asked, also)
 	if reason != nil {
@@ -144,8 +144,8 @@ func (j *judge) mount(field, asked string, also sources) (Mount, bool) {
 	return m, true
 }
 
-// sources are what may be mounted beside directories: regular files, and directories that
-// are missing and have to be made.
+// sources says what may be mounted besides directories: regular files, and missing directories
+// that will be made.
 type sources struct{ files, missing bool }
 
 func (r *mountRules) judge(asked string, also sources) (Mount, *Reason) {
@@ -171,7 +171,7 @@ func (r *mountRules) judge(asked string, also sources) (Mount, *Reason) {
 		local, err = r.resolveFile(r.toLocal(clean))
 		m.File = err == nil
 	}
-	known := local // is there
+	known := local // the part of local that exists
 	named := slices.ContainsFunc(r.roots, func(x root) bool { return under(clean, x.engine) || under(clean, x.source) })
 	if err != nil && named && also.missing {
 		if dir, missing, ok := r.nearest(r.toLocal(clean)); ok {
@@ -189,7 +189,7 @@ func (r *mountRules) judge(asked string, also sources) (Mount, *Reason) {
 		return refuse(ruleNotADirectory, roots, "does not exist, or is no %s; allowed is one in %s", kinds, roots)
 	}
 	source, knownSource := r.toEngine(local), r.toEngine(known)
-	// What a link leads to is not told: it is none of the caller's business.
+	// The messages below don't name what a link leads to: callers mustn't learn it.
 	if entry, ok := r.refused(source); ok {
 		return refuse(ruleAlwaysRefused, roots, "leads to what is refused whatever the allowed roots, because of %s; allowed is %s", entry, roots)
 	}
@@ -203,7 +203,8 @@ func (r *mountRules) judge(asked string, also sources) (Mount, *Reason) {
 	return m, nil
 }
 
-// cleanPath checks an absolute path's form, and cleans it. Why says what is wrong.
+// cleanPath checks the syntax of an absolute path, and cleans it. Why says what is wrong, or is
+// empty.
 func cleanPath(p string) (clean, why string) {
 	switch {
 	case p == "":
@@ -233,7 +234,7 @@ func cleanTarget(p string) (clean, why string) {
 	return clean, ""
 }
 
-// cleanInner is cleanPath for a mount's place in a container.
+// cleanInner is cleanPath for a mount's path in a container.
 func cleanInner(p string) (clean, why string) {
 	clean, why = cleanPath(p)
 	if why != "" {
@@ -250,7 +251,7 @@ func cleanInner(p string) (clean, why string) {
 	return clean, ""
 }
 
-// under tells whether a cleaned path is dir or lies below it.
+// under reports whether a cleaned path is dir or below it.
 func under(p, dir string) bool {
 	return p == dir || dir == "/" || strings.HasPrefix(p, dir+"/")
 }

@@ -1,6 +1,6 @@
-// Package policy judges: a neutral description of a wanted container goes in, a
-// verdict with its reasons comes out. It knows no engine, no HTTP and no clock,
-// and does no I/O but through the functions that its caller hands it.
+// Package policy judges requests for containers. It takes a description that is independent
+// of any API, and returns a verdict with its reasons. It knows no engine, no HTTP and no
+// clock, and does I/O only through the functions in Options.
 package policy
 
 import (
@@ -9,8 +9,7 @@ import (
 	"time"
 )
 
-// Request is what a caller asks for. Nil and empty fields are left out, and take
-// the profile's value.
+// Request is what a caller asks for. Nil and empty fields take the profile's value.
 type Request struct {
 	Profile          string // empty is "default"
 	Image            *string
@@ -36,8 +35,8 @@ type MountRequest struct {
 	Mode      string // "ro" or "rw"; empty is "ro"
 }
 
-// Spec is a judged container: what a sandbox really gets. Two specs are the same
-// sandbox when Diff finds nothing; it compares the fields down to WorkspaceQuotaMB.
+// Spec is a judged container: what a sandbox gets. Two specs mean the same sandbox if Diff
+// finds no difference. Diff compares the fields down to WorkspaceQuotaMB.
 type Spec struct {
 	Profile          string  `json:"profile"`
 	Image            string  `json:"image"` // normalised, with the digest where the policy pins one
@@ -52,8 +51,8 @@ type Spec struct {
 	ReadOnlyRootfs   bool    `json:"read_only_rootfs"`
 	WorkspaceQuotaMB int64   `json:"workspace_quota_mb"`
 
-	// What follows is not compared.
-	Env           map[string]string `json:"-"`              // the caller's, filtered and pinned; what is injected comes from InjectedEnv
+	// Diff doesn't compare the fields below.
+	Env           map[string]string `json:"-"`              // the caller's, filtered and pinned; InjectedEnv returns the injected variables
 	TTL           time.Duration     `json:"ttl"`            // from creation, or renewal, to expiry
 	IdleTTL       time.Duration     `json:"idle_ttl"`       // 0: never idles out
 	MaxLifetime   time.Duration     `json:"max_lifetime"`   // from creation to the deadline, past which nothing is renewed
@@ -63,37 +62,37 @@ type Spec struct {
 	CapAdd        []string          `json:"cap_add,omitempty"`
 	User          string            `json:"user,omitempty"`
 	RuntimeClass  string            `json:"runtime_class,omitempty"`
-	Agent         string            `json:"agent,omitempty"`  // "on" or "off"; empty for a sandbox of before there was one
+	Agent         string            `json:"agent,omitempty"`  // "on" or "off"; empty for a sandbox of a version without agents
 	Userns        string            `json:"userns,omitempty"` // UsernsAuto, or empty for none
 }
 
-// Mount is a judged bind mount. HostPath is the path as asked for, Source the
-// same with every symbolic link resolved, in the engine's view of the host, and
-// Local that in this process's own view.
+// Mount is a judged bind mount. HostPath is the requested path. Source is that path with every
+// symbolic link resolved, in the engine's view of the host. Local is the same directory in
+// this process's view.
 type Mount struct {
 	HostPath  string `json:"host_path"`
 	Source    string `json:"source"`
 	Local     string `json:"local"`
 	MountPath string `json:"mount_path"`
 	Mode      string `json:"mode"` // "ro" or "rw"
-	// File says that it is a regular file, and Socket that Berm mounts a socket of its own for
-	// the engine's. Else it is a directory.
+	// File says that it is a regular file. Socket says that Berm mounts its own socket in
+	// place of the engine's. Otherwise it is a directory.
 	File   bool `json:"file,omitempty"`
 	Socket bool `json:"socket,omitempty"`
-	// Missing is the end of the path that isn't there; see Policy.MakeMount.
+	// Missing is the end of the path that doesn't exist yet; see Policy.MakeMount.
 	Missing string `json:"-"`
 	// Operator says that the operator's settings give the mount to every sandbox. No
 	// request can ask for it.
 	Operator bool `json:"-"`
 }
 
-// Reason is why the policy decided as it did about one field.
+// Reason says why the policy denies one field of a request.
 type Reason struct {
 	Rule    string `json:"rule"`    // stable, dotted: "mounts.always_refused"
 	Field   string `json:"field"`   // as in the request: "extra_mounts[0].host_path"
-	Value   string `json:"value"`   // what was asked for; never a secret
-	Allowed string `json:"allowed"` // what would be allowed, in words
-	Message string `json:"message"` // one sentence that says it all
+	Value   string `json:"value"`   // the requested value; never a secret
+	Allowed string `json:"allowed"` // the allowed values, in words
+	Message string `json:"message"` // one sentence with all of the above
 	// Invalid says that the value is malformed, so that no policy would allow it.
 	Invalid bool `json:"invalid,omitempty"`
 }
@@ -106,8 +105,8 @@ type Override struct {
 	Rule      string `json:"rule"` // "profiles.NAME.locked", "resources.over_max", "ttl.max_lifetime", …
 }
 
-// VerdictOf is the answer to a request. It is allowed when there are no Denials; only then
-// is Spec whole.
+// VerdictOf is the answer to a request. The request is allowed if there are no Denials. Only
+// then is Spec complete.
 type VerdictOf[S any] struct {
 	Spec       S
 	Overridden []Override // values of the request that the policy replaced
@@ -120,10 +119,10 @@ type Verdict = VerdictOf[Spec]
 // ContainerVerdict is the answer to a ContainerRequest.
 type ContainerVerdict = VerdictOf[ContainerSpec]
 
-// Allowed tells whether the request may go ahead.
+// Allowed reports whether the request is allowed.
 func (v VerdictOf[S]) Allowed() bool { return len(v.Denials) == 0 }
 
-// Err is nil for an allowed verdict, else a *DeniedError.
+// Err returns nil if the request is allowed, else a *DeniedError.
 func (v VerdictOf[S]) Err() error { return denied(v.Denials) }
 
 func denied(reasons []Reason) error {
@@ -136,7 +135,7 @@ func denied(reasons []Reason) error {
 // DeniedError is a refusal, with every reason for it.
 type DeniedError struct{ Reasons []Reason }
 
-// Error gives the reasons' messages.
+// Error returns the reasons' messages.
 func (e *DeniedError) Error() string {
 	msgs := make([]string, len(e.Reasons))
 	for i, r := range e.Reasons {
@@ -145,8 +144,8 @@ func (e *DeniedError) Error() string {
 	return strings.Join(msgs, "; ")
 }
 
-// Invalid says that every reason is a malformed value: it is not the policy that
-// stands in the way.
+// Invalid reports whether every reason is a malformed value, so that no policy would allow the
+// request.
 func (e *DeniedError) Invalid() bool {
 	for _, r := range e.Reasons {
 		if !r.Invalid {
@@ -163,7 +162,7 @@ type Difference struct {
 	Requested any    `json:"requested"`
 }
 
-// String gives the field and both values.
+// String returns the field and both values.
 func (d Difference) String() string {
 	return fmt.Sprintf("%s: %v, requested %v", d.Field, d.Current, d.Requested)
 }

@@ -40,16 +40,15 @@ var lockable = []string{
 	"read_only_rootfs", "workspace_quota_mb", "ttl", "idle_ttl", "timeout",
 }
 
-// Profile is a profile in force: its own values, those that it extends, and the
-// built-in ones. A request's fields take its values where they are left out, or
-// locked.
+// Profile is a complete profile: its own values, over those of the profile that it extends and
+// the built-in ones. Fields that a request leaves out, or that Locked has, take its values.
 type Profile struct {
 	Name             string        `yaml:"-" json:"name"`
 	Image            string        `yaml:"image" json:"image"` // normalised
 	Network          string        `yaml:"network" json:"network"`
 	HostPathMode     string        `yaml:"host_path_mode" json:"host_path_mode"`
 	MountPath        string        `yaml:"mount_path" json:"mount_path"`
-	Timeout          time.Duration `yaml:"timeout" json:"timeout"` // of a command that names none
+	Timeout          time.Duration `yaml:"timeout" json:"timeout"` // of a command without its own
 	MaxTimeout       time.Duration `yaml:"max_timeout" json:"max_timeout"`
 	CPUs             float64       `yaml:"cpus" json:"cpus"`
 	MaxCPUs          float64       `yaml:"max_cpus" json:"max_cpus"`
@@ -70,10 +69,10 @@ type Profile struct {
 	Locked           []string      `yaml:"locked" json:"locked"` // sorted, never nil
 }
 
-// Profiles gives the names of all profiles, sorted.
+// Profiles returns the names of all profiles, sorted.
 func (p *Policy) Profiles() []string { return sortedKeys(p.profiles) }
 
-// Profile gives a profile by its name; empty is "default". False when there is none.
+// Profile returns the profile of a name; empty is "default". It returns false if there is none.
 func (p *Policy) Profile(name string) (Profile, bool) {
 	if name == "" {
 		name = defaultProfile
@@ -85,7 +84,8 @@ func (p *Policy) Profile(name string) (Profile, bool) {
 
 func (p Profile) locked(field string) bool { return slices.Contains(p.Locked, field) }
 
-// builtinProfiles are there without a file. All but default extend default.
+// builtinProfiles exist in every policy, and a file can change them. All but default extend
+// default.
 const builtinProfiles = `
 default: {network: off, host_path_mode: rw, max_timeout: 120s, cpus: 1, memory_mb: 512, pids_limit: 128, read_only_rootfs: true}
 offline_readonly: {network: off, host_path_mode: ro, max_timeout: 60s, cpus: 0.5, memory_mb: 256, pids_limit: 64, read_only_rootfs: true,
@@ -98,7 +98,7 @@ network_extended: {network: on, host_path_mode: rw, max_timeout: 300s, cpus: 2, 
 
 var profileName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
 
-// loadProfiles needs the networks, images and times to be loaded.
+// loadProfiles loads all profiles. The networks, images and TTLs must be loaded before.
 func (l *loader) loadProfiles() {
 	var all map[string]fileProfile
 	l.builtin = Decode([]byte(builtinProfiles), &all)
@@ -119,14 +119,15 @@ func (l *loader) loadProfiles() {
 			l.problem("images.require_digest", "image %s of profile %s has no digest, and no pin gives it one", p.Image, name)
 		}
 	}
-	// Only now, so that a profile doesn't inherit what its parent's cap_add allowed.
+	// Done last, so that a profile's engine_api doesn't inherit its parent's cap_add.
 	for name, p := range l.policy.profiles {
 		p.EngineAPI.Capabilities = sortedSet(append(slices.Clone(p.EngineAPI.Capabilities), p.CapAdd...))
 		l.policy.profiles[name] = p
 	}
 }
 
-// profile resolves one profile, and those that it extends before it.
+// profile resolves a profile, and first the one that it extends. Above are the profiles that
+// extend it.
 func (l *loader) profile(name string, all map[string]fileProfile, above []string) Profile {
 	if p, ok := l.policy.profiles[name]; ok {
 		return p
@@ -168,8 +169,8 @@ var (
 	capability   = regexp.MustCompile(`^CAP_[A-Z_]{2,32}$`)
 )
 
-// checkProfile checks and normalises a profile's values. It doesn't complain again about
-// those that the profile inherits.
+// checkProfile checks and normalises a profile's values. It doesn't report an inherited value
+// again.
 func (l *loader) checkProfile(path string, p *Profile) {
 	img, err := parseImage(p.Image)
 	switch {
@@ -243,14 +244,14 @@ func (l *loader) checkProfile(path string, p *Profile) {
 	p.Locked = sortedSet(p.Locked)
 }
 
-// word checks a word that the file gives.
+// word checks a word that the file has at a path.
 func (l *loader) word(path, v string, allowed ...string) {
 	if l.sound[path] && !slices.Contains(allowed, v) {
 		l.problem(path, "is %q, must be %s", v, orList(allowed))
 	}
 }
 
-// sortedSet sorts a list in place and drops what is there twice.
+// sortedSet sorts a list in place and drops duplicates.
 func sortedSet(list []string) []string {
 	slices.Sort(list)
 	return slices.Compact(list)
@@ -266,10 +267,10 @@ func within[T int64 | time.Duration](l *loader, path string, v, low, high T) {
 	}
 }
 
-// notBelow raises an inherited maximum to the profile's own value; a maximum that
-// the file gives for this profile has to be high enough by itself.
+// notBelow raises a maximum that is below the profile's own value. That is a problem if the file
+// sets the maximum for this profile.
 func notBelow[T int64 | float64 | time.Duration](l *loader, path string, most *T, v T) {
-	if math.IsNaN(float64(v)) || *most >= v { // a NaN has been complained about
+	if math.IsNaN(float64(v)) || *most >= v { // a NaN is a problem already
 		return
 	}
 	if l.sound[path] {

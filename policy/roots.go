@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// alwaysRefused are never mounted, nor is what lies in them or contains them.
+// alwaysRefused are never mounted, nor are paths below or above them.
 var alwaysRefused = []string{
 	"/", "/etc", "/proc", "/sys", "/dev", "/root", "/boot", "/run", "/var/run", "/var/lib/docker", "/var/lib/containerd",
 }
 
-// guarded are mounted, with what lies in them, only if a root names one of them or a
-// directory below.
+// guarded are mounted only if a root is one of them or below one. The same is true of
+// directories in them.
 var guarded = []string{
 	"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/var/lib", "/var/spool", "/home", "/opt",
 }
@@ -23,21 +23,21 @@ var tooWide = []string{"/", "/var/lib"}
 
 // root is an allowed or trusted root: as configured, and resolved in both views.
 type root struct {
-	engine string // as configured, cleaned; in the engine's terms
-	source string // resolved, in the engine's terms
-	local  string // resolved, in ours
+	engine string // as configured, cleaned; in the engine's view
+	source string // resolved, in the engine's view
+	local  string // resolved, in this process's view
 }
 
-// mapping says where a directory of the engine's host is in our own view.
+// mapping says where a directory of the engine's host is in this process's view.
 type mapping struct{ engine, local, resolved string }
 
 type mountRules struct {
 	roots            []root
-	trusted          []root // where nothing sandboxed writes, says the operator
+	trusted          []root // the operator vouches that no sandbox writes there
 	refusals         []string
 	guarded          []string
-	maps             []mapping // the identity first; of two for one directory the last counts
-	volumes          []string  // Berm's own, where the engine keeps them
+	maps             []mapping // the identity first; a later entry for the same directory takes precedence
+	volumes          []string  // the paths, on the engine's host, of volumes that Berm's container has
 	defaultWorkspace string    // empty if there is none
 	holdRequired     bool
 	owner            *Owner // nil: Berm's own user
@@ -47,20 +47,19 @@ type mountRules struct {
 	makeDir          func(dir, rel string, owner *Owner) error
 }
 
-// HoldRequired reports whether Berm must be able to hold mounts. It needn't if the
-// policy allows none outside of the trusted roots.
+// HoldRequired reports whether Berm must be able to hold mounts: mounts.hold is "required", and
+// an allowed root is outside of the trusted ones.
 func (p *Policy) HoldRequired() bool { return p.mounts.holdRequired }
 
-// AllowsMounts says that there are directories of the engine's host that requests may
-// have mounted.
+// AllowsMounts reports whether requests can mount any directory of the engine's host.
 func (p *Policy) AllowsMounts() bool { return len(p.mounts.roots) > 0 }
 
 // Owner returns the user and group of what Berm makes on the host for sandboxes, or nil if
 // that stays Berm's own.
 func (p *Policy) Owner() *Owner { return p.mounts.owner }
 
-// EnginePath gives the path by which the engine knows a directory of this
-// process's own view. The directory must exist.
+// EnginePath returns the path, on the engine's host, of a directory of this process's view. The
+// directory must exist.
 func (p *Policy) EnginePath(local string) (string, error) {
 	resolved, err := p.mounts.resolve(local)
 	if err != nil {
@@ -69,8 +68,8 @@ func (p *Policy) EnginePath(local string) (string, error) {
 	return p.mounts.toEngine(resolved), nil
 }
 
-// refused tells whether a cleaned path is, lies in, or contains one that is always
-// refused, and which.
+// refused reports whether a cleaned path is always refused: it equals an entry of refusals, or
+// is below or above one. It returns the entry.
 func (r *mountRules) refused(p string) (string, bool) {
 	for _, entry := range r.refusals {
 		if under(entry, p) || r.within(p, entry) {
@@ -80,8 +79,8 @@ func (r *mountRules) refused(p string) (string, bool) {
 	return "", false
 }
 
-// unnamed returns the guarded directory that a resolved path lies in or contains, unless a
-// root names it.
+// unnamed returns the guarded directory that a resolved path is below or above, unless a root
+// allows the path there.
 func (r *mountRules) unnamed(p string) (string, bool) {
 	named := func(g string) bool {
 		return slices.ContainsFunc(r.roots, func(x root) bool { return x.source == g || under(x.source, g) && under(p, x.source) })
@@ -94,8 +93,8 @@ func (r *mountRules) unnamed(p string) (string, bool) {
 	return "", false
 }
 
-// within tells whether a path lies in one that is refused, and not in a volume in there
-// that Berm itself has.
+// within reports whether a path is in a refused directory, but not in a volume there that
+// Berm's container has.
 func (r *mountRules) within(p, entry string) bool {
 	return entry != "/" && under(p, entry) && !slices.ContainsFunc(r.volumes, func(v string) bool {
 		return v != entry && under(v, entry) && under(p, v)
@@ -110,8 +109,8 @@ func (r *mountRules) toEngine(local string) string {
 	return r.rebase(local, func(m mapping) (from, to string) { return m.resolved, m.engine })
 }
 
-// rebase moves a path from under one directory of a mapping to under the other. It goes by the
-// innermost mapping, and by the last one of equals.
+// rebase translates a path by a mapping. It takes the innermost mapping that applies, and the
+// last one of equals.
 func (r *mountRules) rebase(p string, ends func(mapping) (from, to string)) string {
 	from, to := ends(r.maps[0])
 	for _, m := range r.maps {
@@ -178,7 +177,7 @@ func (l *loader) loadMounts() {
 	r.holdRequired = l.choice("mounts.hold", &f.Hold, "required", "auto") == "required" && untrusted
 }
 
-// given takes a mapping that the file needn't have.
+// given adds a mapping of Options.PathMap.
 func (l *loader) given(m PathMapping) {
 	r := &l.policy.mounts
 	engine, why := cleanPath(m.Engine)
@@ -192,7 +191,8 @@ func (l *loader) given(m PathMapping) {
 	}
 }
 
-// mapping takes one of the file's, which come after the given ones.
+// mapping checks and adds a mapping of the file. Given is how many mappings came before the
+// file's.
 func (l *loader) mapping(at string, m *pathMapping, given int) {
 	engine, why := cleanPath(m.Engine)
 	if why != "" {
@@ -219,7 +219,7 @@ func (l *loader) mapping(at string, m *pathMapping, given int) {
 	r.maps = append(r.maps, mapping{engine: engine, local: local, resolved: resolved})
 }
 
-// places returns each path cleaned, and where it really is.
+// places returns each path cleaned, and also resolved if it, or its parent, exists.
 func (l *loader) places(paths ...string) (out []string) {
 	r := &l.policy.mounts
 	add := func(p string) {
@@ -288,8 +288,8 @@ func (l *loader) root(roots []root, at, asked string) []root {
 	return append(roots, x)
 }
 
-// defaultWorkspace makes the default workspace if it is missing, but only under
-// an allowed root, and not through a link that leads out of it.
+// defaultWorkspace sets the default workspace, and makes it if it is missing. It makes it only
+// under an allowed root, and not through a link that leads out of the root.
 func (l *loader) defaultWorkspace(f *mountsFile) {
 	r, at := &l.policy.mounts, "mounts.default_workspace"
 	if f.DefaultWorkspace == "" && f.SharedRoot != "" {
@@ -321,8 +321,8 @@ func (l *loader) defaultWorkspace(f *mountsFile) {
 // maxMissing bounds the directories that are made for one mount.
 const maxMissing = 16
 
-// nearest returns the nearest directory on the way to a local path that is there, where it
-// really is, and the rest of the path.
+// nearest returns the nearest parent of a local path that exists, with links resolved, and the
+// rest of the path. It looks at up to maxMissing parents.
 func (r *mountRules) nearest(local string) (resolved, missing string, ok bool) {
 	for range maxMissing {
 		missing, local = path.Join(path.Base(local), missing), path.Dir(local)
@@ -333,13 +333,13 @@ func (r *mountRules) nearest(local string) (resolved, missing string, ok bool) {
 	return "", "", false
 }
 
-// make makes what is missing of a mount's directory, without following a link.
+// make makes the missing end of a mount's path, without following a link.
 func (r *mountRules) make(m Mount) error {
 	return r.makeDir(strings.TrimSuffix(m.Local, "/"+m.Missing), m.Missing, r.owner)
 }
 
-// MakeMount makes what was missing of an allowed mount's directory, below an allowed root and
-// without following a link, and gives it to mounts.owner.
+// MakeMount makes the missing end of an allowed mount's path, without following a link. It
+// gives the new directories to mounts.owner. If nothing is missing, it does nothing.
 func (p *Policy) MakeMount(m Mount) error {
 	if m.Missing == "" {
 		return nil

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// TrustedRoots returns the roots below which mounts that aren't held are allowed, as the
-// file has them.
+// TrustedRoots returns the roots where mounts are allowed that Berm can't hold, as the file has
+// them.
 func (p *Policy) TrustedRoots() []string {
 	out := make([]string, len(p.mounts.trusted))
 	for i, x := range p.mounts.trusted {
@@ -26,14 +26,14 @@ func (r *mountRules) trustedAround(source string) (out []root) {
 	return out
 }
 
-// Unheld judges an allowed mount whose directory Berm can't hold. Others are the mounts of
-// all containers that exist or are being created, of both ways in, this one's among
-// them. The error is a *DeniedError.
+// Unheld judges an allowed mount whose directory Berm can't hold. Others are the mounts of all
+// containers that exist or are being created, by the sandbox API and the engine's, including
+// this container's. The error is a *DeniedError.
 //
-// The path must lead to the same directory at each start of the container, so nobody
-// sandboxed may ever rename a directory on it. Open descriptors outlive the containers that
-// opened them, so it isn't enough that no other container has such a mount now. The
-// operator's trusted roots say where nothing sandboxed writes.
+// The path must lead to the same directory at each start of the container. So no sandbox may
+// ever rename a directory on it. Open descriptors outlive the containers that opened them, so
+// it isn't enough that no other container has such a mount now. With trusted roots, the
+// operator vouches that no sandbox writes there.
 func (p *Policy) Unheld(m Mount, others []Mount) error {
 	refuse := func(why string) error {
 		return &DeniedError{Reasons: []Reason{{
