@@ -1,9 +1,9 @@
 // Package containerd runs sandboxes on containerd 1.6 or newer, without Docker. The
-// engine need not be up when the Runtime is made, and may be restarted under it.
+// engine need not be up when the Runtime is made, and may be restarted at any time.
 //
-// Berm must run on the engine's host: with its root file system, its mount and
-// process namespaces, and CAP_SYS_ADMIN and CAP_NET_ADMIN, for it makes the network
-// namespaces and the files that containers are given.
+// Berm must run on the engine's host, with the host's root file system, mount namespace and
+// process namespace. It needs CAP_SYS_ADMIN and CAP_NET_ADMIN to make the containers' network
+// namespaces and files.
 package containerd
 
 import (
@@ -46,19 +46,19 @@ type Options struct {
 	// Address is the engine's socket, a path or "unix:///path". Empty is the
 	// environment's CONTAINERD_ADDRESS, or else /run/containerd/containerd.sock.
 	Address string
-	// Namespace of containerd that all that is made belongs to. Empty is "berm".
+	// Namespace is containerd's namespace for all containers and images. Empty is "berm".
 	Namespace string
-	// Root is a directory of the engine's host, known by the same path to the engine
-	// and to this process, for the files of containers and networks. It is made if
-	// missing. Processes that share a namespace need roots of their own. Mandatory;
-	// at most 90 characters.
+	// Root is a directory of the engine's host for the files of containers and networks.
+	// The engine and this process must see it at the same path. It is made if missing.
+	// Processes that share a namespace need different roots. Mandatory; at most 90
+	// characters.
 	Root string
-	// Agent is the berm-agent program: the init process of containers, and what
-	// writes their logs. Mandatory.
+	// Agent is the berm-agent program. It is the init process of containers, and writes
+	// their logs. Mandatory.
 	Agent []byte
 	// Snapshotter of containerd that makes root file systems. Empty is "overlayfs".
 	Snapshotter string
-	// CgroupParent is the cgroup that containers' own are made in. Empty is "/berm".
+	// CgroupParent is the parent of the containers' cgroups. Empty is "/berm".
 	CgroupParent string
 	// Netns is the path of the network namespace where bridges are made. Empty is
 	// this process's own.
@@ -66,7 +66,7 @@ type Options struct {
 	// PluginDirs are searched for CNI plug-ins. Nil is /opt/cni/bin, /usr/lib/cni and
 	// /usr/libexec/cni.
 	PluginDirs []string
-	// Subnets is the pool that networks take a /24 each from. The zero value is
+	// Subnets is the pool of which each network gets a /24. The zero value is
 	// 10.213.0.0/16.
 	Subnets netip.Prefix
 	// CallTimeout is how long the engine may take to answer one call. 0 is 30 seconds.
@@ -74,12 +74,11 @@ type Options struct {
 	// RegistryAuth returns the credentials for a registry by its host name and port;
 	// an empty user with a secret is an identity token. Nil, and empty strings, send none.
 	RegistryAuth func(ctx context.Context, host string) (user, secret string, err error)
-	// Logger gets what callers aren't told. Nil discards.
+	// Logger logs what errors don't tell callers. Nil discards.
 	Logger *slog.Logger
 }
 
-// Runtime is a runtime.Runtime on containerd. It
-// may be used by many goroutines at once.
+// Runtime is a runtime.Runtime on containerd. It may be used by many goroutines at once.
 type Runtime struct {
 	opts     Options
 	root     root
@@ -144,14 +143,15 @@ func New(opts Options) (*Runtime, error) {
 	return r, nil
 }
 
-// Close closes the connection, after the background work of calls, or a few seconds. Calls
-// that run fail.
+// Close closes the connection. It waits up to a few seconds for the background work of calls.
+// Calls that are under way fail.
 func (r *Runtime) Close() error {
 	r.chores.wait()
 	return r.client.Close()
 }
 
-// Info asks the engine who it is. The rest is this machine's, as the engine is on it.
+// Info asks the engine for its version. The other fields describe this machine, where the
+// engine runs, too.
 func (r *Runtime) Info(ctx context.Context) (runtime.Info, error) {
 	out := r.host
 	err := r.call(ctx, "ask the engine who it is", func(ctx context.Context) error {
@@ -206,8 +206,8 @@ func (r *Runtime) Pull(ctx context.Context, ref string, progress func(runtime.Pu
 	return r.Image(ctx, ref)
 }
 
-// EnsureNetwork makes a network unless one of its name is there. Of one that is there, it
-// makes anew what the host has lost, as in a reboot.
+// EnsureNetwork makes a network unless one of its name exists. It repairs an existing one that
+// the host has lost a part of, as after a reboot.
 func (r *Runtime) EnsureNetwork(ctx context.Context, want runtime.Network) error {
 	return r.networks.EnsureNetwork(ctx, want)
 }
@@ -259,8 +259,8 @@ func failure(ctx context.Context, op string, err error) error {
 	return fmt.Errorf("%s: %w", op, classify(ctx, err))
 }
 
-// native gives an error that came over gRPC its class. The client does so in most of
-// its methods, not in all, and errgrpc.ToNative alone takes the class from what has one.
+// native gives an error that came over gRPC its class, as some methods of the client don't.
+// It leaves other errors alone: errgrpc.ToNative would take away the class that they have.
 func native(err error) error {
 	if _, remote := status.FromError(err); !remote {
 		return err

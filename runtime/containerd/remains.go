@@ -28,12 +28,12 @@ const runcRoot = "/run/containerd/runc"
 // shimSockets is where shims listen, whatever their engine.
 const shimSockets = "/run/containerd/s"
 
-// shim is the engine's process for one container. The engine forgets it if the engine, or
-// the client, ends while it makes or removes the container's task.
+// shim is the engine's process for one container. The engine loses track of it if the engine
+// or the client ends while the container's task is being made or removed.
 type shim struct {
 	process
 	id     string // of the container
-	bundle string // directory of the container's, in the engine's
+	bundle string // the container's directory, below the engine's
 }
 
 // remains finds and removes what containers have on the host besides the engine's records.
@@ -42,7 +42,7 @@ type remains struct {
 	log                              *slog.Logger
 }
 
-// shims finds those of this engine and namespace by their arguments.
+// shims returns the shims of this engine and namespace, which it finds by their arguments.
 func (h remains) shims() ([]shim, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -74,9 +74,9 @@ func (h remains) shims() ([]shim, error) {
 	return out, nil
 }
 
-// shimOf is the id of the container that a process is the shim of; empty if it is none
-// of ours. Processes in containers may have any arguments, but not the host's
-// namespaces, which shims have.
+// shimOf returns the id of the container whose shim a process is. It is empty for any other
+// process. A process in a container may have the same arguments as a shim, but isn't in the
+// host's process namespace.
 func (h remains) shimOf(p process) string {
 	line, err := readLimited(fmt.Sprintf("/proc/%d/cmdline", p.pid), 4096)
 	if err != nil || !bytes.Contains(line, []byte(h.namespace)) {
@@ -114,9 +114,9 @@ func hostsOwn(pid int) bool {
 	return samePath("/proc/self/ns/pid", fmt.Sprintf("/proc/%d/ns/pid", pid))
 }
 
-// remove removes what the engine has forgotten of a container, or is about to:
-// its shims, the processes in its cgroup, that, the mounts of its root file system,
-// runc's notes, and the shim's socket. The engine knows of no task of its.
+// remove removes the parts of a container that the engine doesn't know: its shims, its cgroups
+// with their processes, the mounts of its root file system, runc's state, and the shim's
+// sockets. The engine must have no task of the container.
 func (h remains) remove(ctx context.Context, id string) error {
 	running, err := h.shims()
 	if err != nil {
@@ -127,7 +127,7 @@ func (h remains) remove(ctx context.Context, id string) error {
 		if s.id != id {
 			continue
 		}
-		// First, as it would make more of what is removed below.
+		// Kill the shim first, as it could make more of what is removed below.
 		if err := h.killShim(ctx, s); err != nil {
 			return err
 		}
@@ -154,9 +154,9 @@ func (h remains) remove(ctx context.Context, id string) error {
 	return errors.Join(errs...)
 }
 
-// removeSockets removes those that a shim which was killed has listened at, and for
-// debugging. Their names are made of the engine's address (SocketAddress in
-// containerd's pkg/shim), which is ours unless one of us took another way to it.
+// removeSockets removes the sockets of a killed shim, including the one for debugging. Their
+// names derive from the engine's address, as in SocketAddress of containerd's pkg/shim. It
+// misses them if the engine has its own socket's address by another path.
 func (h remains) removeSockets(id string) error {
 	var errs []error
 	for _, of := range []string{id, id + "/debug"} {
@@ -214,7 +214,7 @@ func await(ctx context.Context, done func() (bool, error)) error {
 	return runtime.Poll(ctx, 5*time.Millisecond, done)
 }
 
-// cgroups are a container's own, in all hierarchies of version 1 and in version 2.
+// cgroups returns a container's cgroups, of version 2 and of all hierarchies of version 1.
 func (h remains) cgroups(id string) ([]string, error) {
 	own := filepath.Join(h.cgroupParent, id)
 	found, err := filepath.Glob(filepath.Join(cgroupRoot, "*", own))
@@ -266,8 +266,8 @@ func (h remains) removeCgroups(ctx context.Context, id string) error {
 	})
 }
 
-// killCgroup kills the processes in a cgroup. They are in it by no choice of theirs, and
-// none but the engine's runtime puts others there.
+// killCgroup kills the processes in a cgroup. Only the engine's OCI runtime puts processes
+// there.
 func killCgroup(dir string) error {
 	pids, err := cgroupProcesses(dir)
 	if err != nil {
@@ -286,18 +286,18 @@ func killCgroup(dir string) error {
 	return err
 }
 
-// cgroupProcesses lists the members of a cgroup; none where there is no such cgroup.
+// cgroupProcesses lists the processes of a cgroup. A missing cgroup has none.
 func cgroupProcesses(dir string) ([]int, error) {
 	b, err := readLimited(filepath.Join(dir, "cgroup.procs"), 1<<20)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EOPNOTSUPP) {
-		return nil, nil // it is gone, or only its threads can be told
+		return nil, nil // the cgroup is gone, or lists only threads
 	}
 	if err != nil {
 		return nil, err
 	}
 	var pids []int
 	for field := range strings.FieldsSeq(string(b)) {
-		if pid, err := strconv.Atoi(field); err == nil && pid > 0 { // 0 is one that can't be seen, and would be us
+		if pid, err := strconv.Atoi(field); err == nil && pid > 0 { // 0 is a process that isn't visible here
 			pids = append(pids, pid)
 		}
 	}
@@ -323,13 +323,13 @@ func (h remains) killFirst(id string, pid int) (killed bool, err error) {
 	return killMember(dirs[0], pid)
 }
 
-// unmountSuffix detaches what is mounted at paths with an end, and answers the paths.
+// unmountSuffix detaches the mounts whose paths have a suffix, and returns the paths.
 func unmountSuffix(suffix string) (points []string, err error) {
 	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return !strings.HasSuffix(m.Mountpoint, suffix), false })
 	if err != nil {
 		return nil, err
 	}
-	for _, m := range slices.Backward(mounts) { // the upper one first
+	for _, m := range slices.Backward(mounts) { // topmost first
 		err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 			return nil, fmt.Errorf("unmount %s: %w", m.Mountpoint, err)

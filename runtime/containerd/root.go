@@ -16,39 +16,38 @@ import (
 	"github.com/bermhq/berm/runtime/containerd/network"
 )
 
-// maxRoot keeps the paths below the root within what pipes and sockets can have.
+// maxRoot keeps the paths of pipes and sockets below the root short enough.
 const maxRoot = 90
 
 // root is the directory of the files of containers and networks.
 type root string
 
-// path is below the root:
+// path returns a path below the root. The root has:
 //
 //	bin/berm-agent-…     the agent's program
-//	containers/ID/       files of one container, locked by who makes or removes it:
-//	                     started (when it was begun), hosts, hostname, resolv.conf,
-//	                     log/, exec/ (pipes, a directory for each program, locked by
-//	                     who runs it), range and userns (its IDs of the host, its user
+//	containers/ID/       files of one container; locked while it is made or removed:
+//	                     started (the time of its start), hosts, hostname, resolv.conf,
+//	                     log/, exec/ (pipes, in a directory for each program, locked
+//	                     while it runs), range (its IDs on the host), userns (its user
 //	                     namespace, mounted)
 //	netns/ID             network namespaces, mounted
-//	networks/…           networks, and who is on them
+//	networks/…           networks, and their containers
 func (r root) path(elem ...string) string {
 	return filepath.Join(append([]string{string(r)}, elem...)...)
 }
 
-// idPattern is that of the ids that Create gives, and the only ones that may become
-// part of a path.
+// idPattern matches the ids that Create makes. No other id may become part of a path.
 var idPattern = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// place is the directory of a container, or of a program in it, which this process owns
-// until release. The process that makes or removes the container, or runs the program,
-// owns it, and so does a sweep that finds it without an owner.
+// place is the directory of a container, or of a program in it, that this process has locked
+// until release. The process that makes or removes the container, or runs the program, holds
+// the lock. A sweep acquires the lock if no process holds it.
 type place struct {
 	dir   string
 	owner *os.File // of the directory, locked
 }
 
-// makePlace makes the directory of a container that nobody knows yet.
+// makePlace makes the directory of a new container.
 func (r root) makePlace(ctx context.Context, id string) (*place, error) {
 	dir := r.path("containers", id)
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
@@ -57,9 +56,9 @@ func (r root) makePlace(ctx context.Context, id string) (*place, error) {
 	return newPlace(ctx, dir)
 }
 
-// newPlace makes a directory, whose parent must be there.
+// newPlace makes and locks a directory, whose parent must exist.
 func newPlace(ctx context.Context, dir string) (*place, error) {
-	// Until it is locked, a sweep may take it for a leftover, and remove it.
+	// A sweep may remove the directory before it is locked. Then make it again.
 	for {
 		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, err
@@ -70,8 +69,8 @@ func newPlace(ctx context.Context, dir string) (*place, error) {
 	}
 }
 
-// ownPlace waits until nobody else owns a container's directory. It returns nil if there
-// is none.
+// ownPlace waits until no other process has locked a container's directory, and locks it. It
+// returns nil if the container has no directory.
 func (r root) ownPlace(ctx context.Context, id string) (*place, error) {
 	return awaitPlace(ctx, r.path("containers", id))
 }
@@ -87,7 +86,7 @@ func awaitPlace(ctx context.Context, dir string) (p *place, err error) {
 	return p, err
 }
 
-// lockPlace returns nil if another process, or goroutine, owns the directory.
+// lockPlace locks a directory. It returns nil if another process or goroutine has locked it.
 func lockPlace(dir string) (*place, error) {
 	owner, err := network.TryLockDir(dir)
 	if owner == nil || err != nil {
@@ -96,18 +95,18 @@ func lockPlace(dir string) (*place, error) {
 	return &place{dir: dir, owner: owner}, nil
 }
 
-// release gives the directory up, if p isn't nil.
+// release unlocks the directory, if p isn't nil.
 func (p *place) release() {
 	if p != nil {
 		_ = p.owner.Close()
 	}
 }
 
-// remove removes the directory with all that is in it. The directory itself goes last, so
-// that a removal that is cut short is found.
+// remove removes the directory with its content. The directory itself goes last, so that a
+// sweep finds one that was removed in part.
 func (p *place) remove() error { return os.RemoveAll(p.dir) }
 
-// file is the path of one of the container's files.
+// file returns the path of one of the container's files.
 func (p *place) file(name string) string { return filepath.Join(p.dir, name) }
 
 // places lists the containers that have a directory.
@@ -128,7 +127,7 @@ func (r root) places() ([]string, error) {
 	return ids, nil
 }
 
-// startedAt is when a container's main process was started; zero if it never was.
+// startedAt returns when a container's main process was started; zero if it never was.
 func (r root) startedAt(id string) time.Time {
 	if !idPattern.MatchString(id) {
 		return time.Time{}
@@ -144,7 +143,7 @@ func (r root) startedAt(id string) time.Time {
 	return t
 }
 
-// noContainer is the error for an id that no container has.
+// noContainer returns the error for an id that no container has.
 func noContainer(id string) error {
 	return runtime.WithClass(errdefs.ErrNotFound, fmt.Errorf("there is no container %s", id))
 }

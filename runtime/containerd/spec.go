@@ -28,8 +28,8 @@ import (
 )
 
 const (
-	// ociVersion is the oldest that says all that is needed: runtimes refuse those
-	// that are newer than they are.
+	// ociVersion is the oldest version with all fields that are set here. Runtimes refuse
+	// versions that are newer than their own.
 	ociVersion = "1.0.2"
 
 	defaultPath     = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -46,7 +46,8 @@ var (
 	hostPattern = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9.-]*$`)
 )
 
-// validate refuses values that the engine or its runtime would take for something else.
+// validate returns an InvalidArgument for values that the engine or its runtime would refuse or
+// misread.
 func validate(spec runtime.Spec) error {
 	switch {
 	case !namePattern.MatchString(spec.Name):
@@ -87,7 +88,7 @@ func checkEnv(env []string) error {
 	return nil
 }
 
-// capabilities are all that exist, so that none is misspelt into nothing.
+// capabilities are all known capabilities. A misspelt one would be ignored otherwise.
 var capabilities = sync.OnceValue(func() []string {
 	var s specs.Spec
 	s.Process = &specs.Process{}
@@ -97,8 +98,8 @@ var capabilities = sync.OnceValue(func() []string {
 	return s.Process.Capabilities.Bounding
 })
 
-// ociSpec says how the container is made. Netns is the path of its network
-// namespace; empty is a new one, with loopback only.
+// ociSpec returns the container's OCI spec. Netns is the path of its network namespace; empty
+// is a new one, with loopback only.
 func (c *creation) ociSpec(netns string) (*specs.Spec, error) {
 	command := c.spec.Command
 	if command == nil {
@@ -126,8 +127,8 @@ func (c *creation) ociSpec(netns string) (*specs.Spec, error) {
 		{Type: specs.MountNamespace}, {Type: specs.CgroupNamespace}, {Type: specs.NetworkNamespace, Path: netns},
 	}
 	c.mapIDs(s)
-	// In version 1 that is a tmpfs which the OCI runtime leaves writable, of half of the
-	// host's memory; the option ro is for what is mounted in it.
+	// In version 1, cgroupRoot is a tmpfs of up to half of the host's memory. The OCI runtime
+	// leaves it writable: the mount's option ro is only for the hierarchies in it.
 	s.Linux.ReadonlyPaths = append(s.Linux.ReadonlyPaths, cgroupRoot)
 	s.Linux.ReadonlyPaths = append(s.Linux.ReadonlyPaths, c.class.hierarchies(cgroupRoot)...)
 	c.limit(s.Linux.Resources)
@@ -136,7 +137,7 @@ func (c *creation) ociSpec(netns string) (*specs.Spec, error) {
 		return nil, fmt.Errorf("there is no seccomp profile for architecture %q", c.r.host.Architecture)
 	}
 	profile := seccomp.DefaultProfile(s)
-	profile.Architectures = []specs.Arch{native} // as with Docker: nobody needs the others
+	profile.Architectures = []specs.Arch{native} // as in runtime.SeccompOption
 	for i := range profile.Syscalls {
 		profile.Syscalls[i].Names = runtime.SeccompNames(profile.Syscalls[i].Names)
 	}
@@ -155,13 +156,13 @@ func (c *creation) process(command []string) *specs.Process {
 	zero := 0
 	rlimits := []specs.POSIXRlimit{nofile()}
 	if c.ids != 0 && !hostSetsLimits() {
-		rlimits = nil // the engine's own stay
+		rlimits = nil // the container gets the engine's own limits
 	}
 	return &specs.Process{
 		Args: append([]string{runtime.AgentProgram, "init", c.workingDir(), "--"}, command...),
 		Env:  c.env(),
-		// The agent enters the working directory: an OCI runtime does so on its way in,
-		// with files of the host open, which a path below /proc leads to.
+		// The agent enters the working directory, not the OCI runtime. The runtime still has
+		// files of the host open then, and a path below /proc could lead to them.
 		Cwd:  "/",
 		User: specs.User{UID: c.account.UID, GID: c.account.GID, AdditionalGids: c.account.Groups},
 		Capabilities: &specs.LinuxCapabilities{
@@ -177,9 +178,9 @@ func (c *creation) workingDir() string {
 	return path.Join("/", cmp.Or(c.spec.WorkingDir, c.image.Config.WorkingDir))
 }
 
-// wanted are the directories that have to be there: the working directory, and the
-// volumes that the image declares, for Docker makes them, and programs rely on that.
-// With a read-only root the volumes are covered.
+// wanted returns the directories that the container needs: the working directory, and the
+// volumes that the image declares. Docker makes those, so programs rely on them. With a
+// read-only root, mounts covers the volumes instead.
 func (c *creation) wanted() []string {
 	var out []string
 	if dir := c.workingDir(); dir != "/" && !c.covered(dir) {
@@ -196,14 +197,14 @@ func (c *creation) wanted() []string {
 	return slices.Compact(out)
 }
 
-// covered reports whether a directory is in one of the spec's mounts, or ours.
+// covered reports whether a directory is in a mount of the spec, or in the agent's.
 func (c *creation) covered(dir string) bool {
 	return c.agentDir() != "" && runtime.Below(dir, runtime.AgentDir) ||
 		slices.ContainsFunc(c.spec.Mounts, func(m runtime.Mount) bool { return runtime.Below(dir, m.Target) }) ||
 		slices.ContainsFunc(c.spec.Tmpfs, func(t runtime.Tmpfs) bool { return runtime.Below(dir, t.Target) })
 }
 
-// agentDir is the directory on the host that the agent is given, empty for none.
+// agentDir returns the agent's directory on the host, or "" if it has none.
 func (c *creation) agentDir() string {
 	if c.spec.Agent == nil {
 		return ""
@@ -211,8 +212,8 @@ func (c *creation) agentDir() string {
 	return c.spec.Agent.Dir
 }
 
-// nofile is the limit of open files, at most this process's own: to raise that takes
-// a right that the engine may lack.
+// nofile returns the limit of open files. It is at most this process's own, as the engine may
+// lack the right to raise that.
 var nofile = sync.OnceValue(func() specs.POSIXRlimit {
 	hard := uint64(hardNofile)
 	var own unix.Rlimit
@@ -232,7 +233,7 @@ var hostSetsLimits = sync.OnceValue(func() bool {
 	return err != nil || bad != nil || caps&(1<<unix.CAP_SYS_RESOURCE) != 0
 })
 
-// env is the image's environment, and the spec's over it.
+// env returns the image's environment, with the spec's over it.
 func (c *creation) env() []string {
 	image := slices.DeleteFunc(slices.Clone(c.image.Config.Env), func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
@@ -241,7 +242,7 @@ func (c *creation) env() []string {
 	return runtime.MergeEnv(slices.Concat([]string{defaultPath, "HOSTNAME=" + c.hostname()}, image), c.spec.Env)
 }
 
-// limit adds the spec's limits to what devices are allowed.
+// limit adds the spec's limits to the resources, which have the rules for devices already.
 func (c *creation) limit(res *specs.LinuxResources) {
 	if m := c.spec.MemoryBytes; m > 0 {
 		res.Memory = &specs.LinuxMemory{Limit: &m}
@@ -259,20 +260,20 @@ func (c *creation) limit(res *specs.LinuxResources) {
 	}
 }
 
-// swapLimits reports whether the kernel can limit swap: version 1 of cgroups has to be
-// told so when it boots, and refuses the limit otherwise.
+// swapLimits reports whether the kernel can limit swap. Version 1 of cgroups needs a boot
+// option for that, and refuses the limit otherwise.
 var swapLimits = sync.OnceValue(func() bool {
 	_, v1 := os.Stat(cgroupRoot + "/memory/memory.limit_in_bytes")
 	_, swap := os.Stat(cgroupRoot + "/memory/memory.memsw.limit_in_bytes")
 	return v1 != nil || swap == nil
 })
 
-// mounts are the kernel's file systems, our own files, and the spec's; what lies
-// deeper comes later.
+// mounts returns the mounts of the kernel's file systems, Berm's own files and the spec's
+// mounts. Deeper ones come later.
 //
-// A bind takes the source's own file system and none that is mounted below it: those
-// were never judged. An image's volume is a place like any other here; with a
-// read-only root it is covered by an empty file system, as it is with Docker.
+// A bind doesn't include file systems that are mounted below its source, as they were never
+// judged. An image's volume is an ordinary directory here. With a read-only root, an empty
+// file system covers it, as with Docker.
 func (c *creation) mounts(base []specs.Mount) []specs.Mount {
 	out := slices.DeleteFunc(slices.Clone(base), func(m specs.Mount) bool { return m.Destination == "/run" })
 	for i, m := range out {
@@ -295,7 +296,7 @@ func (c *creation) mounts(base []specs.Mount) []specs.Mount {
 	}
 	for _, name := range etcFiles {
 		if target := "/etc/" + name; !taken[target] {
-			more = append(more, bind(c.place.file(name), target, true)) // a tenant's writes would go to the host's disk
+			more = append(more, bind(c.place.file(name), target, true)) // read-only, as a tenant's writes would fill the host's disk
 		}
 	}
 	for i, dir := range c.dirs {

@@ -29,11 +29,11 @@ const (
 	// endPatience is how long a program may take to end after its input has.
 	endPatience = 20 * time.Second
 
-	// endTimeout is how long the engine is asked to forget a program. It waits up to 10 s
-	// for descendants that have the output open.
+	// endTimeout bounds the calls that delete a program in the engine. The engine waits up
+	// to 10 s for descendants that have the output open.
 	endTimeout = 30 * time.Second
 
-	// waitTick is how often an engine that is away is asked for a program's end.
+	// waitTick is how often await retries while the engine is unavailable.
 	waitTick = 500 * time.Millisecond
 
 	// stdinTimeout is how long a shim may take to open its end of a program's input.
@@ -48,8 +48,8 @@ func (r *Runtime) Start(ctx context.Context, id string, p runtime.Program) (runt
 		if err := runtime.CheckProgram(p); err != nil {
 			return err
 		}
-		// A process that joins a frozen cgroup never gets done, and the shim holds the
-		// container's lock meanwhile.
+		// A start in a frozen cgroup would hang, with the container's lock held by the shim.
+		// So a pause waits for this lock, too.
 		unlock, err := r.starts.Lock(callCtx, id)
 		if err != nil {
 			return callCtx.Err()
@@ -63,7 +63,7 @@ func (r *Runtime) Start(ctx context.Context, id string, p runtime.Program) (runt
 		if err != nil {
 			return err
 		}
-		// What is asked of the engine from here on, it does in any case.
+		// From here on the engine may act even if ctx ends.
 		workCtx, cancel := r.linger(callCtx)
 		defer cancel()
 		if err := s.start(workCtx, process, p.Command[0]); err != nil {
@@ -82,7 +82,7 @@ func (r *Runtime) Start(ctx context.Context, id string, p runtime.Program) (runt
 	return out, nil
 }
 
-// programProcess describes a program to the engine.
+// programProcess returns the engine's description of a program.
 func (r *Runtime) programProcess(ctx context.Context, id string, p runtime.Program) (*specs.Process, error) {
 	rec, err := r.record(ctx, id)
 	if err != nil {
@@ -103,7 +103,8 @@ func (r *Runtime) programProcess(ctx context.Context, id string, p runtime.Progr
 	return out, become(out, pid, p.User)
 }
 
-// become makes a process one of the given user's; empty leaves it as it is.
+// become sets a process's user and capabilities to those of a user. An empty user leaves the
+// process as it is.
 func become(p *specs.Process, pid uint32, user string) error {
 	if user == "" {
 		return nil
@@ -116,8 +117,8 @@ func become(p *specs.Process, pid uint32, user string) error {
 		return err
 	}
 	p.User = specs.User{UID: a.UID, GID: a.GID, AdditionalGids: a.Groups}
-	// The bounding set is what the container may have; the kernel leaves nothing of
-	// the others to a user that isn't root.
+	// The bounding set has what the container may have. The kernel clears the other sets for
+	// a user that isn't root.
 	if p.Capabilities != nil {
 		caps := *p.Capabilities
 		caps.Permitted, caps.Effective, caps.Inheritable, caps.Ambient = caps.Bounding, caps.Bounding, nil, nil
@@ -131,10 +132,10 @@ type program struct {
 	r         *Runtime
 	container string
 	id        string // in the engine
-	place     *place // of its pipes, owned, so that no sweep takes them for lost
+	place     *place // the directory of its pipes; locked, so that no sweep removes it
 }
 
-// endInput closes the end of a program's input that the shim has.
+// endInput makes the shim close its end of the program's input.
 func (x program) endInput(ctx context.Context) {
 	ctx, cancel := x.r.bounded(ctx)
 	defer cancel()
@@ -144,8 +145,8 @@ func (x program) endInput(ctx context.Context) {
 	}
 }
 
-// end ends a program's input, kills it if it doesn't end in time, and has the
-// engine forget it. It reports whether the engine has.
+// end ends a program's input, kills the program if it doesn't end in time, and deletes it in
+// the engine. It reports whether the engine has deleted it.
 func (x program) end(ctx context.Context, patience time.Duration) bool {
 	ctx, cancel := context.WithTimeout(x.r.namespaced(context.WithoutCancel(ctx)), endTimeout)
 	defer cancel()
@@ -168,17 +169,17 @@ func (x program) end(ctx context.Context, patience time.Duration) bool {
 	}
 }
 
-// stdio is a runtime.Stdio on named pipes, to whose other ends the shim copies.
+// stdio is a runtime.Stdio on named pipes. The shim has their other ends.
 type stdio struct {
 	program
 	stdin, stdout, stderr *os.File
-	spare                 []*os.File // writing ends, until the shim has its own: a reader that finds none is at the end
+	spare                 []*os.File // writing ends, so that a reader isn't at the end before the shim has opened its own
 
-	said   runtime.Head  // on standard error
-	read   chan struct{} // closed when no more comes there
+	said   runtime.Head  // the program's standard error
+	read   chan struct{} // closed at the end of standard error
 	once   sync.Once     // for Close
 	giveUp context.CancelFunc
-	ended  chan struct{} // closed when the program has; then code and err say how
+	ended  chan struct{} // closed when the program has ended; code and err are set then
 	code   int
 	err    error
 }
@@ -220,7 +221,8 @@ func (s *stdio) openOutput(name string, end **os.File) (err error) {
 	return err
 }
 
-// start has the engine start the program. When it returns an error, nothing is left.
+// start makes the engine start the program. When it returns an error, it removes what it made,
+// in the background.
 func (s *stdio) start(ctx context.Context, process *specs.Process, path string) (err error) {
 	defer func() {
 		s.closeSpare()
@@ -263,7 +265,7 @@ func (s *stdio) closeSpare() {
 	s.spare = nil
 }
 
-// notStarted is the error of a program that the engine didn't start.
+// notStarted returns the error of a program that the engine didn't start.
 func (s *stdio) notStarted(ctx context.Context, err error, path string) error {
 	if !unexplained(err) {
 		return err
@@ -272,7 +274,7 @@ func (s *stdio) notStarted(ctx context.Context, err error, path string) error {
 	if why != nil {
 		return why
 	}
-	if first, ferr := readProcess(int(pid)); ferr == nil && (first.over() || first.ends()) { // the engine will hear of it
+	if first, ferr := readProcess(int(pid)); ferr == nil && (first.over() || first.ends()) { // the engine doesn't know yet
 		return runtime.Precondition("the container isn't running")
 	}
 	if !errdefs.IsUnknown(err) {
@@ -281,18 +283,18 @@ func (s *stdio) notStarted(ctx context.Context, err error, path string) error {
 	if runtime.BlamesProgram(err.Error(), path) {
 		return runtime.WithClass(errdefs.ErrNotFound, fmt.Errorf("the container has no program %s that can be executed", path))
 	}
-	// It names files of the host.
+	// The error names files of the host, so callers don't get it.
 	s.r.log.WarnContext(ctx, "program_not_started", "container_id", s.container, "error", err)
 	return runtime.ErrNoRoom
 }
 
-// unexplained reports whether the container has to be looked at to know what an error means.
-// What OCI runtimes say comes without a class.
+// unexplained reports whether only the container's state can tell what an error means. The
+// errors of OCI runtimes have no class.
 func unexplained(err error) bool {
 	return !runtime.HasClass(err) && (errdefs.IsUnknown(err) || errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err))
 }
 
-// openStdin opens the program's input once the shim has opened its end: what is written
+// openStdin opens the program's input once the shim has opened its end. Input that is written
 // before is lost.
 func (s *stdio) openStdin(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, stdinTimeout)
@@ -307,7 +309,7 @@ func (s *stdio) openStdin(ctx context.Context) error {
 	})
 }
 
-// await asks the engine for the program's end, again if the engine was away.
+// await waits for the program's end. It asks again if the engine was unavailable.
 func (s *stdio) await(ctx context.Context) {
 	defer close(s.ended)
 	for {
@@ -334,7 +336,7 @@ func (s *stdio) Write(p []byte) (int, error) { return s.stdin.Write(p) }
 // after a while.
 func (s *stdio) Close() error {
 	s.once.Do(func() {
-		// A shim that finds nobody to read what it writes never gets done.
+		// Drain the output, as the shim would block without a reader.
 		rest, err := os.OpenFile(s.place.file("stdout"), os.O_RDONLY|unix.O_NONBLOCK, 0)
 		if err == nil {
 			go func() { _, _ = io.Copy(io.Discard, rest) }()
@@ -356,8 +358,8 @@ func (s *stdio) Close() error {
 	return nil
 }
 
-// remove closes the pipes that nobody reads any more. It removes their directory if the
-// engine has forgotten the program; otherwise that is a sweep's.
+// remove closes the output pipes. It removes their directory if the engine has deleted the
+// program; otherwise a sweep does.
 func (s *stdio) remove(forgotten bool) {
 	s.closeSpare()
 	for _, f := range []*os.File{s.stdout, s.stderr} {

@@ -19,15 +19,15 @@ import (
 	"github.com/bermhq/berm/runtime/containerd/network"
 )
 
-// teardown is the removal of a container, under way.
+// teardown removes a container.
 type teardown struct {
 	r     *Runtime
 	id    string
-	place *place // of the container, the caller's own; nil if there is none, or it stays
+	place *place // the container's directory, which the caller has locked; nil to keep it, or if there is none
 }
 
-// all removes what a Create made, whole or not: also its lease, and with it a snapshot that
-// has no record, and its place.
+// all removes everything that a Create made, even in part. It also removes the lease, and so a
+// snapshot without a record, and the directory.
 func (x teardown) all(ctx context.Context, p *place) error {
 	err := x.run(ctx)
 	if err == nil {
@@ -39,7 +39,8 @@ func (x teardown) all(ctx context.Context, p *place) error {
 	return err
 }
 
-// run removes a container, or what is left of it. It removes last what the rest is found by.
+// run removes a container, or what is left of it. It removes the records by which a sweep finds
+// the rest last.
 func (x teardown) run(ctx context.Context) error {
 	defer x.r.root.freePipes(x.id)()
 	rec, err := x.r.client.ContainerService().Get(ctx, x.id)
@@ -50,7 +51,7 @@ func (x teardown) run(ctx context.Context) error {
 	if err := x.removeParts(ctx, there); err != nil {
 		return err
 	}
-	if err := x.r.remains.removeSockets(x.id); err != nil { // a shim that was killed has left them
+	if err := x.r.remains.removeSockets(x.id); err != nil { // those of a killed shim
 		return err
 	}
 	var g errgroup.Group
@@ -58,7 +59,7 @@ func (x teardown) run(ctx context.Context) error {
 		g.Go(func() error { return absent(x.r.client.ContainerService().Delete(ctx, x.id)) })
 	}
 	if rec.SnapshotKey != "" {
-		// The engine's collector would come for it too, but the name is free only then.
+		// The engine's collector would remove it later. But its name must be free now.
 		g.Go(func() error {
 			return absent(x.r.client.SnapshotService(rec.Snapshotter).Remove(ctx, rec.SnapshotKey))
 		})
@@ -72,8 +73,8 @@ func (x teardown) run(ctx context.Context) error {
 	return x.place.remove()
 }
 
-// removeParts removes a container's processes, and what they had. There says whether the
-// engine has a record of it, and so might have a task.
+// removeParts removes a container's task, processes and network. There says whether the engine
+// has a record of the container, and so may have a task.
 func (x teardown) removeParts(ctx context.Context, there bool) error {
 	known := false
 	if there {
@@ -83,7 +84,7 @@ func (x teardown) removeParts(ctx context.Context, there bool) error {
 		}
 	}
 	processes := func() error {
-		if there { // also one that isn't known: it may have a shim all the same, which nothing else would end
+		if there { // even without a known task: there may be a shim, which nothing else would end
 			if err := x.deleteTask(ctx); err != nil {
 				return err
 			}
@@ -93,7 +94,7 @@ func (x teardown) removeParts(ctx context.Context, there bool) error {
 		}
 		return nil
 	}
-	if !known { // then there may be processes until all has been looked for
+	if !known { // processes may use the network until they are found and killed
 		if err := processes(); err != nil {
 			return err
 		}
@@ -123,9 +124,9 @@ func (x teardown) endTask(ctx context.Context) (known bool, err error) {
 // noticeTime is how long the engine may take to notice that a shim has died.
 const noticeTime = 2 * time.Second
 
-// deleteTask deletes a task that has ended, with its shim and its sandbox. What isn't
-// there is no error. Until the engine notices that a shim has died, which it then cleans
-// up after, what it answers has no class.
+// deleteTask deletes a task that has ended, with its shim and its sandbox. Missing ones are no
+// error. Until the engine notices that a shim has died, its errors have no class, so
+// deleteTask tries again for noticeTime.
 func (x teardown) deleteTask(ctx context.Context) error {
 	sandbox := make(chan error, 1)
 	go func() { sandbox <- x.removeSandbox(ctx) }()
@@ -140,8 +141,8 @@ func (x teardown) deleteTask(ctx context.Context) error {
 	return errors.Join(err, <-sandbox)
 }
 
-// killTask kills the main process, and with it its process namespace. From the host
-// that takes no call: the engine would run its OCI runtime for it.
+// killTask kills the main process, and so its whole process namespace. If it can, it does so
+// without the engine, which would run its OCI runtime for that.
 func (x teardown) killTask(ctx context.Context, first *tasktypes.Process) error {
 	service := x.r.client.TaskService()
 	killed, err := x.r.remains.killFirst(x.id, int(first.Pid))
@@ -166,7 +167,8 @@ func (x teardown) killTask(ctx context.Context, first *tasktypes.Process) error 
 	return nil
 }
 
-// removeUserNS removes what pinUserNS and claimRange gave a container, but for its directory.
+// removeUserNS removes what pinUserNS and claimRange made for a container, except for files in
+// its directory.
 func (x teardown) removeUserNS() error {
 	if err := network.RemoveNetns(x.r.root.path("containers", x.id, usernsFile)); err != nil {
 		return err
@@ -183,13 +185,13 @@ func (x teardown) removeUserNS() error {
 	return err
 }
 
-// removeSandbox removes what makeSandbox made; one that isn't there is no error.
+// removeSandbox removes what makeSandbox made. A missing sandbox is no error.
 func (x teardown) removeSandbox(ctx context.Context) error {
 	err := native(x.r.client.SandboxStore().Delete(ctx, x.id))
 	if err == nil || errdefs.IsNotImplemented(err) {
 		return nil
 	}
-	// 1.7 has no class for the error that there is none.
+	// In containerd 1.7, the error for a missing sandbox has no class.
 	if _, why := x.r.client.SandboxStore().Get(ctx, x.id); errdefs.IsNotFound(native(why)) {
 		return nil
 	}

@@ -40,13 +40,14 @@ const (
 	usernsFile  = "userns" // beside it, the namespace is mounted there
 )
 
-// usernsLimits are what one user may take of what the kernel counts per user, below /proc/sys/user.
+// usernsLimits are a container's limits of what the kernel counts per user, by their names in
+// /proc/sys/user.
 var usernsLimits = []string{
 	"max_inotify_instances=128", "max_inotify_watches=65536", "max_fanotify_groups=128", "max_fanotify_marks=65536",
 }
 
-// noUserNS returns why no container can have a user namespace of its own; empty if one can,
-// which it asks the engine only once.
+// noUserNS returns why no container can have a user namespace of its own, or "" if one can. It
+// asks the engine until the answer is "".
 func (r *Runtime) noUserNS(ctx context.Context) (string, error) {
 	if r.userNS.Load() {
 		return "", nil
@@ -77,7 +78,7 @@ func (r *Runtime) noUserNS(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// checkUserNS refuses a Spec.UserNS that can't be had.
+// checkUserNS returns an error if the container can't have a user namespace of its own.
 func (c *creation) checkUserNS(ctx context.Context) error {
 	refuse := func(why string) error {
 		return runtime.Invalid("userns: auto can't be had: %s; or leave the key out of the profile", why)
@@ -95,7 +96,7 @@ func (c *creation) checkUserNS(ctx context.Context) error {
 	return err
 }
 
-// inRange refuses IDs that a container with a Spec.UserNS doesn't have.
+// inRange returns an error for IDs that a container with a Spec.UserNS doesn't have.
 func inRange(a image.Account) error {
 	for _, id := range append(slices.Clone(a.Groups), a.UID, a.GID) {
 		if id >= rangeSize {
@@ -105,9 +106,9 @@ func inRange(a image.Account) error {
 	return nil
 }
 
-// claimRange takes a range of IDs for a container, and returns the first. The container keeps
-// it until its directory, its last part, is removed. Instances on one host choose one after
-// the other.
+// claimRange claims a range of IDs for a container, and returns the first ID. The claim ends
+// when the container's directory, its last part, is removed. A lock keeps instances on the
+// same host from choosing at the same time.
 func (r root) claimRange(ctx context.Context, p *place, claims string) (int, error) {
 	if err := os.MkdirAll(claims, 0o700); err != nil {
 		return 0, err
@@ -139,13 +140,13 @@ func (r root) claimRange(ctx context.Context, p *place, claims string) (int, err
 		if errors.Is(err, fs.ErrNotExist) { // its container is gone
 			err = os.RemoveAll(link)
 		} else {
-			_ = take(claim.Name()) // what isn't a number is no range
+			_ = take(claim.Name()) // other names are no ranges
 		}
 		if err != nil {
 			return 0, err
 		}
 	}
-	// After a restart of the host the links are gone, and containers that have ended are there.
+	// After a restart of the host, the links are gone, but not the containers' directories.
 	ids, err := r.places()
 	if err != nil {
 		return 0, err
@@ -170,7 +171,7 @@ func (r root) claimRange(ctx context.Context, p *place, claims string) (int, err
 	return int(first), os.Symlink(p.file(rangeFile), filepath.Join(claims, name)) //nolint:gosec // it has 31 bits
 }
 
-// idRange are IDs of the host.
+// idRange is a range of the host's IDs.
 type idRange struct{ first, count uint64 }
 
 // freeRange returns the first ID of a range that none of taken overlaps.
@@ -189,8 +190,8 @@ func freeRange(taken []idRange) (uint64, error) {
 	return uint64(firstRange + i*rangeSize), nil
 }
 
-// accountRanges returns the IDs of the host's own users and groups, by files such as passwd
-// and subuid. A file that isn't there has none.
+// accountRanges returns the IDs of the host's own users and groups in files such as passwd and
+// subuid. It ignores a missing file.
 func accountRanges(files ...string) (out []idRange, err error) {
 	for _, file := range files {
 		b, err := os.ReadFile(file)
@@ -217,9 +218,10 @@ func accountRanges(files ...string) (out []idRange, err error) {
 	return out, nil
 }
 
-// makeUserNS makes the container's user namespace, and with it its network namespace if it is
-// on a network. A network namespace of another owner couldn't show its /sys, and the
-// capabilities that the profile adds would mean nothing there. Berm's rules aren't in it.
+// makeUserNS makes the container's user namespace, and in it the network namespace if the
+// container is on a network. In a network namespace of another user namespace, the container
+// couldn't mount /sys, and its added capabilities would have no effect. Berm's firewall rules
+// aren't in the container's network namespace.
 func (c *creation) makeUserNS(ctx context.Context) (netns string, err error) {
 	if c.ids, err = c.r.root.claimRange(ctx, c.place, rangeClaims); err != nil {
 		return "", err
@@ -272,8 +274,9 @@ func (c *creation) makeUserNS(ctx context.Context) (netns string, err error) {
 	return netns, err
 }
 
-// becomeOwner makes this thread the owner of the user namespaces that it makes: the kernel
-// counts what is used in them against that user of the host, too. It keeps its capabilities.
+// becomeOwner makes an ID of the host the owner of the user namespaces that this thread makes.
+// The kernel also counts what is used in a namespace against its owner. The thread keeps its
+// capabilities.
 func becomeOwner(id int) error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var caps [2]unix.CapUserData
@@ -289,8 +292,8 @@ func becomeOwner(id int) error {
 	return unix.Capset(&header, &caps[0])
 }
 
-// pinUserNS mounts the namespaces of a process where they outlive it, and returns the path of
-// the network's.
+// pinUserNS mounts the namespaces of a process, so that they outlive it. It returns the path of
+// the network namespace, or "" without a network.
 func (c *creation) pinUserNS(pid int) (netns string, err error) {
 	from := fmt.Sprintf("/proc/%d/ns/", pid)
 	pin := c.place.file(usernsFile)
@@ -318,7 +321,7 @@ func (c *creation) pinUserNS(pid int) (netns string, err error) {
 	return c.r.networks.MakeNetns(c.id, from+"net")
 }
 
-// tryIDMap refuses a path whose file system can't be mounted with other IDs.
+// tryIDMap returns an error if a path's file system doesn't support idmapped mounts.
 func tryIDMap(path, userns string) error {
 	ns, err := os.Open(userns)
 	if err != nil {
@@ -337,7 +340,8 @@ func tryIDMap(path, userns string) error {
 	return nil
 }
 
-// mapIDs has the kernel show a container its own IDs, on the host's file systems as well.
+// mapIDs puts the container's user namespace and ID mappings into the spec. They hold for its
+// bind mounts, too.
 func (c *creation) mapIDs(s *specs.Spec) {
 	if c.ids == 0 {
 		return

@@ -41,7 +41,8 @@ const (
 type Options struct {
 	Client      *client.Client
 	Snapshotter string
-	// Root is a directory over which images are mounted, for the reading thread alone.
+	// Root is a directory. Images are mounted over it, in the reading thread's mount
+	// namespace only.
 	Root string
 	// Lease runs f with a lease that keeps all that f makes from the engine's collector.
 	Lease func(ctx context.Context, expiry time.Duration, f func(context.Context) error) error
@@ -54,13 +55,13 @@ type Options struct {
 // Store is the engine's store of images. It may be used by many goroutines at once. Its
 // methods leave the class of the engine's errors to the caller, but for Pull.
 //
-// It caches what can't change: the content behind a digest. Each call asks the engine
-// whether that is in the store.
+// It caches what it read from an image's content, which never changes. Each call still asks the
+// engine whether the image exists.
 type Store struct {
 	opts     Options
 	images   runtime.Cache[digest.Digest, *Image]
 	accounts runtime.Cache[string, *accountFiles] // by chain ID
-	dirs     runtime.Cache[string, []string]      // that images lack: see MissingDirs
+	dirs     runtime.Cache[string, []string]      // directories that images lack: see MissingDirs
 	flights  singleflight.Group
 }
 
@@ -69,17 +70,17 @@ func New(opts Options) *Store { return &Store{opts: opts} }
 
 // Image is what is known of an image in the store.
 type Image struct {
-	runtime.Image                     // ID is the digest of the target that the name led to; no Digests
+	runtime.Image                     // ID is the digest of the name's target; without Digests
 	Config        ocispec.ImageConfig // of this machine's platform
-	ChainID       string              // key of the snapshot that its layers come to; empty without layers
+	ChainID       string              // key of the snapshot of all layers; empty without layers
 
-	name   string // in the store, one of several
+	name   string // one of its names in the store
 	target ocispec.Descriptor
 	layers []ocispec.Descriptor
 }
 
-// ownPlatform is this machine's. Programs of the 32-bit sibling don't count, unlike
-// with platforms.Default: the seccomp profile refuses all their system calls.
+// ownPlatform matches this machine's platform. Unlike platforms.Default, it doesn't match the
+// 32-bit architecture: the seccomp profile refuses all system calls of its programs.
 var ownPlatform platforms.MatchComparer = ownArchitecture{platforms.Default()}
 
 type ownArchitecture struct{ platforms.MatchComparer }
@@ -88,7 +89,7 @@ func (m ownArchitecture) Match(p ocispec.Platform) bool {
 	return platforms.Normalize(p).Architecture == platforms.DefaultSpec().Architecture && m.MatchComparer.Match(p)
 }
 
-// Find finds an image by ID or reference. NotFound unless all of it is there.
+// Find finds an image by ID or reference. NotFound unless the store has all of it.
 func (s *Store) Find(ctx context.Context, ref string) (runtime.Image, error) {
 	img, err := s.findImage(ctx, ref)
 	if err != nil {
@@ -106,7 +107,7 @@ func (s *Store) Find(ctx context.Context, ref string) (runtime.Image, error) {
 	return out, err
 }
 
-// Unpacked finds an image by ID or reference, and unpacks it if need be.
+// Unpacked finds an image by ID or reference, and unpacks it if necessary.
 func (s *Store) Unpacked(ctx context.Context, ref string) (*Image, error) {
 	img, err := s.findImage(ctx, ref)
 	if err == nil {
@@ -118,7 +119,7 @@ func (s *Store) Unpacked(ctx context.Context, ref string) (*Image, error) {
 	return img, nil
 }
 
-// findImage finds an image in the store and reads what it is.
+// findImage finds an image in the store and reads its configuration.
 func (s *Store) findImage(ctx context.Context, ref string) (*Image, error) {
 	found, err := s.lookUp(ctx, ref)
 	if err != nil {
@@ -231,7 +232,7 @@ func (s *Store) readConfig(ctx context.Context, desc ocispec.Descriptor) (ocispe
 		return spec, fmt.Errorf("the image is for %s: %w", platforms.Format(spec.Platform), errdefs.ErrNotFound)
 	}
 	for _, id := range spec.RootFS.DiffIDs {
-		// A single one is the key of a snapshot, and could be any.
+		// The ID of a single layer is used as the key of a snapshot, so it must be a digest.
 		if err := id.Validate(); err != nil {
 			return spec, runtime.Precondition("layer %q: %w", id, err)
 		}
@@ -296,8 +297,8 @@ func (s *Store) unpack(ctx context.Context, img *Image) error {
 	return nil
 }
 
-// repoDigests tells by which names a target came from registries, in the form
-// that users write them.
+// repoDigests returns the names by which a target was pulled, with its digest, in the form that
+// users write them.
 func (s *Store) repoDigests(ctx context.Context, target digest.Digest) ([]string, error) {
 	info, err := s.opts.Client.ContentStore().Info(ctx, target)
 	if errdefs.IsNotFound(err) {
@@ -306,8 +307,8 @@ func (s *Store) repoDigests(ctx context.Context, target digest.Digest) ([]string
 	if err != nil {
 		return nil, err
 	}
-	// The labels tell where content came from, but leave the registry's port out; the
-	// images' names have it.
+	// The labels say where content came from, but without the registry's port, which the
+	// images' names have.
 	sources := map[string]bool{}
 	for key, repositories := range info.Labels {
 		if host, ok := strings.CutPrefix(key, labels.LabelDistributionSource+"."); ok {

@@ -18,8 +18,8 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// MissingDirs are those of the given directories, clean and absolute, that an image
-// doesn't have. Known once, they are remembered.
+// MissingDirs returns those of the given directories, clean and absolute, that an image doesn't
+// have. It caches the result.
 func (s *Store) MissingDirs(ctx context.Context, img *Image, dirs []string) ([]string, error) {
 	if len(dirs) == 0 {
 		return nil, nil
@@ -44,14 +44,14 @@ func (s *Store) MissingDirs(ctx context.Context, img *Image, dirs []string) ([]s
 		return missing, err
 	})
 	if err == nil {
-		s.dirs.Put(key, missing, int64(len(key))) // callers and images choose what is in it
+		s.dirs.Put(key, missing, int64(len(key))) // callers and images choose the key's length
 	}
 	return missing, err
 }
 
-// OpenIn opens a path as a process whose root is the directory root does; resolve holds
-// further RESOLVE_ flags. A rename at the same moment makes the kernel unsure of ".." and can
-// be made to last, so that OpenIn tries 100 times.
+// OpenIn opens a path as a process would whose root is the directory root. Resolve has further
+// RESOLVE_ flags. A concurrent rename makes the kernel return EAGAIN for a path with "..". A
+// sandbox can keep that up, so OpenIn tries at most 100 times.
 func OpenIn(root int, name string, flags, resolve uint64) (fd int, err error) {
 	how := &unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | resolve}
 	for range 100 {
@@ -84,10 +84,10 @@ func existsBelow(root, name string) (bool, error) {
 	return true, unix.Close(fd)
 }
 
-// readBelow reads a file below a root that somebody else made. What isn't a regular
-// file of that file system, of at most maxAccountFile bytes, counts as empty.
+// readBelow reads a file below a root that isn't trusted. A file counts as empty unless it is a
+// regular file, on the root's own file system, of at most maxAccountFile bytes.
 func readBelow(root int, name string) ([]byte, error) {
-	// Other mounts are out: a link into /proc leads to files whose reading has effects.
+	// Other mounts are excluded: a link into /proc could lead to files that are changed by reading.
 	fd, err := OpenIn(root, name, unix.O_PATH, unix.RESOLVE_NO_MAGICLINKS|unix.RESOLVE_NO_XDEV)
 	for _, none := range []error{unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.EXDEV, unix.ENAMETOOLONG, unix.EAGAIN} {
 		if errors.Is(err, none) {
@@ -105,7 +105,7 @@ func readBelow(root int, name string) ([]byte, error) {
 	if stat.Mode&unix.S_IFMT != unix.S_IFREG || stat.Size > maxAccountFile {
 		return nil, nil
 	}
-	// Only now is it opened: opening a pipe waits, and a device may act on it.
+	// It is opened only now, as opening a pipe would wait, and could have effects on a device.
 	f, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", fd), os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", name, err)
@@ -118,8 +118,8 @@ func readBelow(root int, name string) ([]byte, error) {
 	return b, nil
 }
 
-// viewImage runs f with the directory where an image's root file system can be read,
-// by f's thread only.
+// viewImage calls f with a directory where an image's root file system can be read. F must read
+// it on its own thread.
 func (s *Store) viewImage(ctx context.Context, chainID string, f func(root string) error) error {
 	return s.opts.Lease(ctx, viewLease, func(ctx context.Context) (err error) {
 		snapshotter := s.opts.Client.SnapshotService(s.opts.Snapshotter)
@@ -131,7 +131,7 @@ func (s *Store) viewImage(ctx context.Context, chainID string, f func(root strin
 		defer func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 			defer cancel()
-			// When it fails, the end of the lease has the collector do it.
+			// If this fails, the engine's collector removes it after the lease's end.
 			if err := snapshotter.Remove(ctx, key); err != nil && !errdefs.IsNotFound(err) {
 				s.opts.Logger.WarnContext(ctx, "view_left", "snapshot", key, "error", err)
 			}
@@ -140,8 +140,8 @@ func (s *Store) viewImage(ctx context.Context, chainID string, f func(root strin
 	})
 }
 
-// withMounts runs f with the directory where a root file system is. It is mounted for
-// f's thread only, over a directory that has to exist.
+// withMounts calls f with the directory of a root file system. It mounts the file system for
+// f's thread only, over a directory that must exist. A single layer needs no mount.
 func withMounts(mounts []mount.Mount, over string, f func(root string) error) error {
 	if len(mounts) == 1 && slices.Contains([]string{"bind", "rbind"}, mounts[0].Type) {
 		// A single layer is a directory as it stands.
@@ -170,14 +170,14 @@ func withMounts(mounts []mount.Mount, over string, f func(root string) error) er
 	})
 }
 
-// mountHere mounts in this thread's namespace. mount.Mount.Mount does it on another
-// thread, which would be the host's namespace, when an overlay has so many layers
-// that their paths don't fit into a page; so here they are relative from the start.
+// mountHere mounts in this thread's mount namespace. It makes the paths of an overlay's layers
+// relative, so that they fit into a page. Otherwise mount.Mount.Mount would mount on another
+// thread, and so in the host's mount namespace.
 func mountHere(m mount.Mount, target string) error {
 	m.Options = slices.Clone(m.Options)
 	if i := slices.IndexFunc(m.Options, func(o string) bool { return strings.HasPrefix(o, "lowerdir=") }); m.Type == "overlay" && i >= 0 {
 		dirs := strings.Split(strings.TrimPrefix(m.Options[i], "lowerdir="), ":")
-		// Those of overlayfs are …/snapshots/ID/fs, all of them.
+		// All layers of the overlayfs snapshotter are at …/snapshots/ID/fs.
 		base := filepath.Dir(filepath.Dir(dirs[0]))
 		for j, dir := range dirs {
 			rel, err := filepath.Rel(base, dir)

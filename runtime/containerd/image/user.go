@@ -18,12 +18,11 @@ import (
 )
 
 const (
-	// maxAccountFile bounds what is read of a file of accounts. A larger one counts
-	// as empty.
+	// maxAccountFile bounds /etc/passwd and /etc/group. A larger file counts as empty.
 	maxAccountFile = 4 << 20
-	// readTimeout bounds the reading of an image's files of accounts, which goes on when its
-	// callers leave. viewLease is how long the engine keeps the view of the image if this
-	// process ends meanwhile.
+	// readTimeout bounds reading files of an image, which goes on when its callers leave.
+	// viewLease is how long the engine keeps the view of the image if this process ends
+	// meanwhile.
 	readTimeout = time.Minute
 	viewLease   = 5 * time.Minute
 
@@ -31,26 +30,26 @@ const (
 	cleanupTimeout = 10 * time.Second
 )
 
-// Account is who a process is.
+// Account is the user and the groups of a process.
 type Account struct {
 	UID, GID uint32
 	Groups   []uint32 // the primary one first
 }
 
-// accountFiles are what /etc/passwd and /etc/group hold; nothing where there is none.
+// accountFiles has the content of /etc/passwd and /etc/group. It is empty for a missing file.
 type accountFiles struct{ passwd, group []byte }
 
-// resolve finds a user as Docker does; empty is 0.
+// resolve resolves a user as Docker does; an empty name is user 0.
 func (f *accountFiles) resolve(name string) (Account, error) {
 	u, err := user.GetExecUser(name, nil, bytes.NewReader(f.passwd), bytes.NewReader(f.group))
 	if err != nil {
 		return Account{}, runtime.Invalid("user %q: %w", name, err)
 	}
-	// The primary group is among them, or a process could drop it, and with it what
-	// a file's mode denies to that group.
+	// The primary group must be among them. Otherwise a process could drop it, and get around
+	// modes that deny access to that group.
 	groups := append([]int{u.Gid}, u.Sgids...)
 	for _, id := range append(groups, u.Uid) {
-		// What the files say wasn't checked, and 1<<32 would be root.
+		// The files may have any number, and 1<<32 would become root.
 		if id < 0 || id > math.MaxInt32 {
 			return Account{}, runtime.Invalid("user %q: the id %d can't be used", name, id)
 		}
@@ -64,7 +63,7 @@ func (f *accountFiles) resolve(name string) (Account, error) {
 	return out, nil
 }
 
-// isNumeric reports whether a user is "uid:gid", for which no files are needed.
+// isNumeric reports whether a user is "uid:gid", which needs no files.
 func isNumeric(name string) bool {
 	uid, gid, _ := strings.Cut(name, ":")
 	_, uidErr := strconv.ParseUint(uid, 10, 32)
@@ -72,9 +71,9 @@ func isNumeric(name string) bool {
 	return uidErr == nil && gidErr == nil
 }
 
-// Account resolves a user ("", "uid", "uid:gid", "name", "name:group") in an
-// image; empty is the image's own, and root where it has none. A name that the image
-// doesn't know is InvalidArgument. It is part of a call, which classes other errors.
+// Account resolves a user ("", "uid", "uid:gid", "name", "name:group") in an image. Empty is
+// the image's own user, or root if it has none. A name that the image doesn't have is
+// InvalidArgument. The caller classes other errors.
 func (s *Store) Account(ctx context.Context, img *Image, name string) (Account, error) {
 	if name == "" {
 		name = img.Config.User
@@ -100,11 +99,10 @@ func (s *Store) Account(ctx context.Context, img *Image, name string) (Account, 
 	return files.resolve(name)
 }
 
-// ProcessAccount resolves a user ("uid", "uid:gid", names too) in the root file
-// system of a process of this host. What a sandbox may have put there neither hangs
-// the call nor leads it out. The caller makes sure that the pid is still the one that
-// it means. A name that isn't known is InvalidArgument, a process that is gone
-// FailedPrecondition.
+// ProcessAccount resolves a user ("uid", "uid:gid", "name", "name:group") in the root file
+// system of a process of this host. No file of a sandbox can hang it, or lead it out of the
+// root. The caller makes sure that the pid is still that of the right process. An unknown name
+// is InvalidArgument, and a process that is gone is FailedPrecondition.
 func ProcessAccount(pid uint32, name string) (Account, error) {
 	if isNumeric(name) {
 		return new(accountFiles).resolve(name)
@@ -119,7 +117,7 @@ func ProcessAccount(pid uint32, name string) (Account, error) {
 	return files.resolve(name)
 }
 
-// readRoot reads the files of accounts below a directory.
+// readRoot reads /etc/passwd and /etc/group below a directory.
 func readRoot(path string) (*accountFiles, error) {
 	root, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -13,7 +13,8 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// ruleTables are in the order in which they are filled: the rules that drop come first.
+// ruleTables are the tables in the order in which they are filled. The one that drops comes
+// first.
 var ruleTables = []string{"mangle", "nat", "filter"}
 
 // tableRules are the rules of one network in one table of iptables: those of its
@@ -96,8 +97,8 @@ func parseFirewall(save []byte) firewall {
 	return fw
 }
 
-// of finds the rules of one chain of ours in a table, and those that lead there. Front is
-// false if one of the latter comes after another program's rule.
+// of returns the rules of one of Berm's chains in a table, and the jumps to it. Front is false
+// if a jump comes after another program's rule.
 func (fw firewall) of(table, chain string) (found tableRules, front bool) {
 	t := fw[table]
 	if t == nil {
@@ -120,8 +121,8 @@ func (fw firewall) of(table, chain string) (found tableRules, front bool) {
 	return found, front
 }
 
-// restore returns the input of iptables-restore that gives a network the wanted rules; nil
-// is none. It is empty if the network has them. Each table changes in one step.
+// restore returns the input of iptables-restore that sets a network's rules to the wanted ones.
+// Nil wants none. The input is empty if nothing has to change. Each table changes in one step.
 func (fw firewall) restore(chain string, wanted map[string]tableRules) []byte {
 	var out bytes.Buffer
 	for _, table := range ruleTables {
@@ -161,8 +162,7 @@ func readFirewall(ctx context.Context) (firewall, error) {
 	return parseFirewall(out), nil
 }
 
-// setRules gives a network the wanted rules; nil is none. It must run on the host's side
-// (onHost).
+// setRules sets a network's rules; nil removes them. It must run on the host's side (onHost).
 func setRules(ctx context.Context, chain string, wanted map[string]tableRules) error {
 	// The change fails if another program has removed a rule since.
 	var err error
@@ -191,7 +191,7 @@ func iptables(ctx context.Context, stdin []byte, program string, args ...string)
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &stdout, &stderr
-	// Another program that is being started may have the pipes for a moment.
+	// A program that is started at the same time may inherit the pipes for a moment.
 	cmd.WaitDelay = 10 * time.Second
 	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"} // ours holds secrets
 	if err := cmd.Run(); err != nil {
@@ -200,7 +200,8 @@ func iptables(ctx context.Context, stdin []byte, program string, args ...string)
 	return stdout.Bytes(), nil
 }
 
-// FindProgram looks in PATH, and where it may lack programs of the administrator or the engine.
+// FindProgram looks a program up in PATH, and then in the usual directories of administrators'
+// programs and of containerd's.
 func FindProgram(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	for _, dir := range []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/opt/containerd/bin"} {

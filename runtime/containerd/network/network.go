@@ -1,5 +1,5 @@
-// Package network makes the bridges, firewall rules and network namespaces of containers,
-// by CNI and the host's own means. The engine has no part in it.
+// Package network makes the bridges, firewall rules and network namespaces of containers. It
+// uses CNI plug-ins, netlink and iptables, and never the engine.
 package network
 
 import (
@@ -29,23 +29,23 @@ const cleanupTimeout = 10 * time.Second
 
 // Options of New. All are mandatory, but for Netns.
 type Options struct {
-	// Root is the directory of the files of networks and namespaces. Namespace, the
-	// engine's, and Root keep the bridges of several instances apart.
+	// Root is the directory of the files of networks and namespaces. Namespace is the
+	// engine's. Names of bridges depend on both, so that instances don't share a bridge.
 	Root, Namespace string
 	// Netns is the path of the network namespace where bridges are made. Empty is this
 	// process's own.
 	Netns string
 	// PluginDirs are searched for CNI plug-ins.
 	PluginDirs []string
-	// Subnets is the pool that networks take a /24 each from.
+	// Subnets is the pool of which each network gets a /24.
 	Subnets netip.Prefix
 	// CallTimeout is how long one call may take.
 	CallTimeout time.Duration
 	Logger      *slog.Logger
 }
 
-// Manager makes networks, and attaches containers to them. It may be used by many
-// goroutines at once, and beside others on the same Root.
+// Manager makes networks, and attaches containers to them. It may be used by many goroutines at
+// once, and together with Managers of other processes on the same Root.
 type Manager struct {
 	opts Options
 	log  *slog.Logger
@@ -56,7 +56,7 @@ type Manager struct {
 // New makes a Manager. It makes nothing on the host yet.
 func New(opts Options) *Manager { return &Manager{opts: opts, log: opts.Logger} }
 
-// path is below the root:
+// path returns a path below the root. The root has:
 //
 //	netns/ID     network namespaces, mounted
 //	networks/…   networks, and the containers on them
@@ -118,7 +118,7 @@ func (m *Manager) EnsureNetwork(ctx context.Context, want runtime.Network) error
 	})
 }
 
-// same refuses a network that confines containers otherwise than want.
+// same returns an error if the network confines containers differently from want.
 func (n *network) same(want runtime.Network) error {
 	if n.Internal != want.Internal || n.Isolated != want.Isolated && !want.External {
 		return runtime.Precondition("the network that is there has other options than the policy's: remove it")
@@ -149,7 +149,7 @@ func (m *Manager) newNetwork(ctx context.Context, dir string, want runtime.Netwo
 	if err := m.checkPlugins(); err != nil {
 		return nil, err
 	}
-	// No two networks may choose at once. This lock is taken after the network's.
+	// Two networks must not choose at the same time. This lock is acquired after the network's.
 	unlock, err := LockDir(ctx, m.path("networks"))
 	if err != nil {
 		return nil, err
@@ -198,8 +198,8 @@ func (m *Manager) undo(ctx context.Context, dir string, n *network) error {
 	return m.clearNetwork(ctx, n)
 }
 
-// stand completes a network's rules and then its bridge, so that no packet passes a bridge
-// without rules. The network is locked.
+// stand sets a network's rules, and then makes its bridge, so that no packet passes a bridge
+// without rules. The caller has locked the network.
 func (m *Manager) stand(ctx context.Context, n *network) error {
 	if m.stands(n) {
 		return nil
@@ -210,8 +210,7 @@ func (m *Manager) stand(ctx context.Context, n *network) error {
 	return m.raise(n)
 }
 
-// raise makes the bridge, and connects the network's containers to it. The rules are in
-// place.
+// raise makes the bridge, and connects the network's containers to it. The rules must be set.
 func (m *Manager) raise(n *network) error {
 	if err := makeBridge(n, m.log); err != nil {
 		return err
@@ -246,7 +245,7 @@ func (m *Manager) stands(n *network) bool {
 	return err == nil && bridge != nil
 }
 
-// networks reads all records, also of networks that are being removed.
+// networks reads all records, including those of networks that are being removed.
 func (m *Manager) networks() ([]*network, error) {
 	dirs, err := m.networkDirs()
 	if err != nil {
@@ -307,8 +306,8 @@ func (m *Manager) RemoveNetwork(ctx context.Context, name string) error {
 	})
 }
 
-// holdNetwork locks a network, until unlock is called, and reads it. It returns nil if there
-// is none, and removes what is left of one that was half made.
+// holdNetwork locks a network, until unlock is called, and reads its record. It returns nil if
+// there is none. It removes a directory without a record.
 func (m *Manager) holdNetwork(wait context.Context, dir string) (n *network, unlock func(), err error) {
 	unlock, err = m.lockNetwork(wait, dir, false)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -327,8 +326,9 @@ func (m *Manager) holdNetwork(wait context.Context, dir string) (n *network, unl
 	return n, unlock, nil
 }
 
-// clearNetwork removes a network without users, in any state. The network is locked. After
-// the first step it is no network any more, and the next call that finds it goes on.
+// clearNetwork removes a network without users, even one made or removed in part. It first marks
+// the record, so that the network isn't listed any more and a later call can finish. The caller
+// has locked the network.
 func (m *Manager) clearNetwork(ctx context.Context, n *network) error {
 	m.standing.Delete(n.ID)
 	if !n.Removing {
@@ -350,7 +350,7 @@ func (m *Manager) clearNetwork(ctx context.Context, n *network) error {
 	}
 	for _, part := range parts {
 		if part == networkRecord {
-			continue // the last one
+			continue // it is removed last
 		}
 		if err := os.RemoveAll(filepath.Join(n.dir, part)); err != nil {
 			return err

@@ -20,9 +20,9 @@ import (
 	"github.com/bermhq/berm/runtime/atomicfile"
 )
 
-// network is the record of a network, networks/HASH/network.json. It is the first
-// part of a network to be made and the last to be removed. The other parts are its
-// bridge, its rules in the firewall, and in the same directory
+// network is the record of a network, networks/HASH/network.json. The record is made first and
+// removed last. The other parts of a network are its bridge, its firewall rules, and in the same
+// directory
 //
 //	users/ID        endpoints of containers, there from before they get an address
 //	                until after it is given back
@@ -120,8 +120,8 @@ func names(dir string) ([]string, error) {
 	return f.Readdirnames(-1)
 }
 
-// lockNetwork takes the lock of a network's directory, which it makes if make is true. The
-// error is fs.ErrNotExist if it isn't there.
+// lockNetwork locks a network's directory, which it makes first if make is true. The error is
+// fs.ErrNotExist if the directory doesn't exist.
 func (m *Manager) lockNetwork(ctx context.Context, dir string, make bool) (unlock func(), err error) {
 	for {
 		if make {
@@ -137,7 +137,7 @@ func (m *Manager) lockNetwork(ctx context.Context, dir string, make bool) (unloc
 	}
 }
 
-// LockDir takes a directory's flock. It polls, as a wait in the kernel can't be cancelled.
+// LockDir acquires a directory's flock. It polls, as waiting in the kernel can't be cancelled.
 func LockDir(ctx context.Context, dir string) (unlock func(), err error) {
 	var f *os.File
 	err = runtime.Poll(ctx, lockPoll, func() (bool, error) {
@@ -150,15 +150,15 @@ func LockDir(ctx context.Context, dir string) (unlock func(), err error) {
 	return func() { _ = f.Close() }, nil
 }
 
-// TryLockDir takes a directory's flock, which ends when the file is closed. It returns nil if
-// another open file has it.
+// TryLockDir acquires a directory's flock, which closing the file releases. It returns nil if
+// another open file has the lock.
 func TryLockDir(dir string) (*os.File, error) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, err
 	}
 	locked, err := runtime.TryFlock(f, unix.LOCK_EX)
-	if locked { // the one before may have removed the directory
+	if locked { // the last holder may have removed the directory
 		var opened, named os.FileInfo
 		if opened, err = f.Stat(); err == nil {
 			named, err = os.Lstat(dir)
