@@ -1,8 +1,8 @@
-// Package restart carries out the restart policies of containers that the engine must not
-// start by itself.
+// Package restart applies the restart policies of containers that the engine must not start by
+// itself.
 //
-// The rules are those of the Docker Engine: a policy is asked at each exit, and once more
-// for every container that doesn't run when Berm or the engine has started anew.
+// The rules are Docker Engine's. A policy decides at each exit. It also decides for every
+// container that doesn't run when Berm or the engine has started.
 package restart
 
 import (
@@ -21,7 +21,7 @@ const (
 	minBackoff = 100 * time.Millisecond
 	maxBackoff = time.Minute
 	steady     = 10 * time.Second // a container that ran this long starts over with minBackoff
-	joinDelay  = 5 * time.Second  // what a container waits at a boot for one whose network it joins
+	joinDelay  = 5 * time.Second  // delay at a boot for a container that joins another one's network
 )
 
 // Policy is a restart policy. The zero value never restarts.
@@ -43,7 +43,7 @@ type Row struct {
 	Stopped bool          // it was stopped or killed by hand since it was last started by hand
 	Exit    time.Time     // end of the last run that the policy was asked about; zero is none
 	Backoff time.Duration // the last delay before a restart
-	Next    time.Time     // when the container is started again; zero: it doesn't wait
+	Next    time.Time     // when the container is started again; zero if no restart is due
 }
 
 // Store keeps rows durably. It must be safe for concurrent use.
@@ -58,31 +58,31 @@ type Store interface {
 
 // Container is a container as the engine shows it.
 type Container struct {
-	Policy        Policy // what it was made with; counts until it has a row
-	EngineRestart bool   // the engine has a policy for it, and so would start it by itself
+	Policy        Policy // from its creation; counts until it has a row
+	EngineRestart bool   // the engine has a restart policy for it, and so may start it by itself
 	Running       bool   // or paused
 	ExitCode      int
 	StartedAt     time.Time // zero: never
 	FinishedAt    time.Time
-	Expires       time.Time // from when on it isn't started any more
+	Expires       time.Time // it isn't started from then on
 	Joins         bool      // it needs another container to run
 }
 
-// Engine is the container engine. It must be safe for concurrent use. It has more methods
-// than an interface should have, since a look and a start must be of one engine.
+// Engine is the container engine. It must be safe for concurrent use. It has more methods than
+// an interface should have, because Inspect and StartContainer must use the same engine.
 type Engine interface {
 	// Watch calls changed with the ID of each container that ends or is removed, until ctx
-	// ends or the engine goes away. It calls ready once it misses nothing any more, with
-	// what tells one life of the engine's from another; empty if nothing does.
+	// ends or the engine goes away. It calls ready once it misses no more events. Life
+	// identifies the engine's current run; it is empty if runs can't be told apart.
 	Watch(ctx context.Context, ready func(life string), changed func(id string)) error
 	// List returns the IDs of all containers that the engine must not start by itself.
 	List(ctx context.Context) ([]string, error)
-	// Inspect returns a container; it is of errdefs' NotFound class if there is none.
+	// Inspect returns a container. The error is in errdefs' NotFound class if there is none.
 	Inspect(ctx context.Context, id string) (Container, error)
 	// TakeOver removes the engine's own restart policy of a container.
 	TakeOver(ctx context.Context, id string) error
-	// StartContainer starts a container unless it runs. It is of errdefs' Unavailable class
-	// if the engine can't be reached.
+	// StartContainer starts a container unless it runs. The error is in errdefs' Unavailable
+	// class if the engine can't be reached.
 	StartContainer(ctx context.Context, id string) error
 }
 
@@ -99,9 +99,9 @@ func (r Row) restarts(code int) bool {
 	return false
 }
 
-// decide returns the row as it is after a look at the container. Off says that restarts
-// are cancelled until the next start by hand; at a boot, of Berm or of the engine, that
-// doesn't count, and what restarts then begins anew.
+// decide returns the row for the current state of the container. Off says that restarts are
+// cancelled until the next start by hand. At a boot, of Berm or of the engine, off is ignored,
+// and a restart resets the row's count and backoff.
 func (r Row) decide(c Container, off, boot bool, now time.Time) Row {
 	if c.Running || c.StartedAt.IsZero() || !now.Before(c.Expires) {
 		r.Next = time.Time{}

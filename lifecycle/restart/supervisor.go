@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	maxSteps   = 4               // containers that are looked at or started at a time
-	lookTime   = 5 * time.Second // for a look: a copy out of the container makes the engine wait
+	maxSteps   = 4               // containers that are inspected or started at a time
+	lookTime   = 5 * time.Second // for an inspection, which waits while files are copied out of the container
 	retryEvery = time.Second     // after the engine or the store failed; doubles up to maxBackoff
 )
 
@@ -35,25 +35,25 @@ type Supervisor struct {
 	log      *slog.Logger
 	restarts *prometheus.CounterVec
 	kick     chan struct{} // wakes the loop
-	life     string        // the engine's, as it was last listed; only follow uses it
+	life     string        // the engine's life when its containers were last listed; only list uses it
 
-	writing sync.Mutex // held while the store is written; before mu
+	writing sync.Mutex // held while the store is written; acquired before mu
 	mu      sync.Mutex
 	entries map[string]*entry // by container ID
-	steps   int               // that go on
+	steps   int               // steps under way
 }
 
-// entry is a container with what isn't kept.
+// entry is a container's row, and its state in this process.
 type entry struct {
 	row    Row
-	stored bool          // the row is in the store, or would be
-	look   bool          // something may have changed
-	boot   bool          // the next look is the first since the engine or Berm started
+	stored bool          // the row is in the store, or would be with one
+	look   bool          // the container may have changed: inspect it
+	boot   bool          // the next inspection is the first since the engine or Berm started
 	off    bool          // no restarts until the next start by hand
-	hands  int           // starts by hand that go on
-	after  time.Time     // no step before
-	retry  time.Duration // the last delay after a step that failed
-	busy   chan struct{} // closed at the end of the step that goes on; nil if none does
+	hands  int           // starts by hand under way
+	after  time.Time     // no step before that
+	retry  time.Duration // the last delay after a failed step
+	busy   chan struct{} // closed at the end of the current step; nil if there is none
 }
 
 // New reads the rows. The engine needn't be up.
@@ -133,10 +133,10 @@ func (s *Supervisor) Set(ctx context.Context, id string, p Policy, stopped bool)
 	return s.save(ctx, id)
 }
 
-// Stopping is called before a container is stopped or killed by hand. Off says that no
-// restart follows until the container is started by hand. It waits for a start that goes
-// on, and reports whether a restart was waiting, or may have followed one before: that is
-// cancelled, and the container may have ended by itself.
+// Stopping is called before a container is stopped or killed by hand. Off says that no restart
+// follows until the container is started by hand. Stopping waits for a step under way, such as
+// a start. If off is true, it cancels a waiting restart. It then reports whether a restart was
+// waiting, or happened before: the container may have ended by itself.
 func (s *Supervisor) Stopping(ctx context.Context, id string, off bool) (waited bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,7 +157,7 @@ func (s *Supervisor) Stopping(ctx context.Context, id string, off bool) (waited 
 	s.mu.Unlock()
 	err = s.save(ctx, id)
 	s.mu.Lock()
-	if err != nil { // what can't be written down is stopped all the same
+	if err != nil { // stop the container even if the row can't be written
 		s.log.ErrorContext(ctx, "restart_row_not_written", "container_id", id, "error", err)
 	}
 	return waited, nil
@@ -193,7 +193,7 @@ func (s *Supervisor) Starting(ctx context.Context, id string) (over func(), err 
 	return over, nil
 }
 
-// idleLocked waits until no step of a container goes on. It releases s.mu meanwhile.
+// idleLocked waits until no step of a container is under way. It releases s.mu meanwhile.
 func (s *Supervisor) idleLocked(ctx context.Context, e *entry) error {
 	for e.busy != nil && ctx.Err() == nil {
 		busy := e.busy
@@ -238,7 +238,7 @@ func (s *Supervisor) forget(ctx context.Context, id string) {
 	}
 }
 
-// changed has a container looked at.
+// changed makes the loop inspect a container.
 func (s *Supervisor) changed(id string) {
 	s.mu.Lock()
 	if e := s.entries[id]; e != nil {
@@ -255,8 +255,8 @@ func (s *Supervisor) wake() {
 	}
 }
 
-// Run restarts containers until ctx ends. It goes on trying while the engine is away. When
-// it returns, no start goes on any more.
+// Run restarts containers until ctx ends. It retries while the engine is unavailable. When it
+// returns, no start is under way.
 func (s *Supervisor) Run(ctx context.Context) error {
 	for last := ""; ; {
 		err := s.follow(ctx)
@@ -303,12 +303,12 @@ func (s *Supervisor) follow(ctx context.Context) error {
 	return g.Wait()
 }
 
-// list marks all containers for a look, and forgets those that are gone. The rules of a boot
-// hold for the first list of a life of the engine's or of Berm's, and for all if the
-// engine's lives can't be told apart.
+// list marks all containers for an inspection, and forgets those that are gone. The rules of a
+// boot apply to the first list of a life of the engine or of Berm. If the engine's lives can't
+// be told apart, they apply to every list.
 func (s *Supervisor) list(ctx context.Context, life string) error {
 	s.mu.Lock()
-	gone := maps.Clone(s.entries) // what is made from now on may be missing in the list
+	gone := maps.Clone(s.entries) // containers that are made later may be missing in the list
 	s.mu.Unlock()
 	ids, err := s.opts.Engine.List(ctx)
 	if err != nil {
@@ -329,7 +329,8 @@ func (s *Supervisor) list(ctx context.Context, life string) error {
 	return nil
 }
 
-// loop takes the steps that are due until ctx ends, and waits for those that go on.
+// loop runs the steps that are due until ctx ends. It waits for those under way before it
+// returns.
 func (s *Supervisor) loop(ctx context.Context) {
 	var steps sync.WaitGroup
 	defer steps.Wait()
@@ -349,8 +350,8 @@ func (s *Supervisor) loop(ctx context.Context) {
 	}
 }
 
-// claim marks a container busy whose step is due, or returns for how long none is. A step
-// that ends wakes the loop, so that none is due while maxSteps go on.
+// claim marks a container whose step is due as busy, and returns it. Otherwise it returns how
+// long to wait. With maxSteps under way, no step is due, as the end of a step wakes the loop.
 func (s *Supervisor) claim(now time.Time) (due *entry, wait time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -379,7 +380,7 @@ func (s *Supervisor) claim(now time.Time) (due *entry, wait time.Duration) {
 	return nil, wait
 }
 
-// step looks at a container, asks its policy, and starts it if that is due.
+// step inspects a container, applies its policy, and starts it if that is due.
 func (s *Supervisor) step(ctx context.Context, e *entry) {
 	s.mu.Lock()
 	id := e.row.ContainerID
@@ -401,7 +402,7 @@ func (s *Supervisor) step(ctx context.Context, e *entry) {
 	if err == nil {
 		e.retry = 0
 	} else {
-		e.retry = min(max(2*e.retry, retryEvery), maxBackoff) // others are to have their turn
+		e.retry = min(max(2*e.retry, retryEvery), maxBackoff) // let steps of others go first
 		e.look, e.after = true, time.Now().Add(e.retry)
 	}
 	close(e.busy)
@@ -411,9 +412,9 @@ func (s *Supervisor) step(ctx context.Context, e *entry) {
 	s.wake()
 }
 
-// judge asks a container's policy, and starts the container if that is due. A container
-// of an older version, or one that lost its row, gets its row first: the engine would have
-// it running unless it was stopped by hand.
+// judge applies a container's policy, and starts the container if that is due. A container of
+// an older version, or one that lost its row, gets a row first. If the engine has a restart
+// policy for it and it doesn't run, it must have been stopped by hand.
 func (s *Supervisor) judge(ctx context.Context, e *entry, c Container) error {
 	s.mu.Lock()
 	id, was, now := e.row.ContainerID, e.row, time.Now()
@@ -442,7 +443,7 @@ func (s *Supervisor) judge(ctx context.Context, e *entry, c Container) error {
 	if row.Next.IsZero() || row.Next.After(now) {
 		return nil
 	}
-	// A start that fails is given up, as by the engine, unless the engine couldn't be asked.
+	// Give up after a failed start, as the engine does, unless the engine couldn't be reached.
 	err := s.opts.Engine.StartContainer(ctx, id)
 	if errdefs.IsUnavailable(err) || err != nil && ctx.Err() != nil {
 		return err

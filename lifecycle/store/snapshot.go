@@ -19,13 +19,13 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 )
 
-// maxDefects is how many defects of one kind are told.
+// maxDefects is how many defects Check reports.
 const maxDefects = 10
 
-// unsynced is for copies, which their maker has to sync.
+// unsynced is for copies, which the caller must sync.
 const unsynced = "synchronous(OFF)"
 
-// Report is what a sound store holds.
+// Report counts the records of a sound store.
 type Report struct {
 	Schema     int // the version of its schema
 	Sandboxes  int
@@ -37,10 +37,10 @@ type Report struct {
 // Empty reports whether there is nothing in the store.
 func (r Report) Empty() bool { return r == Report{Schema: r.Schema} }
 
-// Snapshot writes a copy of the database at path into a new file, as it is at one moment.
-// It may be in use meanwhile, also by another process, and isn't changed. In the copy,
-// sandboxes have no last use, content types count for any file with the name, and it is
-// fresh: nothing in it says what happened since. It isn't synced to the disk.
+// Snapshot writes a copy of the database at path, as it is at one moment, into a new file. The
+// database may be in use, also by another process, and isn't changed. The copy doesn't know
+// what happens later. So its sandboxes have no last use, its content types hold for any file
+// of the name, and it is fresh. It isn't synced to the disk.
 func Snapshot(ctx context.Context, path, to string) error {
 	if err := snapshot(ctx, path, to); err != nil {
 		return fmt.Errorf("copy the store %s: %w", path, err)
@@ -75,11 +75,11 @@ func snapshot(ctx context.Context, path, to string) error {
 	return errors.Join(err, copied.Close())
 }
 
-// forgetInodes makes content types count for any file with the name: chats that are put
-// back have other inodes.
+// forgetInodes makes content types hold for any file of the name, as restored chats have other
+// inodes.
 func forgetInodes(ctx context.Context, db *sql.DB) error {
 	columns, err := one(ctx, db, value[int], "SELECT COUNT(*) FROM pragma_table_info('files') WHERE name = 'inode'")
-	if err != nil || columns == 0 { // an older schema has none
+	if err != nil || columns == 0 { // an older schema has no such column
 		return err
 	}
 	_, err = db.ExecContext(ctx, "UPDATE files SET inode = 0, old_type = '', old_inode = 0")
@@ -94,8 +94,9 @@ func openReadOnly(path string) (*sql.DB, error) {
 	if _, err := os.Stat(path); err != nil { // SQLite's error says less
 		return nil, err
 	}
-	// Who may only read leaves the files behind that reading a stopped store takes; who may
-	// write removes them. But then nothing must be there to be brought into the database.
+	// Reading a stopped store makes files beside it, which only a writer removes again. But a
+	// writer would also merge an existing log into the database. So open for writing only if
+	// there is no log.
 	mode, sync := "rw", "synchronous(NORMAL)"
 	for _, suffix := range []string{"-wal", "-journal"} {
 		if _, err := os.Lstat(path + suffix); !errors.Is(err, fs.ErrNotExist) {
@@ -105,10 +106,10 @@ func openReadOnly(path string) (*sql.DB, error) {
 	return openFile(path, url.Values{"mode": {mode}}, "trusted_schema(0)", "cell_size_check(1)", sync)
 }
 
-// Check reads all of the database at path, and returns what is in it; an error says what is
-// wrong. It may be in use meanwhile, and isn't changed. Of one with an older schema, a copy
-// is made in the directory scratch and brought up to date there; empty is one of its own, in
-// os.TempDir, for as long as it takes.
+// Check reads the whole database at path, and counts its records. The error says what is wrong.
+// The database may be in use, and isn't changed. If its schema is older, Check makes a copy in
+// the directory scratch, and migrates that. If scratch is empty, it uses a temporary directory
+// below os.TempDir.
 func Check(ctx context.Context, path, scratch string) (Report, error) {
 	r, err := check(ctx, path, scratch)
 	if err != nil {
@@ -163,7 +164,7 @@ func check(ctx context.Context, path, scratch string) (r Report, err error) {
 	return r, err
 }
 
-// checkFile has SQLite look at every page, index and constraint.
+// checkFile makes SQLite check every page, index and constraint.
 func checkFile(ctx context.Context, q querier) error {
 	found, err := list(ctx, q, value[string], fmt.Sprintf("PRAGMA integrity_check(%d)", maxDefects))
 	if err != nil {
@@ -186,14 +187,14 @@ func checkSchema(ctx context.Context, q querier, names []string) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = db.Close() }() // goes with it
-	db.SetMaxOpenConns(1)             // each has a memory of its own
+	defer func() { _ = db.Close() }() // nothing is kept
+	db.SetMaxOpenConns(1)             // each connection has its own memory
 	const query = "SELECT type || ' ' || name || ': ' || COALESCE(sql, '') FROM sqlite_schema ORDER BY 1"
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = tx.Rollback() }() // it is gone anyhow
+	defer func() { _ = tx.Rollback() }() // nothing is kept
 	if err := applyMigrations(ctx, tx, names, 0); err != nil {
 		return err
 	}
@@ -267,7 +268,7 @@ func (r *Report) count(ctx context.Context, q querier) (err error) {
 	return err
 }
 
-// canonical refuses what is no key in its canonical form.
+// canonical returns an error unless key is a key in its canonical form.
 func canonical(key string) error {
 	if got, err := lifecycle.ParseKey(key); err != nil || got != key {
 		return fmt.Errorf("%q is no key", key)

@@ -11,7 +11,7 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 )
 
-// scanner is a row.
+// scanner is a row of a query's result.
 type scanner interface{ Scan(dest ...any) error }
 
 // querier is the database, or a transaction.
@@ -26,7 +26,7 @@ func value[T any](row scanner) (v T, err error) {
 	return v, err
 }
 
-// one returns the row of a query; of errdefs' NotFound class if there is none.
+// one returns the row of a query. The error is in errdefs' NotFound class if there is none.
 func one[T any](ctx context.Context, q querier, scan func(scanner) (T, error), query string, args ...any) (T, error) {
 	v, err := scan(q.QueryRowContext(ctx, query, args...))
 	if err != nil {
@@ -50,7 +50,8 @@ func list[T any](ctx context.Context, q querier, scan func(scanner) (T, error), 
 	return all, nil
 }
 
-// eachRow calls f with every row of a query, until it fails, and returns how many there were.
+// eachRow calls f with every row of a query, until f fails. It returns for how many rows f
+// succeeded.
 func eachRow(ctx context.Context, q querier, f func(scanner) error, query string, args ...any) (n int, err error) {
 	rows, err := q.QueryContext(ctx, query, args...)
 	if err != nil {
@@ -66,8 +67,8 @@ func eachRow(ctx context.Context, q querier, f func(scanner) error, query string
 	return n, failed("read", rows.Err())
 }
 
-// ensure returns the row of a query for a key; if there is none, it is inserted durably,
-// and made is true.
+// ensure returns the row of a query for a key. If there is none, it inserts the row durably, and
+// made is true.
 func ensure[T any](ctx context.Context, s *Store, scan func(scanner) (T, error), query string, key []any, insert string, values ...any) (got T, made bool, err error) {
 	got, err = one(ctx, s.db, scan, query, key...)
 	if !errdefs.IsNotFound(err) {
@@ -118,18 +119,18 @@ func changed(res sql.Result, err error) (bool, error) {
 	return n > 0, err
 }
 
-// durably is inTx with the commit on the disk when it returns, and so all that was
-// committed before: a crash of the machine doesn't undo it.
+// durably is inTx that also syncs the commit, and all commits before it, to the disk. A crash of
+// the machine doesn't undo them.
 func (s *Store) durably(ctx context.Context, f func(*sql.Tx) error) error {
 	conn, err := s.db.Conn(ctx)
 	if err != nil {
 		return failed("write", err)
 	}
-	defer func() { _ = conn.Close() }() // gives it back
+	defer func() { _ = conn.Close() }() // returns it to the pool
 	if _, err := conn.ExecContext(ctx, "PRAGMA synchronous = FULL"); err != nil {
 		return failed("write", err)
 	}
-	// Should this fail, later commits take longer than they need to.
+	// If this fails, later commits only take longer.
 	defer func() { _, _ = conn.ExecContext(context.WithoutCancel(ctx), "PRAGMA synchronous = NORMAL") }()
 	return inTx(ctx, conn, f)
 }
@@ -159,7 +160,7 @@ func failed(doing string, err error) error {
 	case errors.Is(err, sql.ErrNoRows):
 		err = errdefs.ErrNotFound
 	case !errors.As(err, &e):
-	case e.Code() == sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY: // what it belongs to isn't there
+	case e.Code() == sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY: // the parent row is missing
 		err = fmt.Errorf("%w: %w", errdefs.ErrNotFound, err)
 	case e.Code() == sqlite3.SQLITE_CONSTRAINT_UNIQUE, e.Code() == sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY:
 		err = fmt.Errorf("%w: %w", errdefs.ErrAlreadyExists, err)

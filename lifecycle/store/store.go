@@ -1,8 +1,7 @@
-// Package store keeps, in one SQLite file, what a container's labels can't hold:
-// renewals, last uses, metadata, and what it takes to make a sandbox again; and the
-// records of workspaces, chats and files. Losing the file loses no sandbox and no
-// content, but whose content it was. Environments are in it: nobody but the owner may
-// read it.
+// Package store keeps, in one SQLite file, what a container's labels can't hold: renewals, last
+// uses, metadata, and what is needed to make a sandbox again. It also has the records of
+// workspaces, chats and files. Without the file, no sandbox and no content is lost, but Berm no
+// longer knows whose the content is. The file has environments, so only its owner may read it.
 package store
 
 import (
@@ -33,7 +32,7 @@ import (
 //go:embed migrations/*.sql
 var migrations embed.FS
 
-// busyTimeout is how long a call waits for another process that has the file.
+// busyTimeout is how long a call waits for another process that has locked the file.
 const busyTimeout = 5 * time.Second
 
 // Options say where the store is.
@@ -41,21 +40,20 @@ type Options struct {
 	Path string // mandatory: the database file; made with mode 0600 if missing, its directory must exist
 }
 
-// untaken is the application_id of a database of which nobody has taken over yet what there
-// is. One that an earlier version made has none: it counts as taken over.
+// untaken is the application_id of a new database, or of a snapshot, until TookOver. A database
+// of an earlier version has no application_id, and counts as taken over.
 const untaken = 0x6265726d
 
 // Store is the database. It is safe for concurrent use.
 type Store struct {
 	db    *sql.DB
-	fresh bool // when it was opened
+	fresh bool // it was untaken when it was opened
 }
 
 var _ lifecycle.Store = (*Store)(nil)
 
-// Open opens the database, makes it if it is missing, and brings an older one up to
-// date. One that a newer version wrote is refused. A file that isn't a database
-// is an error, and is left as it is.
+// Open opens the database, makes it if it is missing, and migrates an older one. It fails for a
+// database of a newer version, and for a file that isn't a database, which it leaves as it is.
 func Open(ctx context.Context, opts Options) (*Store, error) {
 	if opts.Path == "" {
 		return nil, errors.New("store: Path is mandatory")
@@ -71,9 +69,8 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	if err := errors.Join(f.Close(), atomicfile.Sync(filepath.Dir(path))); err != nil {
 		return nil, fmt.Errorf("open the store: %w", err)
 	}
-	// NORMAL loses nothing when this process dies, and at most the last moments
-	// when the machine does; labels make up for those, and durably does where
-	// nothing would.
+	// NORMAL loses nothing when this process dies, and at most the last commits when the
+	// machine crashes. Labels make up for most of those. For others, durably syncs.
 	db, err := openFile(path, url.Values{"_txlock": {"immediate"}}, "journal_mode(WAL)", "synchronous(NORMAL)", "foreign_keys(1)")
 	if err != nil {
 		return nil, fmt.Errorf("open the store: %w", err)
@@ -85,26 +82,26 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	return s, nil
 }
 
-// openFile has SQLite open a file by its absolute path, whatever is in that.
+// openFile opens a file with SQLite by its absolute path, which may have any characters.
 func openFile(path string, query url.Values, pragmas ...string) (*sql.DB, error) {
 	query["_pragma"] = append(pragmas, fmt.Sprintf("busy_timeout(%d)", busyTimeout.Milliseconds()), "cache_size(-512)")
 	db, err := sql.Open("sqlite", (&url.URL{Scheme: "file", OmitHost: true, Path: path, RawQuery: query.Encode()}).String())
 	if err == nil {
-		db.SetMaxOpenConns(1) // one writer at a time is all that SQLite has
+		db.SetMaxOpenConns(1) // SQLite allows one writer at a time
 	}
 	return db, err
 }
 
-// Database is what the files of a database say.
+// Database is what Look finds out about a database.
 type Database struct {
 	Schema, Known int   // version of the schema, 0 without one; and the newest that Open knows
-	Merging       bool  // there is more beside the file
-	Size, Whole   int64 // bytes of the file, and that it has to have; 0 if it doesn't say
+	Merging       bool  // a write-ahead log has changes that aren't in the file yet
+	Size, Whole   int64 // size of the file in bytes, and the size that its header says; 0 if it doesn't say
 }
 
-// Look looks at a database without changing or locking it: what a running process hasn't
-// merged into the file yet isn't seen. It is an error of fs.ErrNotExist if there is no file,
-// and another if it is no database.
+// Look reads a database's header, without changing or locking the file. It doesn't see changes
+// that are only in the write-ahead log. The error is fs.ErrNotExist if there is no file, and
+// another one if the file is no database.
 func Look(path string) (d Database, err error) {
 	names, err := migrationNames()
 	if err != nil {
@@ -142,7 +139,7 @@ func Look(path string) (d Database, err error) {
 	return d, err
 }
 
-// migrate applies what the file's schema lacks, all or nothing.
+// migrate applies the migrations that the file's schema lacks, all or none.
 func (s *Store) migrate(ctx context.Context) error {
 	names, err := migrationNames()
 	if err != nil {
@@ -175,7 +172,7 @@ func (s *Store) migrate(ctx context.Context) error {
 
 func migrationNames() ([]string, error) { return fs.Glob(migrations, "migrations/*.sql") }
 
-// versionOf is the schema's, which must not be above the newest that is known.
+// versionOf returns the schema's version. It fails if that is above newest.
 func versionOf(ctx context.Context, q querier, newest int) (version int, err error) {
 	if err := q.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version); err != nil {
 		return 0, err
@@ -186,7 +183,7 @@ func versionOf(ctx context.Context, q querier, newest int) (version int, err err
 	return version, nil
 }
 
-// applyMigrations makes the schema of the last of names from that of a version.
+// applyMigrations applies the migrations in names after a version.
 func applyMigrations(ctx context.Context, tx *sql.Tx, names []string, version int) error {
 	for _, name := range names[version:] {
 		stmts, err := migrations.ReadFile(name)
@@ -204,10 +201,10 @@ func applyMigrations(ctx context.Context, tx *sql.Tx, names []string, version in
 // Close closes the file.
 func (s *Store) Close() error { return s.db.Close() }
 
-// Fresh is lifecycle.Store's.
+// Fresh implements lifecycle.Store.
 func (s *Store) Fresh() bool { return s.fresh }
 
-// TookOver is lifecycle.Store's.
+// TookOver implements lifecycle.Store.
 func (s *Store) TookOver(ctx context.Context) error {
 	if !s.fresh {
 		return nil
@@ -216,7 +213,7 @@ func (s *Store) TookOver(ctx context.Context) error {
 	return failed("write", err)
 }
 
-// Ping is nil when the store can be written.
+// Ping returns nil if the store can be written.
 func (s *Store) Ping(ctx context.Context) error {
 	_, err := s.db.ExecContext(ctx, "UPDATE sandboxes SET last_used_at = last_used_at WHERE session_id = ''")
 	return err
@@ -225,12 +222,12 @@ func (s *Store) Ping(ctx context.Context) error {
 const columns = `session_id, tenant, key, container_id, created_at, expires_at, deadline, last_used_at,
 	spec, env, agent_id, volume_path, metadata, overridden, enforcement`
 
-// Records returns all that was put and not deleted.
+// Records returns all records that were put and not deleted.
 func (s *Store) Records(ctx context.Context) ([]lifecycle.Sandbox, error) {
 	return list(ctx, s.db, recordScanner(json.Unmarshal), "SELECT "+columns+" FROM sandboxes")
 }
 
-// recordScanner scans records, whose JSON is read by decode.
+// recordScanner returns a function that scans a record, and decodes its JSON with decode.
 func recordScanner(decode func([]byte, any) error) func(scanner) (lifecycle.Sandbox, error) {
 	return func(row scanner) (r lifecycle.Sandbox, err error) {
 		var created, expires, deadline, used int64
@@ -272,20 +269,20 @@ func (s *Store) Put(ctx context.Context, r lifecycle.Sandbox) error {
 	return nil
 }
 
-// Touch writes last uses, by session. Sessions that aren't there are skipped.
+// Touch writes last uses, by session. It skips missing sessions.
 func (s *Store) Touch(ctx context.Context, lastUsed map[string]time.Time) error {
 	sessions := slices.Collect(maps.Keys(lastUsed))
 	return inTx(ctx, s.db, runEach(ctx, "UPDATE sandboxes SET last_used_at = ? WHERE session_id = ?", sessions,
 		func(id string) []any { return []any{nanos(lastUsed[id]), id} }))
 }
 
-// Delete removes records by session; those that aren't there are no error.
+// Delete removes records by session. Missing ones are no error.
 func (s *Store) Delete(ctx context.Context, sessionIDs ...string) error {
 	return inTx(ctx, s.db, runEach(ctx, "DELETE FROM sandboxes WHERE session_id = ?", sessionIDs, func(id string) []any { return []any{id} }))
 }
 
-// nanos returns a time as the store has it; the zero time is 0. A time after the year 2262 is the
-// last that the store can tell: it must not come back as one long past.
+// nanos returns a time as the store has it, in nanoseconds since 1970; the zero time is 0. It
+// returns the last possible time for one after the year 2262, which would overflow.
 func nanos(t time.Time) int64 {
 	switch {
 	case t.IsZero():
