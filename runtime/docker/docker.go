@@ -1,6 +1,6 @@
-// Package docker runs sandboxes on a Docker Engine of version 20.10 (API 1.41) or
-// newer. The engine need not be up when the Runtime is made, and may be restarted
-// or replaced by another version under it.
+// Package docker runs sandboxes on a Docker Engine of version 20.10 (API 1.41) or newer. The
+// engine need not be up when the Runtime is made. It may be restarted, or replaced by another
+// version, at any time.
 package docker
 
 import (
@@ -30,8 +30,8 @@ import (
 )
 
 const (
-	// minAPIVersion is that of Docker 20.10, the first with private cgroup
-	// namespaces. Below it a container can't be as closed as Spec promises.
+	// minAPIVersion is that of Docker 20.10, the first with private cgroup namespaces, which
+	// Spec promises.
 	minAPIVersion = "1.41"
 
 	// cleanupTimeout is how long it may take to undo what a failed call made.
@@ -52,7 +52,7 @@ type Options struct {
 	// Program reads Berm's program, for sandboxes on engines that don't see this host's
 	// files: see runtime.Agent. Nil is none.
 	Program func() ([]byte, error)
-	// Logger gets what callers aren't told. Nil discards.
+	// Logger logs what errors don't tell callers. Nil discards.
 	Logger *slog.Logger
 }
 
@@ -69,9 +69,9 @@ type Runtime struct {
 	connecting  singleflight.Group
 	networks    singleflight.Group
 	readProgram func() ([]byte, error)
-	programName func() (string, error) // of the volume
-	stored      atomic.Bool            // the program is in the engine's volume, unless that was changed
-	starts      keylock.Map[string]    // of programs, and pauses, by the container's id
+	programName func() (string, error) // returns the name of the program's volume
+	stored      atomic.Bool            // this process has put the program into the engine's volume
+	starts      keylock.Map[string]    // held for starts of programs, and for pauses; by the container's id
 }
 
 var (
@@ -122,29 +122,29 @@ func New(opts Options) (*Runtime, error) {
 	return r, nil
 }
 
-// Close closes idle connections. Calls that run go on.
+// Close closes idle connections. Calls that are under way go on.
 func (r *Runtime) Close() error {
 	r.transport.CloseIdleConnections()
 	return nil
 }
 
-// session is what the engine said when it was first reached. It ends when the engine can't
-// be reached, or has another version.
+// session has a client and what the engine said when it was first reached. It ends when the
+// engine can't be reached, or has another version.
 type session struct {
 	*client.Client
 	http    http.RoundTripper
 	info    runtime.Info
 	seccomp string                          // SecurityOpt value
 	root    string                          // the engine's own directory
-	skew    time.Duration                   // of the engine's clock
-	images  runtime.Cache[string, declared] // by IDs
+	skew    time.Duration                   // how far the engine's clock is ahead
+	images  runtime.Cache[string, declared] // by image ID
 }
 
-// now is the engine's clock.
+// now returns the time of the engine's clock.
 func (s *session) now() time.Time { return time.Now().Add(s.skew) }
 
-// connect returns the session, and makes one if there is none. However many callers wait
-// for it, it asks the engine once.
+// connect returns the session, and makes one if there is none. It asks the engine once for all
+// callers that wait.
 func (r *Runtime) connect(ctx context.Context) (*session, error) {
 	if s := r.session.Load(); s != nil {
 		return s, nil
@@ -193,8 +193,8 @@ func (r *Runtime) negotiate(ctx context.Context) (*session, error) {
 		return nil, err
 	}
 	if t, err := time.Parse(time.RFC3339Nano, info.SystemTime); err == nil {
-		// The engine reads its clock in the middle of the call. On one machine the clocks
-		// are the same, and the difference is noise.
+		// Assume that the engine reads its clock in the middle of the call. Up to a second
+		// counts as noise: on one machine, both clocks are the same.
 		if skew := t.Sub(before.Add(time.Since(before) / 2)); skew.Abs() > time.Second {
 			s.skew = skew
 		}
@@ -239,11 +239,11 @@ func (r *Runtime) call(ctx context.Context, op string, f func(context.Context, *
 // Sweep does nothing: the engine lists all parts of its containers.
 func (r *Runtime) Sweep(context.Context) error { return nil }
 
-// Info asks the engine who it is.
+// Info asks the engine for its version and its host's size.
 func (r *Runtime) Info(ctx context.Context) (runtime.Info, error) {
 	var out runtime.Info
 	err := r.call(ctx, "ask the engine who it is", func(ctx context.Context, s *session) error {
-		// What an old session knows may be wrong by now.
+		// The session's values may be out of date.
 		info, err := s.Info(ctx)
 		if err != nil {
 			return err
@@ -255,8 +255,8 @@ func (r *Runtime) Info(ctx context.Context) (runtime.Info, error) {
 	return out, err
 }
 
-// Dial connects to the engine as every call does, TLS included, for clients of its API that
-// Runtime doesn't have.
+// Dial connects to the engine as every call does, with TLS if configured. It is for clients of
+// the parts of the engine's API that Runtime doesn't use.
 func (r *Runtime) Dial(ctx context.Context) (net.Conn, error) {
 	address := r.url.Host
 	if r.url.Port() == "" { // a unix socket's path is the dialler's own

@@ -17,8 +17,8 @@ import (
 // iccOption of the bridge driver lets containers on one bridge reach each other.
 const iccOption = "com.docker.network.bridge.enable_icc"
 
-// inhibitOption of the bridge driver gives the bridge no address of the host, at which
-// containers would reach the host's servers, also from an internal network.
+// inhibitOption of the bridge driver keeps the bridge from having an address of the host. At
+// that address, containers could reach the host's servers, even from an internal network.
 const inhibitOption = "com.docker.network.bridge.inhibit_ipv4"
 
 // EnsureNetwork makes a bridge network unless one of its name is there. One that is there
@@ -32,7 +32,7 @@ func (r *Runtime) EnsureNetwork(ctx context.Context, n runtime.Network) error {
 	if n.Name == "" {
 		return fmt.Errorf("%s: %w", op, runtime.Invalid("the name is missing"))
 	}
-	// The call inside has the timeout; it must end first, to say that the engine is late.
+	// The timeout is twice the call's, so that the call ends first, with its own error.
 	_, err := runtime.Together(ctx, &r.networks, n.Name, 2*r.timeout, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, r.call(ctx, op, func(ctx context.Context, s *session) error { return ensureNetwork(ctx, s, n) })
 	})
@@ -75,7 +75,7 @@ func ensureNetwork(ctx context.Context, s *session, n runtime.Network) error {
 	return sameNetwork(found[0], n)
 }
 
-// sameNetwork refuses a network that confines containers otherwise than n.
+// sameNetwork returns an error if a network confines containers differently from n.
 func sameNetwork(found network.Summary, n runtime.Network) error {
 	switch {
 	case found.Driver != "bridge", found.Scope != "local", found.Ingress, found.ConfigOnly, found.ConfigFrom.Network != "":
@@ -128,7 +128,7 @@ func (r *Runtime) Networks(ctx context.Context, labels map[string]string) ([]run
 // RemoveNetwork removes the network of this name.
 func (r *Runtime) RemoveNetwork(ctx context.Context, name string) error {
 	return r.call(ctx, fmt.Sprintf("remove network %q", name), func(ctx context.Context, s *session) error {
-		// By ID, as the engine would take a name for the start of an ID.
+		// Remove by ID, as the engine could take a name for the start of an ID.
 		found, err := networksNamed(ctx, s, name)
 		if err != nil {
 			return err

@@ -30,15 +30,15 @@ const (
 	programVolume = "berm-program-" // followed by the program's SHA-256
 	programLabel  = "berm-program"
 	programFile   = "berm-init"
-	programDir    = "/berm"   // where the container that fills the volume has it
-	maxProgram    = 128 << 20 // more than any has
+	programDir    = "/berm"   // the volume's path in the container that fills it
+	maxProgram    = 128 << 20 // larger than any program
 )
 
 // errOtherProgram says that a volume doesn't have the program that its name promises.
 var errOtherProgram = runtime.Unavailable(errors.New("the program in the engine's volume was changed; it is put there anew"))
 
-// storedProgram returns the path of the program on the engine's host, and puts it there
-// unless it has done so. Image is any image that the engine has.
+// storedProgram returns the path of the program on the engine's host. It puts the program into a
+// volume first, unless it has done so. Image is any image that the engine has.
 func (r *Runtime) storedProgram(ctx context.Context, s *session, image string) (string, error) {
 	name, err := r.programName()
 	switch {
@@ -75,7 +75,7 @@ func (r *Runtime) storedProgram(ctx context.Context, s *session, image string) (
 	return path.Join(v.Mountpoint, programFile), nil
 }
 
-// programLabels are those of a volume with a program.
+// programLabels returns the labels of a volume for a program.
 func programLabels() map[string]string { return map[string]string{programLabel: "yes"} }
 
 // nameProgram returns the name of the volume for a program, which has its hash.
@@ -91,8 +91,8 @@ func nameProgram(read func() ([]byte, error)) (string, error) {
 	return programVolume + hex.EncodeToString(sum[:]), nil
 }
 
-// removeUnused removes the volumes of other programs, as upgrades leave them, unless a
-// container has a mount from one.
+// removeUnused removes the volumes of other programs, such as those of earlier versions, unless
+// a container has a mount from one.
 func removeUnused(ctx context.Context, s *session, current string) error {
 	volumes, err := s.VolumeList(ctx, volume.ListOptions{Filters: labelFilter(map[string]string{programLabel: ""})})
 	if err != nil {
@@ -126,7 +126,7 @@ func (r *Runtime) fillVolume(ctx context.Context, s *session, name, image string
 	}
 	made, err := s.ContainerCreate(ctx, &container.Config{Image: image, Entrypoint: []string{programDir + "/" + programFile}},
 		&container.HostConfig{NetworkMode: "none", Mounts: []mount.Mount{{
-			// Nothing of the image is copied there. The engine makes the volume anew if another Berm has just removed it.
+			// NoCopy keeps the image's files out. The engine makes the volume again if another Berm has just removed it.
 			Type: mount.TypeVolume, Source: name, Target: programDir, VolumeOptions: &mount.VolumeOptions{NoCopy: true, Labels: programLabels()},
 		}}}, nil, nil, name)
 	if err != nil {

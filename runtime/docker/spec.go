@@ -17,16 +17,16 @@ import (
 )
 
 const (
-	// createLabel has another value for each Create, so that one whose answer was lost can
-	// tell its container from others of that name. Callers don't see it.
+	// createLabel has a different value for each Create. If the engine's answer is lost, Create
+	// recognises its own container by it. Callers don't see the label.
 	createLabel = "berm.create"
 
 	defaultLogBytes = 10 << 20
 	shmBytes        = 64 << 20
 )
 
-// containerConfig is the part of the spec that describes the program. With an Agent
-// the spec has a command. ImageDir is the image's working directory.
+// containerConfig returns the part of the engine's request that describes the program. A spec
+// with an Agent must have a command. ImageDir is the image's working directory.
 func containerConfig(spec runtime.Spec, imageDir, nonce string) *container.Config {
 	labels := maps.Clone(spec.Labels)
 	if labels == nil {
@@ -35,41 +35,41 @@ func containerConfig(spec runtime.Spec, imageDir, nonce string) *container.Confi
 	labels[createLabel] = nonce
 	cfg := &container.Config{
 		Image:       spec.Image,
-		Env:         slices.Concat(spec.Env, spec.Unset), // the engine leaves out what has no value
+		Env:         slices.Concat(spec.Env, spec.Unset), // the engine unsets a name without a value
 		Labels:      labels,
 		User:        spec.User,
 		Hostname:    spec.Hostname,
 		WorkingDir:  spec.WorkingDir,
-		Healthcheck: &container.HealthConfig{Test: []string{"NONE"}}, // the image's would be commands that nobody asked for
+		Healthcheck: &container.HealthConfig{Test: []string{"NONE"}}, // don't run the image's health check
 	}
 	switch {
 	case spec.Agent != nil:
-		// The engine makes a directory of Berm's, and starts the agent in it. That of an
-		// image may be a link, which the agent follows from inside: see exec.
+		// The engine makes the spec's working directory, and starts the agent in it. The
+		// image's may be a link, so the agent enters it from inside the container instead.
 		dir := cmp.Or(spec.WorkingDir, imageDir, "/")
 		cfg.WorkingDir = cmp.Or(spec.WorkingDir, "/")
 		cfg.Entrypoint, cfg.Cmd = []string{runtime.AgentProgram}, append([]string{"init", dir, "--"}, spec.Command...)
 	case spec.Command != nil:
-		// An entrypoint of one's own also sets the image's command aside.
+		// Setting the entrypoint also discards the image's command.
 		cfg.Entrypoint, cfg.Cmd = spec.Command[:1], spec.Command[1:]
 	}
 	return cfg
 }
 
-// readonlyPaths are the engine's default (moby's oci.DefaultSpec), which they take the
-// place of, and the cgroups: in version 1 that is a tmpfs which the OCI runtime leaves
-// writable, of half of the host's memory.
+// readonlyPaths replace the engine's default (moby's oci.DefaultSpec). They are that default and
+// the cgroups. In version 1, /sys/fs/cgroup is a tmpfs of up to half of the host's memory, which
+// the OCI runtime leaves writable.
 var readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger", "/sys/fs/cgroup"}
 
-// hierarchies are where version 1 of cgroups may be mounted below that. With another
-// runtime than runc they are listed, too: crun leaves them writable when only the place
-// above them is, and in them are a container's own limits. What isn't there is passed over.
+// hierarchies are the directories of cgroups' version 1 below /sys/fs/cgroup, with a container's
+// own limits. Runtimes other than runc need them listed, too: crun leaves them writable if only
+// the directory above is read-only. Missing ones are ignored.
 var hierarchies = []string{
 	"blkio", "cpu", "cpu,cpuacct", "cpuacct", "cpuset", "devices", "freezer", "hugetlb", "memory", "misc", "net_cls",
 	"net_cls,net_prio", "net_prio", "perf_event", "pids", "rdma", "systemd",
 }
 
-// readonly are the paths that nothing in a container may write to.
+// readonly returns the paths that a container can't write to.
 func readonly(class string, info runtime.Info) []string {
 	if class == "" || class == "runc" || info.CgroupVersion != "1" {
 		return readonlyPaths
@@ -81,8 +81,8 @@ func readonly(class string, info runtime.Info) []string {
 	return out
 }
 
-// hostConfig is the part of the spec that confines the program. Volumes are the
-// paths that the image declares as such; they matter with a read-only root only.
+// hostConfig returns the part of the engine's request that confines the program. Volumes are the
+// image's volumes that must be covered, as with a read-only root.
 func hostConfig(spec runtime.Spec, s *session, volumes []string) *container.HostConfig {
 	engineInit := spec.Agent == nil
 	host := &container.HostConfig{
@@ -122,21 +122,18 @@ func hostConfig(spec runtime.Spec, s *session, volumes []string) *container.Host
 	return host
 }
 
-// mounts are the spec's binds, and what keeps the image's volumes from being
-// places to write to.
+// mounts returns the spec's binds, and read-only mounts that cover the given volumes.
 //
-// A bind takes the source's own file system and none that is mounted below it:
-// those were never judged, and older engines would leave them writable below a
-// read-only bind. The engine has no nosuid and nodev for binds; no-new-privileges
-// and the device cgroup do their work.
+// A bind doesn't include file systems that are mounted below its source. They were never judged,
+// and older engines would leave them writable below a read-only bind. The engine has no nosuid
+// and nodev for binds; no-new-privileges and the device cgroup do the same.
 //
-// The engine takes no private bind of what lies in its own directory, as volumes do, nor
-// does it need one: what is mounted there is its own doing.
+// The engine refuses a private bind of a directory below its own, where volumes are. Such a bind
+// needn't be private, as only the engine mounts there.
 //
-// An image's volume becomes an anonymous volume, and so a place outside the root
-// file system that can be written. With a read-only root it is covered by an empty
-// file system that can't be: the engine makes no anonymous volume read-only, and
-// those with a name it wouldn't remove. Otherwise it is as writable as the root itself.
+// The engine makes an anonymous volume of an image's volume, which is writable and outside of
+// the root file system. With a read-only root, an empty read-only file system covers it. The
+// engine can't make an anonymous volume read-only, and wouldn't remove a named one.
 func mounts(spec runtime.Spec, volumes []string, engineRoot string) []mount.Mount {
 	var out []mount.Mount
 	taken := map[string]bool{}
@@ -168,7 +165,7 @@ func mounts(spec runtime.Spec, volumes []string, engineRoot string) []mount.Moun
 	return out
 }
 
-// agentMounts are those that the agent needs. The engine makes what is deeper later.
+// agentMounts returns the mounts of the agent. The engine mounts deeper targets later.
 func agentMounts(a *runtime.Agent) []runtime.Mount {
 	if a == nil {
 		return nil
@@ -191,15 +188,16 @@ func logConfig(limit int64) container.LogConfig {
 	}}
 }
 
-// nanoCPUs is at most what the host has: the engine refuses more.
+// nanoCPUs returns the limit in the engine's unit. It is at most what the host has, as the engine
+// refuses more.
 func nanoCPUs(want float64, host int) int64 {
 	return int64(math.Round(min(want, float64(host)) * 1e9))
 }
 
-// noUserNS is why the engine's containers have no user namespaces of their own.
+// noUserNS says why the engine's containers can't have user namespaces of their own.
 const noUserNS = "it needs the containerd backend, with containerd 2 or newer and runc 1.2 or newer"
 
-// validate refuses what the engine would take for something else.
+// validate returns an InvalidArgument for values that the engine would refuse or misread.
 func validate(spec runtime.Spec) error {
 	switch {
 	case spec.Name == "":

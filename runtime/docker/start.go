@@ -27,12 +27,12 @@ const (
 	// endPatience is how long a program may take to end after its input has.
 	endPatience = 20 * time.Second
 
-	// startTick and waitTick are how often the engine is asked at least for the start and
-	// the end of a program.
+	// startTick and waitTick are the longest intervals between two questions to the engine,
+	// for the start and for the end of a program.
 	startTick = 50 * time.Millisecond
 	waitTick  = 4 * time.Second
 
-	maxRefusal = 8 << 10 // bytes read of what the engine says
+	maxRefusal = 8 << 10 // bytes that are read of the engine's error
 )
 
 // Start starts a program in a running container. Its working directory is "/": an OCI
@@ -59,7 +59,7 @@ func (r *Runtime) Start(ctx context.Context, id string, p runtime.Program) (runt
 	return newStdio(x), nil
 }
 
-// program is an exec of the engine's. The errors of its methods are classed.
+// program is an exec of the engine. The errors of its methods are classed.
 type program struct {
 	r         *Runtime
 	s         *session
@@ -69,8 +69,8 @@ type program struct {
 }
 
 func (x *program) start(ctx, callCtx context.Context, p runtime.Program) error {
-	// A process that joins a frozen cgroup never gets done, and the engine holds the
-	// container's lock meanwhile.
+	// A start in a frozen cgroup would hang, with the container's lock held by the engine. So a
+	// pause waits for this lock, too.
 	unlock, err := x.r.starts.Lock(callCtx, x.container)
 	if err != nil {
 		return classify(ctx, callCtx.Err())
@@ -83,7 +83,7 @@ func (x *program) start(ctx, callCtx context.Context, p runtime.Program) error {
 		return classify(ctx, err)
 	}
 	x.id = made.ID
-	// The engine may start it from here on, even if ctx ends.
+	// From here on the engine may start the program even if ctx ends.
 	startCtx, cancel := runtime.Linger(ctx, x.r.timeout)
 	defer cancel()
 	if x.conn, err = x.attach(startCtx); err != nil {
@@ -105,8 +105,8 @@ func (x *program) start(ctx, callCtx context.Context, p runtime.Program) error {
 	return classify(ctx, err)
 }
 
-// attach starts the exec, and takes over the connection. The client's own function for it
-// waits for ever on an engine that hangs, and hides the status of a refusal.
+// attach starts the exec, and takes over the connection. It doesn't use the client's function
+// for that, which waits for ever for an engine that hangs, and hides the status of a refusal.
 func (x *program) attach(ctx context.Context) (io.ReadWriteCloser, error) {
 	body, err := json.Marshal(container.ExecStartOptions{})
 	if err != nil {
@@ -135,13 +135,13 @@ func (x *program) attach(ctx context.Context) (io.ReadWriteCloser, error) {
 	return nil, runtime.WithClass(errhttp.ToNative(resp.StatusCode), errors.New(refusal.Message))
 }
 
-// execState is what the engine knows of an exec.
+// execState is the engine's state of an exec.
 type execState struct{ container.ExecInspect }
 
-// over reports whether the program has ended, or never was.
+// over reports whether the program has ended, or couldn't be started.
 func (st execState) over() bool { return !st.Running && (st.Pid != 0 || st.ExitCode != 0) }
 
-// refused reports whether the engine couldn't start it. Until the engine has tried, the
+// refused reports whether the engine couldn't start the program. Until the engine has tried, the
 // exit code is 0.
 func (st execState) refused() bool { return !st.Running && st.Pid == 0 && st.ExitCode != 0 }
 
@@ -152,7 +152,7 @@ func (x *program) inspect(ctx context.Context) (execState, error) {
 	return execState{res}, classify(ctx, err)
 }
 
-// started waits until the engine is done with the start.
+// started waits until the engine has started the program, or failed to.
 func (x *program) started(ctx context.Context) (execState, error) {
 	for delay := time.Millisecond; ; delay = min(2*delay, startTick) {
 		st, err := x.inspect(ctx)
@@ -167,7 +167,7 @@ func (x *program) started(ctx context.Context) (execState, error) {
 	}
 }
 
-// alive is a FailedPrecondition when the container isn't.
+// alive returns a FailedPrecondition if the container has ended or was removed.
 func (x *program) alive(ctx context.Context) error {
 	callCtx, cancel := context.WithTimeout(ctx, x.r.timeout)
 	defer cancel()
@@ -183,8 +183,8 @@ func (x *program) alive(ctx context.Context) error {
 	return nil
 }
 
-// refusal is the error of a program that the engine couldn't start. The engine's words
-// come as the program's output would.
+// refusal returns the error of a program that the engine couldn't start. The engine sends its
+// message in place of the program's output.
 func (x *program) refusal(ctx, startCtx context.Context, path string) error {
 	stop := context.AfterFunc(startCtx, func() { _ = x.conn.Close() })
 	defer stop()
@@ -226,11 +226,11 @@ func newStdio(x *program) *stdio {
 	return s
 }
 
-// unread drops what is written once nobody reads the pipe.
+// unread drops what is written once the pipe's reader is closed.
 type unread struct{ *io.PipeWriter }
 
 func (w unread) Write(p []byte) (int, error) {
-	_, _ = w.PipeWriter.Write(p) // it fails only then
+	_, _ = w.PipeWriter.Write(p) // fails only once the reader is closed
 	return len(p), nil
 }
 
@@ -244,12 +244,12 @@ func (s *stdio) Write(p []byte) (int, error) {
 	return s.conn.Write(p)
 }
 
-// Close ends the program's input and drops its output. The connection outlives that, or
-// the engine would forget how the program ended.
+// Close ends the program's input and drops its output. The connection stays open for up to
+// endPatience, as the engine would otherwise forget how the program ended.
 func (s *stdio) Close() error {
 	_ = s.out.Close()
 	half, ok := s.conn.(types.CloseWriter)
-	if !ok || !s.writing.TryLock() { // what is being written, the program may never read
+	if !ok || !s.writing.TryLock() { // a Write under way may wait for ever
 		return s.conn.Close()
 	}
 	defer s.writing.Unlock()
@@ -280,7 +280,8 @@ func (s *stdio) Wait(ctx context.Context) (int, string, error) {
 	return st.ExitCode, s.stderr.String(), nil
 }
 
-// end asks the engine until the program has ended: more often once its output has.
+// end polls the engine until the program has ended. It polls more often once the output has
+// ended.
 func (s *stdio) end(ctx context.Context) (execState, error) {
 	copied := s.copied
 	for delay := 10 * time.Millisecond; ; delay = min(2*delay, waitTick) {
