@@ -13,8 +13,8 @@ import (
 	"github.com/bermhq/berm/lifecycle/hostdir"
 )
 
-// Used is lifecycle.Quotas'. It measures the directory that the sandbox mounts, wherever
-// that is by now.
+// Used implements lifecycle.Quotas. It measures the directory that the sandbox mounts, even if
+// that was moved.
 func (s *Service) Used(ctx context.Context, sub lifecycle.Subject) (used int64, err error) {
 	if sub.Dir == "" {
 		return 0, nil
@@ -44,7 +44,7 @@ func (s *Service) Used(ctx context.Context, sub lifecycle.Subject) (used int64, 
 	return used, nil
 }
 
-// Left is lifecycle.Quotas'. Errors besides: *lifecycle.UnavailableError.
+// Left implements lifecycle.Quotas. Errors also include *lifecycle.UnavailableError.
 func (s *Service) Left(ctx context.Context, sub lifecycle.Subject, changed bool) error {
 	if _, err := s.Used(ctx, sub); err != nil {
 		return err
@@ -73,8 +73,8 @@ func (s *Service) Left(ctx context.Context, sub lifecycle.Subject, changed bool)
 	return err
 }
 
-// owner returns the workspace of a sandbox's chat; false if its key is of no chat. Of an attached
-// sandbox, it asks the store once.
+// owner returns the workspace of a sandbox's chat. It returns false if the key is no chat. For an
+// attached sandbox, it asks the store once.
 func (s *Service) owner(ctx context.Context, sub lifecycle.Subject) (w Workspace, chat bool, err error) {
 	s.mu.Lock()
 	known, changes := s.subjects[sub.SessionID], s.changes
@@ -107,10 +107,10 @@ func (s *Service) Changed(tenant, chatID string) {
 	}
 }
 
-// storeTimeout is for a call of the store that nobody else bounds.
+// storeTimeout bounds a call of the store that has no context of a caller.
 const storeTimeout = 5 * time.Second
 
-// Enforcement is lifecycle.Quotas'. It is empty as well when the store can't tell.
+// Enforcement implements lifecycle.Quotas. It also returns "" if the store fails.
 func (s *Service) Enforcement(sub lifecycle.Subject) string {
 	switch {
 	case sub.Dir != "":
@@ -135,10 +135,10 @@ func (s *Service) Enforcement(sub lifecycle.Subject) string {
 	return s.enforcement()
 }
 
-// Adopt puts a chat's directory into the workspace's project, where there are project
-// quotas; also without a quota, as there may be one later. A chat of which that fails is
-// measured. It is tried again when its workspace is next asked about, at most once a
-// minute. Errors: *lifecycle.UnavailableError.
+// Adopt puts a chat's directory into the workspace's project, if there are project quotas. It
+// does so even without a quota, as there may be one later. If it fails, the chat is measured
+// instead, and later calls about the workspace try again, at most once a minute. The error is a
+// *lifecycle.UnavailableError.
 func (s *Service) Adopt(w Workspace, chatID string, dir *os.Root) error {
 	if s.projects == nil {
 		return nil
@@ -165,8 +165,8 @@ func (s *Service) adopt(a *account, w Workspace, dir *os.Root) error {
 	return ofWorkspace(w, err)
 }
 
-// limit sets the quota in the kernel, once for as long as the account is known: it may have
-// another one from an earlier configuration.
+// limit sets a workspace's limit in the kernel, once for each account. The kernel may have
+// another limit, of an earlier configuration.
 func (s *Service) limit(a *account, w Workspace) error {
 	if a.limited.Load() {
 		return nil
@@ -176,8 +176,8 @@ func (s *Service) limit(a *account, w Workspace) error {
 	return ofWorkspace(w, err)
 }
 
-// Stage prepares a new directory whose files are to be moved into a chat's own. Where there
-// are project quotas it has no project until Reservation.Staged. Errors:
+// Stage prepares a new directory for files that will be moved into a chat's directory. With
+// project quotas, it has no project until Reservation.Staged. The error is a
 // *lifecycle.UnavailableError.
 func (s *Service) Stage(w Workspace, dir, chat *os.Root) error {
 	if s.projects != nil {
@@ -188,7 +188,7 @@ func (s *Service) Stage(w Workspace, dir, chat *os.Root) error {
 	}))
 }
 
-// ofWorkspace is what a failed call of the kernel means to callers.
+// ofWorkspace returns the error that callers get for a failed call of the kernel.
 func ofWorkspace(w Workspace, err error) error {
 	var away *lifecycle.UnavailableError
 	if err == nil || errors.As(err, &away) {
@@ -197,7 +197,7 @@ func ofWorkspace(w Workspace, err error) error {
 	return &lifecycle.UnavailableError{Err: fmt.Errorf("workspace %s: %w", w.ID, err)}
 }
 
-// over says that a workspace has no room.
+// over returns the *FullError of a workspace.
 func (s *Service) over(w Workspace, t total) error {
 	return &FullError{WorkspaceID: w.ID, UsedBytes: t.used, QuotaBytes: s.opts.QuotaBytes, Chat: t.chat}
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-// Events follows the starts and ends of processes. Its context is for the beginning alone.
-// It ends with a session that breaks, since what happened meanwhile isn't known.
+// Events follows the starts and ends of processes. Ctx only bounds the start. The events end when
+// a session breaks, as it isn't known what happened then.
 func (r *Runtime) Events(ctx context.Context, id string) (runtime.Events, error) {
 	e, err := r.openEvents(ctx, id)
 	if err != nil {
@@ -55,7 +55,7 @@ func (r *Runtime) openEvents(ctx context.Context, id string) (*events, error) {
 
 var eventsRequest = &wire.Request{Op: wire.OpEvents}
 
-// events follows the processes of a container, which may be of several sessions.
+// events follows the processes of a container, which may belong to several sessions.
 type events struct {
 	b      *container
 	id     string
@@ -127,7 +127,7 @@ func (e *events) read(x *call) error {
 			if err != nil {
 				return err
 			}
-			// What is another session's isn't this one's to tell.
+			// A session must not report processes of another one.
 			if owner := e.b.owner(info.ID); owner == x.s || owner == nil && x.s.served == nil {
 				batch = append(batch, info)
 			}

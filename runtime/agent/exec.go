@@ -16,18 +16,18 @@ import (
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-// overtime is how long after the caller's deadline the program ends a command by itself,
-// if Berm isn't there any more to do so.
+// overtime is how long after the caller's deadline the program itself kills a command, in case
+// Berm is gone.
 const overtime = 15 * time.Second
 
 const farAway = 365 * 24 * time.Hour // a deadline that is none
 
-// Exec runs a command in a running container, to its end. It is a process without a name,
-// which the program kills when the connection under it breaks: the error is ErrInterrupted
-// then, also ErrNotKilled if it isn't known to be gone.
+// Exec runs a command in a running container, to its end. The command isn't listed as a
+// process. The program kills it if the connection breaks. Then the error is ErrInterrupted, and
+// also ErrNotKilled if the command may still run.
 //
-// Two things delay it without bound: a Stdout or Stderr that blocks, and, in a goroutine
-// that outlives the call, a Stdin whose Read does.
+// A Stdout or Stderr that blocks delays Exec without bound. A Stdin whose Read blocks only
+// delays a goroutine, which outlives the call.
 func (r *Runtime) Exec(ctx context.Context, id string, e runtime.Exec) (runtime.ExecResult, error) {
 	res, err := r.exec(ctx, id, e)
 	if err != nil {
@@ -104,7 +104,7 @@ func (x *run) wait(ctx context.Context) error {
 	return err
 }
 
-// follow delivers output until the command has ended, or it can't be delivered.
+// follow delivers output until the command has ended, or delivery fails.
 func (x *run) follow() error {
 	if x.e.Stdin != nil && !x.begun {
 		if err := x.begin(x.call); err != nil {
@@ -135,7 +135,7 @@ func (x *run) follow() error {
 	}
 }
 
-// feed copies the input, and lives as long as its Read takes.
+// feed copies the input. It returns only once the input's Read has.
 func (x *run) feed() error {
 	var in *input
 	call, err := x.b.reach(x.feeding, x.id, x.s, &wire.Request{Op: wire.OpInput, Process: &wire.Process{ID: x.proc}})
@@ -164,8 +164,7 @@ func notKilled(err, why error) error {
 	return fmt.Errorf("%w; %w: %v", err, runtime.ErrNotKilled, why) //nolint:errorlint // why has a class of its own
 }
 
-// abandon kills a command that has no connection any more, as its program does when it
-// sees that.
+// abandon kills a command whose connection broke. Its program also does so when it notices.
 func (x *run) abandon(ctx context.Context) error {
 	why := x.killTree(ctx)
 	switch {
@@ -195,7 +194,7 @@ func (x *run) kill(ctx context.Context, err error) error {
 	return err
 }
 
-// killTree has the program kill the command, through another stream.
+// killTree makes the program kill the command, through another stream.
 func (x *run) killTree(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), x.b.r.pace.kill)
 	defer cancel()

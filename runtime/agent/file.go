@@ -18,7 +18,7 @@ import (
 
 // Bounds of answers.
 const (
-	maxFiles = 1 << 20 // of one list
+	maxFiles = 1 << 20 // files of one list
 	maxLine  = 4 << 10
 )
 
@@ -57,7 +57,7 @@ func fileRequest(op runtime.FileOp) *wire.Request {
 	}}
 }
 
-// answer is what may come of an operation.
+// answer says which answers an operation allows, and delivers them.
 type answer struct {
 	items  int                // at most
 	item   func([]byte) error // delivers one
@@ -66,7 +66,7 @@ type answer struct {
 	head   bool               // an Item comes before all else
 }
 
-// answerTo returns what may come of an operation, and delivers all of it but data.
+// answerTo returns the answers that an operation allows. They deliver everything but data.
 func answerTo(op runtime.FileOp, fio runtime.FileIO) answer {
 	info := deliver(parseFile, fio.Info)
 	switch op.Verb {
@@ -99,7 +99,7 @@ func answerTo(op runtime.FileOp, fio runtime.FileIO) answer {
 	return answer{}
 }
 
-// deliver makes a function that parses an item, and calls to with it, unless that is nil.
+// deliver returns a function that parses an item, and calls to with it, unless to is nil.
 func deliver[T any](parse func([]byte) (T, error), to func(T) error) func([]byte) error {
 	return func(payload []byte) error {
 		v, err := parse(payload)
@@ -110,7 +110,7 @@ func deliver[T any](parse func([]byte) (T, error), to func(T) error) func([]byte
 	}
 }
 
-// file reads and writes what belongs to an operation that has begun.
+// file does the input and output of an operation that has begun.
 func (x *call) file(op runtime.FileOp, fio runtime.FileIO) error {
 	a := answerTo(op, fio)
 	if op.Verb != runtime.FileWrite && op.Verb != runtime.FileTarWrite {
@@ -123,7 +123,7 @@ func (x *call) file(op runtime.FileOp, fio runtime.FileIO) error {
 	return x.last(a, payload)
 }
 
-// receive delivers what comes until the Result. An error of who takes it ends the operation.
+// receive delivers all answers until the Result. An error of a receiver ends the operation.
 func (x *call) receive(a answer, out io.Writer) error {
 	for n := 0; ; {
 		kind, payload, err := x.next()
@@ -150,7 +150,7 @@ func (x *call) receive(a answer, out io.Writer) error {
 	}
 }
 
-// last takes the Result.
+// last delivers the Result.
 func (x *call) last(a answer, payload []byte) error {
 	if a.result {
 		return x.end(a.item(payload))
@@ -158,7 +158,7 @@ func (x *call) last(a answer, payload []byte) error {
 	return x.end(nil)
 }
 
-// end ends a call with the error of who takes what came.
+// end ends a call with the error of a receiver.
 func (x *call) end(err error) error {
 	if errors.Is(err, wire.ErrProtocol) {
 		return x.unexpected(err.Error())
@@ -193,7 +193,7 @@ var fileTypes = map[uint32]fs.FileMode{
 	unix.S_IFCHR: fs.ModeDevice | fs.ModeCharDevice, unix.S_IFBLK: fs.ModeDevice,
 }
 
-// fileMode makes Go's mode of st_mode.
+// fileMode converts st_mode to Go's mode.
 func fileMode(m uint32) fs.FileMode {
 	kind, ok := fileTypes[m&unix.S_IFMT]
 	if !ok {
@@ -208,8 +208,8 @@ func fileMode(m uint32) fs.FileMode {
 	return out
 }
 
-// upload sends all that a reader has, and waits for the Result, which may come before: a
-// Failure does. The reader is read by this goroutine alone.
+// upload sends the reader's content, and waits for the Result. A Failure may come earlier. Only
+// the calling goroutine reads from the reader.
 func (x *call) upload(from io.Reader) ([]byte, error) {
 	type end struct {
 		payload []byte
@@ -258,7 +258,7 @@ func parseMatch(payload []byte) (runtime.FileMatch, error) {
 	return runtime.FileMatch{Path: string(m.Path), Line: m.Line, Text: string(m.Text)}, nil
 }
 
-// eventTypes are those of FileEvent.
+// eventTypes are the types of a FileEvent.
 var eventTypes = map[string]bool{
 	runtime.FileReady: true, "create": true, "modify": true, "remove": true, "rename": true, "attrib": true, "overflow": true,
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-// Bounds of what is told of processes.
+// Bounds of what a program reports of processes.
 const (
 	maxListed  = 1024
 	maxCommand = 4 << 10 // bytes, and a separator for each argument
@@ -38,8 +38,8 @@ func wireStart(p runtime.Process) *wire.Start {
 	return start
 }
 
-// plausible reports whether what the program says of a process can be true. Every number
-// that it lets through is bounded.
+// plausible reports whether a program's report of a process can be true. It bounds every
+// number.
 func plausible(p *wire.ProcessInfo) bool {
 	size := 0
 	for _, arg := range p.Command {
@@ -54,7 +54,8 @@ func bounded(numbers ...int64) bool {
 	return !slices.ContainsFunc(numbers, func(n int64) bool { return n < 0 || n > wire.MaxNumber })
 }
 
-// process reads what the program says of the process of that ID; empty is of any.
+// process decodes the program's report of the process with an ID, or of any process if id is
+// empty.
 func (s *session) process(payload []byte, id string) (runtime.ProcessInfo, error) {
 	info, err := parseProcess(payload, id)
 	info.User = fmt.Sprintf("%d:%d", s.hello.UID, s.hello.GID)
@@ -84,7 +85,7 @@ func fromNanoseconds(n int64) time.Time {
 	return time.Unix(0, n).UTC()
 }
 
-// about is an operation on a process: it says what failed.
+// about adds to an error which operation on which process failed.
 func about(what, id, process string, err error) error {
 	if err == nil {
 		return nil
@@ -92,17 +93,18 @@ func about(what, id, process string, err error) error {
 	return fmt.Errorf("%s process %q in container %s: %w", what, process, id, err)
 }
 
-// errNoProcess is for a process that nobody knows.
+// errNoProcess is the error for a process that no program has.
 var errNoProcess = runtime.WithClass(errdefs.ErrNotFound, errors.New("there is no such process"))
 
-// owner gives the served session of a process; nil if it isn't of any.
+// owner returns the served session of a process, or nil if it has none.
 func (b *container) owner(process string) *session {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.owners[process]
 }
 
-// reach begins an operation on a process, which only the program that started it knows.
+// reach begins an operation on a process, on a session with the program that started it. Other
+// programs don't know the process.
 func (r *Runtime) reach(ctx context.Context, id string, req *wire.Request) (*call, error) {
 	b, err := r.container(ctx, id)
 	if err != nil {
@@ -111,7 +113,7 @@ func (r *Runtime) reach(ctx context.Context, id string, req *wire.Request) (*cal
 	return b.reach(ctx, id, b.owner(req.Process.ID), req)
 }
 
-// reach begins an operation on a process of a session; nil is one that was dialled.
+// reach begins an operation on a process of a session. Nil is the session that was dialled.
 func (b *container) reach(ctx context.Context, id string, s *session, req *wire.Request) (*call, error) {
 	if s != nil && s.served != nil {
 		s.use()
@@ -127,8 +129,8 @@ func (b *container) reach(ctx context.Context, id string, s *session, req *wire.
 	return b.start(ctx, id, req, b.take)
 }
 
-// lost waits until nothing of a session runs that has ended, or whose program is silent. The
-// error says what became of its processes.
+// lost waits until the processes of a session are gone. The session has ended, or its program is
+// silent. The error says what became of its processes.
 func (b *container) lost(ctx context.Context, s *session, err error) error {
 	if errors.Is(err, errSilent) && !b.runs(ctx) {
 		return cmp.Or(b.excuse(ctx), errLost) // it is paused, or was
@@ -139,10 +141,11 @@ func (b *container) lost(ctx context.Context, s *session, err error) error {
 	return errVanished
 }
 
-// errVanished is for a process whose session has ended, and nothing of which runs.
+// errVanished is the error for a process whose session has ended, and that is gone.
 var errVanished = runtime.Interrupted("lost")
 
-// Start starts a process. Below a program that the engine started, it ends with this Runtime.
+// Start starts a process. If its session is served by a program that the engine started, the
+// process ends with this Runtime.
 func (r *Runtime) Start(ctx context.Context, id string, p runtime.Process) (runtime.ProcessInfo, runtime.Follower, error) {
 	info, f, err := r.start(ctx, id, p)
 	if err != nil || f == nil { // a nil *follower would be a Follower
@@ -197,7 +200,7 @@ func (r *Runtime) start(ctx context.Context, id string, p runtime.Process) (runt
 	return info, f, err
 }
 
-// own notes that a process is of a session, if that is a served one.
+// own records that a process belongs to a session, if that is a served one.
 func (b *container) own(s *session, process string) {
 	if s.served == nil {
 		return
@@ -210,7 +213,7 @@ func (b *container) own(s *session, process string) {
 	}
 }
 
-// disown forgets whose a process is.
+// disown forgets the session of a process.
 func (b *container) disown(process string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -220,7 +223,7 @@ func (b *container) disown(process string) {
 	}
 }
 
-// process waits for what the program says of a process, in a frame of that kind.
+// process waits for the program's report of a process, in a frame of a kind.
 func (x *call) process(kind wire.Kind, id string) (runtime.ProcessInfo, error) {
 	x.within(time.Now().Add(x.b.r.pace.answer))
 	payload, err := x.expect(kind)
@@ -235,7 +238,7 @@ func (x *call) process(kind wire.Kind, id string) (runtime.ProcessInfo, error) {
 	return info, nil
 }
 
-// only is process for an operation that has nothing else to say.
+// only is process for an operation whose only answer is the report.
 func (x *call) only(id string) (runtime.ProcessInfo, error) {
 	info, err := x.process(wire.KindResult, id)
 	if err == nil {
@@ -244,7 +247,7 @@ func (x *call) only(id string) (runtime.ProcessInfo, error) {
 	return info, err
 }
 
-// Process tells of a process.
+// Process returns what the program reports of a process.
 func (r *Runtime) Process(ctx context.Context, id, process string) (runtime.ProcessInfo, error) {
 	x, err := r.reach(ctx, id, &wire.Request{Op: wire.OpProcess, Process: &wire.Process{ID: process}})
 	var info runtime.ProcessInfo
@@ -272,7 +275,7 @@ func (r *Runtime) ListProcesses(ctx context.Context, id string) ([]runtime.Proce
 	return e.Next()
 }
 
-// serving gives the served sessions that have processes.
+// serving returns the served sessions that have processes.
 func (b *container) serving() []*session {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -286,7 +289,7 @@ func (b *container) hasServed() bool {
 	return len(b.owners) > 0
 }
 
-// control is an operation on a process that has no answer.
+// control does an operation on a process that has no answer.
 func (r *Runtime) control(ctx context.Context, what, id string, req *wire.Request) error {
 	x, err := r.reach(ctx, id, req)
 	if err == nil {
@@ -314,7 +317,7 @@ func (r *Runtime) Kill(ctx context.Context, id, process string) error {
 	return about("kill", id, process, err)
 }
 
-// kill kills a process as reach reaches it.
+// kill kills a process of a session, as of reach.
 func (b *container) kill(ctx context.Context, id string, s *session, process string) error {
 	x, err := b.reach(ctx, id, s, &wire.Request{Op: wire.OpKill, Process: &wire.Process{ID: process}})
 	if err == nil {
