@@ -15,16 +15,16 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// collector collects what has ended. It keeps nothing in memory: each sweep looks at what is
-// there and acts on it, so that the next one makes up for a sweep that failed.
+// collector removes sandboxes and objects that have ended. It keeps no state: each sweep reads
+// what exists, and so repeats what an earlier one failed to do.
 type collector struct {
 	registry *Registry
 	engine   *engine
 }
 
-// Collect sweeps every Options.SweepEvery until ctx ends. It logs and counts failures, and leaves
-// them to the next sweep. Apart from that, it undoes the limits of workspaces whose sandboxes are
-// gone, which may take long.
+// Collect sweeps every Options.SweepEvery until ctx ends. It logs and counts failures; the next
+// sweep tries again. In parallel, it removes the quota limits of sandboxes that are gone, which
+// may take long.
 func (c *collector) Collect(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -61,9 +61,9 @@ type Swept struct {
 	Errors   int // failed removals
 }
 
-// Sweep collects all that has ended by now: sandboxes past their end, this instance's containers
-// that no record knows, what the engine has of neither, then its stray networks, and what callers
-// of the engine's own API made. One failure doesn't keep the others from being swept.
+// Sweep removes everything that has ended: sandboxes past their end, this instance's containers
+// without a record, parts of containers in the engine, stray networks, and objects that callers
+// of the engine proxy made. It goes on after a failure.
 func (c *collector) Sweep(ctx context.Context) (swept Swept, err error) {
 	ctx, span := c.engine.tracer.Start(ctx, "sweep", trace.WithNewRoot())
 	defer func() {
@@ -75,7 +75,7 @@ func (c *collector) Sweep(ctx context.Context) (swept Swept, err error) {
 		span.End()
 	}()
 	began := time.Now()
-	b := &batch{tell: c.tellSandbox}
+	b := &batch{report: c.reportSandbox}
 	ended := c.ended(began)
 	swept.Expired = len(ended)
 	for _, sb := range ended {
@@ -111,9 +111,9 @@ func (c *collector) Sweep(ctx context.Context) (swept Swept, err error) {
 	return swept, errors.Join(errs...)
 }
 
-// batch does removals side by side, as many as the engine lets through.
+// batch does removals concurrently, as many as the engine allows.
 type batch struct {
-	tell func(ctx context.Context, err error, attrs []any)
+	report func(ctx context.Context, err error, attrs []any)
 
 	wg   sync.WaitGroup
 	sem  chan struct{}
@@ -122,7 +122,7 @@ type batch struct {
 	errs []error
 }
 
-// do removes something, and tells what came of it. Remove returns false if it is left.
+// do removes something, and reports the result. Remove returns false if it is left.
 func (b *batch) do(ctx context.Context, attrs []any, remove func(context.Context) (bool, error)) {
 	if b.sem == nil {
 		b.sem = make(chan struct{}, 2*goruntime.NumCPU())
@@ -132,7 +132,7 @@ func (b *batch) do(ctx context.Context, attrs []any, remove func(context.Context
 		defer func() { <-b.sem }()
 		removed, err := remove(ctx)
 		if removed || err != nil {
-			b.tell(ctx, err, attrs)
+			b.report(ctx, err, attrs)
 		}
 		b.mu.Lock()
 		defer b.mu.Unlock()
@@ -144,8 +144,8 @@ func (b *batch) do(ctx context.Context, attrs []any, remove func(context.Context
 	})
 }
 
-// tellSandbox logs and counts the removal of a sandbox or an orphan.
-func (c *collector) tellSandbox(ctx context.Context, err error, attrs []any) {
+// reportSandbox logs and counts the removal of a sandbox or an orphan.
+func (c *collector) reportSandbox(ctx context.Context, err error, attrs []any) {
 	if err != nil {
 		c.engine.metrics.cleanups.WithLabelValues(string(ResultError)).Inc()
 		c.engine.metrics.cleanupErrors.WithLabelValues(ErrorType(err)).Inc()
@@ -240,7 +240,7 @@ func (c *collector) orphans(ctx context.Context, before time.Time) ([]runtime.Co
 	return orphans, nil
 }
 
-// sweepQuotas undoes what is left of the limits of sandboxes that are gone.
+// sweepQuotas removes the quota limits of sandboxes that are gone.
 func (c *collector) sweepQuotas(ctx context.Context) error {
 	if c.registry.available() != nil {
 		return nil

@@ -17,8 +17,8 @@ import (
 // ObjectKind is what an Object is.
 type ObjectKind string
 
-// The labels of a sandbox's container. They are the truth about what exists, whose it is and when
-// it ends. Secrets are never among them.
+// The labels of a sandbox's container. They say what exists, whose it is and when it ends. They
+// never have secrets.
 const (
 	LabelOwner     = "berm.owner"      // id of the instance that made it
 	LabelTenant    = "berm.tenant"     // whose it is
@@ -45,8 +45,8 @@ const (
 // sandbox: it has a tenant and an end, but no key.
 const DoorEngine = "engine"
 
-// DoorEngineImage is the LabelDoor of images made through the engine proxy. A container that is
-// created from one without Berm has its labels, and must not count as its maker's.
+// DoorEngineImage is the LabelDoor of images made through the engine proxy. A container that
+// others make from such an image inherits the label, and must not count as an object.
 const DoorEngineImage = "engine-image"
 
 // The unprefixed labels of the old sandbox service. Containers that carry all six
@@ -117,7 +117,7 @@ func sandboxFromLabels(labels map[string]string, env []string) (Sandbox, error) 
 	return sb, errors.Join(errs...)
 }
 
-// pickEnv returns those of a container's variables that have the names.
+// pickEnv returns the variables of a container that are in names.
 func pickEnv(names string, env []string) map[string]string {
 	if names == "" {
 		return nil
@@ -132,8 +132,8 @@ func pickEnv(names string, env []string) map[string]string {
 	return picked
 }
 
-// sandboxFromLegacy rebuilds a sandbox from the labels of the old service. What that didn't know
-// comes from spec, which is what an empty request would get now.
+// sandboxFromLegacy rebuilds a sandbox from the labels of the old service. Fields that the old
+// service didn't have come from spec, which is that of an empty request.
 func sandboxFromLegacy(labels map[string]string, created time.Time, spec policy.Spec) (Sandbox, error) {
 	var errs []error
 	expires, err := time.Parse(time.RFC3339Nano, labels[LegacyExpiresAt])

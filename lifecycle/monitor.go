@@ -16,12 +16,12 @@ import (
 // end at once.
 const (
 	watchAgain  = 250 * time.Millisecond // after the events broke off; each try doubles it, up to lookEvery
-	lookEvery   = 5 * time.Second        // while something is wrong: a process is late, or the agent silent
+	lookEvery   = 5 * time.Second        // while a process is late, or the agent doesn't answer
 	lookTimeout = 5 * time.Second
 	eventGap    = 20 * time.Millisecond  // between two events of a sandbox
 	measureSoon = 250 * time.Millisecond // between two measurements of a workspace after something ended
 	measureGap  = time.Minute            // between two measurements of a workspace while something runs
-	unsureMost  = time.Minute            // for an agent that doesn't answer after a start of Berm
+	unsureMost  = time.Minute            // how long a silent agent keeps a sandbox from idling out after Berm's start
 
 	overdueKill = 10 * time.Second // past its timeout, a command is killed from outside
 	overdueEnd  = time.Minute      // and then its sandbox is removed
@@ -87,8 +87,8 @@ type monitor struct {
 	streams map[string]map[*stream]struct{} // by runtime ID: those that callers follow
 	last    map[string]lastOf               // by the caller's ID: commands that ended with their container
 
-	kick       chan struct{} // holds one; nil unless the loop runs
-	measuredAt time.Time     // when the workspace was measured for it
+	kick       chan struct{} // wakes the loop; nil unless it runs
+	measuredAt time.Time     // when the loop last measured the workspace
 	measure    bool          // the workspace must be measured: something ended, or has run for a while
 	over       bool          // the workspace is over its quota: stop the sandbox
 	unkillable bool          // something can't be killed: remove the sandbox
@@ -109,9 +109,9 @@ type proc struct {
 	label    label
 	deadline time.Time     // by which a timeout should have ended it; zero is never
 	overdue  time.Time     // when it was first seen past its deadline
-	kill     time.Time     // when it is killed then, or once more
+	kill     time.Time     // when it is next killed from outside
 	missed   bool          // it wasn't in the last list
-	unlock   func()        // of its sandbox' turn; nil if it has none
+	unlock   func()        // ends its turn; nil if it has none
 	done     chan struct{} // closed when it has ended; nil if it was never known to run
 }
 
@@ -212,7 +212,8 @@ func (m *monitor) seenLocked(info runtime.ProcessInfo) (ended bool) {
 	return ended
 }
 
-// leftLocked has the loop act on the end of a process.
+// leftLocked makes the loop act on the end of a process: it may measure the workspace, or remove
+// the sandbox.
 func (m *monitor) leftLocked(info runtime.ProcessInfo) {
 	m.unkillable = m.unkillable || info.NotKilled
 	m.measure = m.measure || m.registry.mayHaveQuota(m.rec.sb)
@@ -259,7 +260,7 @@ func (m *monitor) keepLastLocked(info runtime.ProcessInfo, hash string, overQuot
 	m.last[p.ID] = lastOf{p, hash}
 }
 
-// keepEnded keeps how the commands of a sandbox ended that is about to be stopped.
+// keepEnded records how the commands of a sandbox ended, before the sandbox is stopped.
 func (m *monitor) keepEnded(ctx context.Context, sb Sandbox) {
 	infos, err := m.list(ctx, sb)
 	if err != nil {
@@ -300,8 +301,8 @@ func (m *monitor) listed(infos []runtime.ProcessInfo) {
 	}
 }
 
-// lateLocked returns the commands that are to be killed, as their timeout should have ended them,
-// and by how much they are late. Frozen, none is late.
+// lateLocked returns the commands to kill because their timeout didn't end them, and by how much
+// they are late. In a paused sandbox, no command is late.
 func (m *monitor) lateLocked() map[string]time.Duration {
 	now := time.Now()
 	late := map[string]time.Duration{}
@@ -356,7 +357,7 @@ func (m *monitor) endSeen(ctx context.Context, info runtime.ProcessInfo) bool {
 	return m.measured(m.quotas.Left(ctx, subject(sb), true))
 }
 
-// readLocked reports whether a process that has ended is still read.
+// readLocked reports whether a caller still reads the output of a process that has ended.
 func (m *monitor) readLocked() bool {
 	for proc := range m.streams {
 		if t := m.procs[proc]; t == nil || t.ended {
@@ -366,7 +367,7 @@ func (m *monitor) readLocked() bool {
 	return false
 }
 
-// ownProcesses removes those that Berm didn't start, and all but the first maxListed.
+// ownProcesses returns the processes that Berm started, at most maxListed.
 func ownProcesses(infos []runtime.ProcessInfo) []runtime.ProcessInfo {
 	infos = slices.DeleteFunc(infos, func(i runtime.ProcessInfo) bool {
 		k, _ := kindOf(i.ID)
@@ -422,7 +423,7 @@ func (m *monitor) whyNotStarted(ctx context.Context, sb Sandbox, refusal error) 
 			return err
 		}
 	}
-	// It lives, and the engine has lost the command: it was restarted in between, say.
+	// The container lives, but the engine has lost the command, as in a restart of the engine.
 	return &UnavailableError{Err: errors.New("run in sandbox " + sb.Key + ": " + refusal.Error())} // without its class
 }
 

@@ -15,7 +15,7 @@ import (
 // at now. It leaves objects whose labels don't say when they end. The error says why the objects
 // couldn't be listed.
 func (c *collector) sweepObjects(ctx context.Context, kind ObjectKind, now time.Time) (*batch, error) {
-	b := &batch{tell: func(ctx context.Context, err error, attrs []any) { c.tellObject(ctx, kind, err, attrs) }}
+	b := &batch{report: func(ctx context.Context, err error, attrs []any) { c.reportObject(ctx, kind, err, attrs) }}
 	if err := c.registry.available(); err != nil {
 		return b, err
 	}
@@ -35,8 +35,8 @@ func (c *collector) sweepObjects(ctx context.Context, kind ObjectKind, now time.
 	return b, nil
 }
 
-// tellObject logs and counts the removal of an object.
-func (c *collector) tellObject(ctx context.Context, kind ObjectKind, err error, attrs []any) {
+// reportObject logs and counts the removal of an object.
+func (c *collector) reportObject(ctx context.Context, kind ObjectKind, err error, attrs []any) {
 	if err != nil {
 		c.engine.metrics.objects.WithLabelValues(string(kind), string(ResultError)).Inc()
 		c.engine.log.WarnContext(ctx, "object_clean_failed", append(attrs, "error", err)...)

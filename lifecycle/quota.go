@@ -10,45 +10,45 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
-// Quotas holds sandboxes to their own quotas, and to those of the workspaces that their
-// chats belong to. A sandbox's chat has its key, and the directory that the sandbox mounts.
-// Quotas must be safe for concurrent use, and must not call the Service.
+// Quotas enforces the quotas of sandboxes and of their chats' workspaces. A sandbox's chat has
+// the sandbox's key, and the directory that the sandbox mounts. Quotas must be safe for
+// concurrent use, and must not call the Service.
 type Quotas interface {
-	// Attach makes a sandbox known that is about to run, which must not if that fails. It
-	// returns what Subject.Dir is.
+	// Attach registers a sandbox that is about to run. If it fails, the sandbox must not run.
+	// It returns the identity of Subject.Dir, as in Subject.Inode.
 	Attach(ctx context.Context, s Subject) (inode string, err error)
 	// Detach says that a session's sandbox can't write any more. An unknown session is no
 	// error.
 	Detach(sessionID string)
-	// Used measures the directory of a sandbox's own quota, in bytes; 0 without one. Over
-	// the quota, or if the directory isn't the sandbox's or can't be measured, it is a
-	// *QuotaError.
+	// Used measures the directory of a sandbox's own quota, in bytes. It is 0 without a quota.
+	// The error is a *QuotaError if the directory is over the quota, was exchanged, or is too
+	// large to be measured.
 	Used(ctx context.Context, s Subject) (int64, error)
-	// Left is a *QuotaError if the sandbox is over its own quota, or its chat's workspace
-	// over that one's. With changed, the chat's directory is measured anew: something in the
-	// sandbox may have written to it.
+	// Left returns a *QuotaError if the sandbox is over its own quota, or its chat's workspace
+	// is over its quota. Changed says that the sandbox may have written to the chat's
+	// directory, so that it must be measured again.
 	Left(ctx context.Context, s Subject, changed bool) error
-	// Enforcement is "hard" or "soft", as in Enforcement: how the sandbox's own quota is
-	// held, else that of its chat's workspace; empty without both. For a sandbox with its
-	// own it asks nobody, so that the Registry's lock may be held.
+	// Enforcement returns "hard" or "soft": how the sandbox's own quota is enforced, or else
+	// that of its chat's workspace. It is empty without a quota. For a sandbox with its own
+	// quota it makes no calls, so the Registry's lock may be held.
 	Enforcement(s Subject) string
-	// Shared reports whether workspaces have a quota. It asks nobody.
+	// Shared reports whether workspaces have a quota. It makes no calls.
 	Shared() bool
-	// Sweep undoes what is left of sandboxes that are gone.
+	// Sweep removes the limits that are left of sandboxes that are gone.
 	Sweep(ctx context.Context) error
 }
 
-// Subject is a sandbox, as Quotas know it.
+// Subject is what Quotas need to know of a sandbox.
 type Subject struct {
 	Tenant, Key string
 	SessionID   string
-	Dirs        []string // that it may write to: absolute, without symbolic links
-	Dir         string   // that its own quota counts; empty without one
-	Inode       string   // what Dir has to be; empty: anything
+	Dirs        []string // directories that it may write to: absolute, without symbolic links
+	Dir         string   // the directory that its own quota counts; empty without one
+	Inode       string   // the device and inode that Dir must have; empty: any
 	QuotaBytes  int64    // of Dir
-	Exempt      bool     // the kernel wouldn't hold it to a quota
-	Resumed     bool     // another process made it: it may be running already
-	Stopped     bool     // its next container mounts what Dir leads to then
+	Exempt      bool     // the kernel exempts it from quotas
+	Resumed     bool     // an earlier process made it, so it may be running already
+	Stopped     bool     // it has no container; the next one mounts what Dir leads to then
 }
 
 func subject(sb Sandbox) Subject {
@@ -59,7 +59,7 @@ func subject(sb Sandbox) Subject {
 		}
 	}
 	s.Dir, s.QuotaBytes = workspace(sb.Spec)
-	// With that capability, ext4 holds nobody to a quota.
+	// ext4 exempts processes with CAP_SYS_RESOURCE from quotas.
 	s.Exempt = slices.ContainsFunc(sb.Spec.CapAdd, func(c string) bool { return strings.HasSuffix(c, "SYS_RESOURCE") })
 	if s.Stopped = sb.Status == StatusStopped; !s.Stopped {
 		s.Inode = sb.WorkspaceInode
@@ -81,8 +81,8 @@ func workspace(spec policy.Spec) (dir string, quota int64) {
 	return "", 0
 }
 
-// sameWorkspace fails if the engine is about to mount another directory than the one that
-// the quota counts. Only a path of the Holder's own can be compared.
+// sameWorkspace fails if the engine is about to mount another directory than the one that the
+// quota counts. It checks only sources that the Holder has replaced: others may still change.
 func sameWorkspace(sb Sandbox, mounts []policy.Mount, sources []string) error {
 	dir, _ := workspace(sb.Spec)
 	for i, mt := range mounts {

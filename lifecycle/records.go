@@ -295,8 +295,8 @@ func (t *records) informed(id keyID) {
 	}
 }
 
-// mayHaveQuota reports whether there may be something to measure. It asks nobody, so that mu may
-// be held.
+// mayHaveQuota reports whether the sandbox may have a quota to measure. It makes no calls, so mu
+// may be held.
 func (t *records) mayHaveQuota(sb Sandbox) bool {
 	dir, _ := workspace(sb.Spec)
 	return dir != "" || t.quotas.Shared()
@@ -432,9 +432,9 @@ func (t *records) lockOrJoin(ctx context.Context, id keyID) (unlock func(), p *p
 	}
 }
 
-// enforced updates how the quota is enforced that the sandbox has turned out to be over: its
-// directory may have become a chat's since it was made. Other commands don't wait for the
-// answer.
+// enforced updates how the quota of a sandbox is enforced, once the sandbox is over it. A
+// sandbox without a quota may have got one since it was made, if its directory became a chat's.
+// It doesn't hold mu while it asks.
 func (t *records) enforced(rec *record, sb Sandbox) Sandbox {
 	if sb.Enforcement.WorkspaceQuota != "" {
 		return sb

@@ -194,7 +194,7 @@ func (r *Registry) clear(ctx context.Context, id keyID, old *record) error {
 	old.sb.Status = StatusStopping
 	r.mu.Unlock()
 	if err := r.engine.remove(ctx, sb.ContainerID); err != nil {
-		r.changeStatus(old, StatusStopping, sb.Status) // unless it has died of it
+		r.changeStatus(old, StatusStopping, sb.Status) // unless it has died meanwhile
 		return err
 	}
 	if err := r.opts.Store.Delete(context.WithoutCancel(ctx), sb.SessionID); err != nil {
@@ -208,9 +208,9 @@ func (r *Registry) clear(ctx context.Context, id keyID, old *record) error {
 	return nil
 }
 
-// explain returns the meaning of an error of an operation inside a sandbox, on what is named. It
-// returns nil if the container lives, so that the error is of what the operation was on. Dead
-// says what its end is to the caller.
+// explain returns the error that callers get for a failed operation inside a sandbox. What names
+// the operation's object. It returns nil if the container lives, so that err is about that
+// object. Dead is the message if the container has ended.
 func (r *Registry) explain(ctx context.Context, rec *record, sb Sandbox, what, dead string, err error) error {
 	named := fmt.Errorf("%s of sandbox %s: %w", what, sb.Key, err)
 	switch {
@@ -225,7 +225,7 @@ func (r *Registry) explain(ctx context.Context, rec *record, sb Sandbox, what, d
 }
 
 // checkAlive asks the engine whether the container of a sandbox runs. If it has ended, the error
-// is a *StateError that is errDied, and want says what that is to the caller.
+// is a *StateError that is errDied, with want as its message.
 func (r *Registry) checkAlive(ctx context.Context, rec *record, sb Sandbox, want string) error {
 	c, err := r.engine.inspect(ctx, sb.ContainerID)
 	switch {
