@@ -36,7 +36,9 @@ type account struct {
 	users int // operations and reservations that use it
 	used  time.Time
 
-	written int64 // bytes that the kernel counts but that aren't in use: staged, or about to be replaced; guarded by Service.counting
+	// written is how many bytes the kernel counts that aren't in use: staged, or about to be
+	// replaced. Guarded by Service.counting.
+	written int64
 
 	walking keylock.Map[string] // by chat: held while it is measured, or a commit changes it
 
