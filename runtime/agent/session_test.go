@@ -158,17 +158,22 @@ func TestStreamCantBeOpened(t *testing.T) {
 	b.id, b.dialled = "x", []*session{s}
 	go func() { _ = wire.NewWriter(far).SendJSON(wire.KindHello, wire.Hello{Version: wire.Version}) }()
 	must(t, s.greet(time.Minute))
+	first, err := s.open(wire.OpProcess) // goes out with what is written to it
+	must(t, err)
+	if _, err := first.Write([]byte("x")); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatal(err)
+	}
 	for range 5 {
 		if _, err := s.open(wire.OpProcess); !errors.Is(err, errSilent) {
 			t.Fatal(err)
 		}
 	}
-	if n := streams(b); n != 0 || s.mux.NumStreams() != 1 {
+	if n := streams(b); n != 1 || s.mux.NumStreams() != 2 {
 		t.Errorf("%d are counted, and %d are there", n, s.mux.NumStreams())
 	}
 	engine.states = []runtime.State{runtime.StateRunning}
 	go func() { _, _ = io.Copy(io.Discard, far) }()
-	if _, err := s.open(wire.OpProcess); err != nil || streams(b) != 1 || s.stuck.Load() {
+	if _, err := s.open(wire.OpProcess); err != nil || streams(b) != 2 || s.stuck.Load() {
 		t.Errorf("%v, and %d are counted", err, streams(b))
 	}
 }

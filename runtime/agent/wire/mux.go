@@ -1,8 +1,10 @@
 package wire
 
 import (
+	"bytes"
 	"encoding/binary"
 	"io"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/yamux"
@@ -25,9 +27,10 @@ func Mux(write, closing time.Duration) *yamux.Config {
 	return c
 }
 
-// Joined is a carrier of a session on which small frames go out together. Yamux writes the
-// header and the data of a frame apart, and accepts a stream by a frame of its own: that waits
-// for the next frame, as nobody awaits it.
+// Joined is a carrier of a session on which frames go out together. Yamux writes the header
+// and the data of a frame apart, and opens and accepts a stream by frames of their own: those
+// wait for the next frame. Who opens a stream sends a request or closes it, and nobody waits
+// to see it accepted.
 type Joined struct {
 	io.ReadWriteCloser
 	held []byte // headers that haven't gone out
@@ -35,30 +38,30 @@ type Joined struct {
 }
 
 const (
-	joinMost = 4 << 10
+	joinMost = 4 << 10 // bytes of headers that wait
 	muxHead  = 12
 )
+
+var joins = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 
 func (j *Joined) Write(p []byte) (int, error) {
 	head := !j.data && len(p) == muxHead
 	j.data = head && p[1] == 0 && binary.BigEndian.Uint32(p[8:]) > 0
-	accepts := head && p[1] == 1 && p[3]&2 != 0 // a window update with ACK
-	if (j.data || accepts) && len(j.held) < joinMost {
+	begins := head && p[1] == 1 && (p[3] == 1 || p[3] == 2) // a window update with SYN or ACK alone
+	if (j.data || begins) && len(j.held) < joinMost {
 		j.held = append(j.held, p...)
 		return len(p), nil
 	}
 	if len(j.held) == 0 {
 		return j.ReadWriteCloser.Write(p)
 	}
-	held, small := len(j.held), p[:min(len(p), joinMost)]
-	b := append(j.held, small...)
-	j.held = b[:0]
-	n, err := j.ReadWriteCloser.Write(b)
-	n = max(n-held, 0)
-	if err == nil && len(p) > len(small) {
-		var more int
-		more, err = j.ReadWriteCloser.Write(p[len(small):])
-		n += more
-	}
-	return n, err
+	b := joins.Get().(*bytes.Buffer)
+	defer joins.Put(b)
+	b.Reset()
+	_, _ = b.Write(j.held)
+	_, _ = b.Write(p)
+	held := len(j.held)
+	j.held = j.held[:0]
+	n, err := j.ReadWriteCloser.Write(b.Bytes())
+	return max(n-held, 0), err
 }

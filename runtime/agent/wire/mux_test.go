@@ -32,11 +32,13 @@ func TestJoined(t *testing.T) {
 		in   [][]byte
 		want []int // the lengths of the writes
 	}{
-		"opened with data":        {[][]byte{opened, muxFrame(0, 0, 5), []byte("hello")}, []int{12, 17}},
+		"opened with data":        {[][]byte{opened, muxFrame(0, 0, 5), []byte("hello")}, []int{29}},
 		"accepted with data":      {[][]byte{accepted, muxFrame(0, 0, 5), []byte("hello"), closed}, []int{29, 12}},
 		"data that looks like it": {[][]byte{muxFrame(0, 0, 12), accepted, muxFrame(0, 0, 12), muxFrame(0, 0, 12), closed}, []int{24, 24, 12}},
-		"closed at once":          {[][]byte{accepted, closed}, []int{24}},
-		"much data":               {[][]byte{accepted, muxFrame(0, 0, len(big)), big}, []int{24 + joinMost, len(big) - joinMost}},
+		"opened and accepted":     {[][]byte{opened, accepted, opened, muxFrame(0, 0, 1), []byte("x")}, []int{49}},
+		"closed at once":          {[][]byte{accepted, closed, muxFrame(window, syn|fin, 0), muxFrame(window, ack|fin, 0)}, []int{24, 12, 12}},
+		"updates":                 {[][]byte{muxFrame(window, 0, 1), muxFrame(2, syn, 7)}, []int{12, 12}},
+		"much data":               {[][]byte{accepted, muxFrame(0, 0, len(big)), big}, []int{24 + len(big)}},
 		"many that are accepted":  {append(slices.Repeat([][]byte{accepted}, joinMost/muxHead+1), accepted), []int{joinMost/muxHead*muxHead + 2*muxHead}},
 	} {
 		var r record
