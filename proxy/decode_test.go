@@ -217,3 +217,29 @@ func TestDecodeNulls(t *testing.T) {
 		}
 	}
 }
+
+// TestNumbersOfDurations checks that a duration of Docker's types is a number of nanoseconds.
+func TestNumbersOfDurations(t *testing.T) {
+	var got struct{ Interval time.Duration }
+	if err := proxy.DecodeJSON([]byte(`{"Interval":1500}`), &got); err != nil || got.Interval != 1500 {
+		t.Errorf("%v, %v", got, err)
+	}
+	if err := proxy.DecodeJSON([]byte(`{"Interval":"1s"}`), &got); err == nil {
+		t.Errorf("a text was taken: %v", got)
+	}
+}
+
+// TestWriteJSON checks what answers have of empty fields: clients know it from encoding/json.
+func TestWriteJSON(t *testing.T) {
+	w := httptest.NewRecorder()
+	must(t, proxy.WriteJSON(w, http.StatusOK, "application/json", struct {
+		Recreated bool              `json:"recreated,omitempty"`
+		Count     int               `json:"count,omitempty"`
+		List      []string          `json:"list"`
+		Labels    map[string]string `json:"labels"`
+		Text      string            `json:"text"`
+	}{Labels: map[string]string{"b": "", "a": ""}, Text: "<&>"}))
+	if got, want := w.Body.String(), `{"list":null,"labels":{"a":"","b":""},"text":"\u003c\u0026\u003e"}`+"\n"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}

@@ -245,7 +245,7 @@ func TestDoctorStuckFiles(t *testing.T) {
 		},
 		"doors.sandbox_api": func(ctx context.Context, cfg *config.Config) []finding {
 			cfg.HTTP.Listen = listening(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(w, `{"status":"ok","version":"v7"}`) })
-			return checkSandboxAPI(ctx, limit, cfg, true)
+			return checkSandboxAPI(ctx, 2*time.Second, cfg, true) // for the address's file, and for an answer
 		},
 		"doors.tokens":      doors(func(cfg *config.Config) { cfg.Security.TokenFile = stuck }),
 		"doors.signing_key": doors(func(cfg *config.Config) { cfg.Security.SigningKeyFile = stuck }),
