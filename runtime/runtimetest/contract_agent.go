@@ -520,8 +520,7 @@ func testServePaused(t *testing.T, b *fixture, id string) {
 			ended <- err
 		}()
 		time.Sleep(delay)
-		must(t, b.rt.Pause(b.ctx, id))
-		must(t, b.rt.Resume(b.ctx, id))
+		must(t, b.pauseAndResume(b.ctx, id))
 		select {
 		case err := <-ended:
 			if err != nil && !errdefs.IsFailedPrecondition(err) {
