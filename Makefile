@@ -15,6 +15,7 @@ NFPM        := github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.4
 SOURCES     := cmd compose lifecycle policy proxy runtime
 E2E         := cd cmd/e2e && # a module of its own, whose tests run bin/berm
 LONG        := ^Test(Soak|Clients)
+SHIPPED     := CGO_ENABLED=0 GOFLAGS='-trimpath -buildvcs=false' # as bin/berm is built, so that nothing is compiled twice
 TEST        := BERM_REQUIRE=docker,containerd,compose,newer $(GO) run $(GOTESTSUM)
 
 .DEFAULT_GOAL := help
@@ -34,7 +35,7 @@ run: build bin/berm-engine ## keep a server and an engine up until Ctrl-C, and p
 
 test: compiler crun compose curl build engines ## run the tests, with the race detector, on private engines (installs them if need be)
 	$(TEST) --format pkgname --format-hide-empty-pkg -- -race -count=1 -p 3 -timeout 30m -skip '$(LONG)' ./...
-	$(E2E) $(TEST) --format pkgname -- -count=1 -parallel 4 -timeout 30m -skip '$(LONG)' ./...
+	export $(SHIPPED); $(E2E) $(TEST) --format pkgname -- -count=1 -parallel 4 -timeout 30m -skip '$(LONG)' ./...
 
 soak: compiler libseccomp crun compose curl build engines ## run the long tests: storms, soaks, other runtimes, fuzzers, kernel quotas
 	runtime/runtimetest/engine/newer.sh dockerd-28 dockerd-29 containerd-2 runc docker-cli buildx
@@ -61,8 +62,8 @@ test-unit: compiler agent ## run the tests that need no engine
 
 lint: agent ## check format, vet, golangci-lint, go.mod
 	@unformatted=$$(gofmt -l $(SOURCES)); test -z "$$unformatted" || { echo "gofmt these: $$unformatted"; exit 1; }
-	for module in . cmd/e2e; do (cd $$module && \
-		$(GO) vet ./... && GOFLAGS=-buildvcs=false $(GO) run $(GOLANGCI) run ./... && $(GO) mod tidy -diff) || exit; done
+	export $(SHIPPED); for module in . cmd/e2e; do (cd $$module && \
+		$(GO) vet ./... && $(GO) run $(GOLANGCI) run ./... && $(GO) mod tidy -diff) || exit; done
 
 check: test lint ## run what CI runs
 
@@ -136,7 +137,7 @@ agent:
 
 # A program of its own rather than go run, which takes Ctrl-C for itself.
 bin/berm-engine:
-	@CGO_ENABLED=0 $(GO) build -o $@ ./cmd/berm-engine
+	@CGO_ENABLED=0 $(GO) build -trimpath -o $@ ./cmd/berm-engine
 
 # Installs the engines' programs if they are missing.
 engines: bin/berm-engine
