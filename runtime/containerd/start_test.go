@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/runtimetest"
+	"github.com/bermhq/berm/runtime/runtimetest/check"
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
@@ -120,6 +122,14 @@ func TestSlowShim(t *testing.T) {
 	s := shimOf(t, r, id)
 	must(t, unix.Kill(s.pid, unix.SIGSTOP))
 	defer func() { must(t, unix.Kill(s.pid, unix.SIGCONT)) }()
+	check.Eventually(t, "all of the shim's threads have stopped", func() bool {
+		threads := check.Value(os.ReadDir(fmt.Sprintf("/proc/%d/task", s.pid)))(t)
+		return !slices.ContainsFunc(threads, func(thread os.DirEntry) bool {
+			id := check.Value(strconv.Atoi(thread.Name()))(t)
+			p, err := readProcess(id)
+			return err != nil || p.state != 'T'
+		})
+	})
 	if _, err := r.runningPid(r.namespaced(t.Context()), id); !errdefs.IsDeadlineExceeded(err) {
 		t.Errorf("got %v, want a DeadlineExceeded", err)
 	}
