@@ -211,7 +211,7 @@ func (w *watch) meet(ctx context.Context, id string) error {
 	}
 	labels, err := ownLabels(rec)
 	if err == nil {
-		w.track.know(id, labels, false)
+		w.track.meet(id, labels)
 	}
 	return err
 }

@@ -20,6 +20,7 @@ type tracker struct {
 type tracked struct {
 	labels  map[string]string
 	alive   bool // its exit is to come
+	fresh   bool // its start is to come
 	removed bool
 }
 
@@ -42,16 +43,33 @@ func (t *tracker) know(id string, own map[string]string, alive bool) {
 	}
 }
 
-// happened takes an event without labels.
+// meet is know for a container that was made, or has started, since the watch began.
+func (t *tracker) meet(id string, own map[string]string) {
+	t.know(id, own, false)
+	if c := t.known[id]; c != nil {
+		c.fresh = true
+	}
+}
+
+// happened takes an event without labels. A busy engine may leave a start out, and tell another
+// twice.
 func (t *tracker) happened(e runtime.Event, now time.Time) {
 	c := t.known[e.ContainerID]
 	if c == nil || c.removed && e.Type != runtime.EventExit {
 		return
 	}
 	e.Labels = maps.Clone(c.labels)
+	if c.fresh && e.Type != runtime.EventStart && e.Type != runtime.EventRemoved { // the start was left out
+		start := e
+		start.Type, start.ExitCode, start.Labels = runtime.EventStart, 0, maps.Clone(c.labels)
+		t.happened(start, now)
+	}
 	switch e.Type {
 	case runtime.EventStart:
-		c.alive = true
+		if c.alive { // told twice
+			return
+		}
+		c.alive, c.fresh = true, false
 	case runtime.EventExit:
 		if !c.alive { // the engine says so again when a shim has gone
 			return

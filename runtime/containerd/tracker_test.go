@@ -20,20 +20,28 @@ func TestTracker(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		alive bool // when the watch began
+		fresh bool // it was made since
 		in    []runtime.EventType
 		out   string
 	}{
-		{"a life", false, []runtime.EventType{start, exit, removed}, "start@0 exit@0 removed@0"},
-		{"one that was there", true, []runtime.EventType{exit, removed}, "exit@0 removed@0"},
-		{"one that had ended", false, []runtime.EventType{removed}, "removed@0"},
-		{"one that had ended, told again", false, []runtime.EventType{exit, removed}, "removed@0"},
-		{"two exits", false, []runtime.EventType{start, exit, exit, removed}, "start@0 exit@0 removed@0"},
-		{"removed before the exit", false, []runtime.EventType{start, removed, exit}, "start@0 exit@0 removed@0"},
-		{"removed before two exits", false, []runtime.EventType{start, removed, exit, exit}, "start@0 exit@0 removed@0"},
-		{"removed, and no exit", false, []runtime.EventType{start, removed}, "start@0 exit@2 removed@2"},
-		{"out of memory", false, []runtime.EventType{start, oom, exit, removed}, "start@0 oom@0 exit@0 removed@0"},
-		{"out of memory, late", false, []runtime.EventType{start, exit, oom, removed}, "start@0 exit@0 oom@0 removed@0"},
-		{"out of memory, too late", false, []runtime.EventType{start, exit, removed, oom}, "start@0 exit@0 removed@0"},
+		{"a life", false, false, []runtime.EventType{start, exit, removed}, "start@0 exit@0 removed@0"},
+		{"one that was there", true, false, []runtime.EventType{exit, removed}, "exit@0 removed@0"},
+		{"one that had ended", false, false, []runtime.EventType{removed}, "removed@0"},
+		{"one that had ended, told again", false, false, []runtime.EventType{exit, removed}, "removed@0"},
+		{"two exits", false, false, []runtime.EventType{start, exit, exit, removed}, "start@0 exit@0 removed@0"},
+		{"removed before the exit", false, false, []runtime.EventType{start, removed, exit}, "start@0 exit@0 removed@0"},
+		{"removed before two exits", false, false, []runtime.EventType{start, removed, exit, exit}, "start@0 exit@0 removed@0"},
+		{"removed, and no exit", false, false, []runtime.EventType{start, removed}, "start@0 exit@2 removed@2"},
+		{"out of memory", false, false, []runtime.EventType{start, oom, exit, removed}, "start@0 oom@0 exit@0 removed@0"},
+		{"out of memory, late", false, false, []runtime.EventType{start, exit, oom, removed}, "start@0 exit@0 oom@0 removed@0"},
+		{"started", false, true, []runtime.EventType{start, exit, removed}, "start@0 exit@0 removed@0"},
+		{"a start told twice", false, true, []runtime.EventType{start, start, exit, removed}, "start@0 exit@0 removed@0"},
+		{"no start", false, true, []runtime.EventType{runtime.EventPaused, exit, removed}, "start@0 paused@0 exit@0 removed@0"},
+		{"only an exit", false, true, []runtime.EventType{exit, exit, removed}, "start@0 exit@0 removed@0"},
+		{"a late start", false, true, []runtime.EventType{oom, start, exit}, "start@0 oom@0 exit@0"},
+		{"never started", false, true, []runtime.EventType{removed}, "removed@0"},
+		{"started again", false, true, []runtime.EventType{start, exit, start, exit}, "start@0 exit@0 start@0 exit@0"},
+		{"out of memory, too late", false, false, []runtime.EventType{start, exit, removed, oom}, "start@0 exit@0 removed@0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -49,6 +57,9 @@ func TestTracker(t *testing.T) {
 						}
 						got = append(got, fmt.Sprintf("%s@%.0f", e.Type, time.Since(begun).Seconds()))
 					}
+				}
+				if tt.fresh {
+					tr.meet("a", map[string]string{"k": "v"})
 				}
 				for _, typ := range tt.in {
 					tr.happened(runtime.Event{Type: typ, ContainerID: "a"}, time.Now())
