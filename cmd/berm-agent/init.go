@@ -11,19 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// exitSignal and a signal's number are the exit code of what the signal killed.
+// exitSignal plus a signal's number is the exit code of a process that the signal killed.
 const exitSignal = 128
 
-// runInit is the first process of a container: it starts the command, forwards
-// signals to it and reaps whatever is orphaned, until the command ends:
-// "init DIR -- CMD [ARG…]". The directory is made if it is missing and can be. Where
-// Berm has its socket in the container, it serves Berm meanwhile.
+// runInit implements "init DIR -- CMD [ARG…]", the first process of a container. It creates DIR if it
+// is missing, and starts the command there. It forwards signals to the command, reaps orphans, and
+// returns the command's exit code. If the container has Berm's socket, runInit also serves Berm.
 func runInit(args []string) int {
 	if len(args) < 3 || args[1] != "--" {
 		return complain("usage: berm-agent init DIR -- CMD [ARG…]", exitUsage)
 	}
 	dir, command := args[0], args[2:]
-	// Else code of the same user could trace this process and be PID 1 itself.
+	// Otherwise code of the same user could trace this process, and act as PID 1.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return complain("forbid tracing: "+reason(err), exitNotExecutable)
 	}
@@ -39,7 +38,7 @@ func runInit(args []string) int {
 
 	serves := serving()
 	if serves {
-		_ = keepThreads(spareThreads()) // Berm sees to it that there is room
+		_ = keepThreads(spareThreads()) // runtime/agent keeps the pids limit high enough
 	}
 	pid, code := start(command)
 	if pid == 0 {
@@ -56,23 +55,22 @@ func runInit(args []string) int {
 		go srv.link(bermSocket)
 	}
 	for {
-		// After any signal: one SIGCHLD may stand for many, or be lost while the
-		// channel is full.
+		// Reap after any signal: one SIGCHLD may stand for many, or be lost while the channel is full.
 		if status, ended := kids.reap(); ended {
 			return exitCode(status)
 		}
 		sig, ok := (<-signals).(syscall.Signal)
-		if serves && sig == syscall.SIGPIPE { // this process' own, when Berm or a command has gone
+		if serves && sig == syscall.SIGPIPE { // from its own write to Berm or a command
 			continue
 		}
 		if ok && sig != syscall.SIGCHLD {
-			_ = syscall.Kill(pid, sig) // it isn't reaped yet, so it is there
+			_ = syscall.Kill(pid, sig) // can't hit another process: the command isn't reaped yet
 		}
 	}
 }
 
-// start starts the command with this process's own files and environment. Without a
-// pid it has said why, and gives the exit code.
+// start starts the command with this process's own files and environment. On failure pid is 0, start
+// has printed the reason, and code is the exit code.
 func start(command []string) (pid, code int) {
 	path, err := lookUp(command[0])
 	if err == nil {
@@ -90,9 +88,9 @@ func start(command []string) (pid, code int) {
 	return 0, complain(command[0]+": "+reason(err), exitNotExecutable)
 }
 
-// fork starts a program in a process group of its own, with every signal as a new
-// program expects it. Go resets those that it catches, which are all, but leaves the
-// mask, which whoever started this process has rarely set.
+// fork starts a program in a process group of its own, with default signal handlers and an empty signal
+// mask. ForkExec resets the handlers, but keeps the mask that this process inherited. That mask is
+// rarely set.
 func fork(path string, args []string) (int, error) {
 	var none, own unix.Sigset_t
 	if err := unix.PthreadSigmask(unix.SIG_BLOCK, nil, &own); err != nil {

@@ -1,7 +1,6 @@
-// Command berm-agent is Berm's own program in a sandbox: its init process, which also does
-// what Berm asks for in there. On the host it writes the sandbox's log, and is the first
-// process of a sandbox's user namespace. It is put into every sandbox, so it is small,
-// starts fast, and uses little but the kernel.
+// Command berm-agent is the init process of a sandbox, and executes Berm's operations in there. On the
+// host, it writes a sandbox's log, and is the first process of a sandbox's user namespace. Every
+// sandbox runs it, so it is small, starts fast, and needs little but the kernel.
 package main
 
 import "os"
@@ -19,7 +18,7 @@ func run(args []string) int {
 			return runInit(args[1:])
 		case "serve":
 			return runServe(args[1:])
-		case "log", "max", "owner": // names in a URI's query, which come in any order
+		case "log", "max", "owner": // keys of a URI's query, which come in any order
 			return runLog(args)
 		case "kill":
 			return runKill(args[1:])

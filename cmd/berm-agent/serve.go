@@ -13,7 +13,7 @@ import (
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-// server is what this program is to Berm: the place where its operations are done.
+// server does Berm's operations in its container.
 type server struct {
 	env       []string
 	files     syscall.Rlimit // of open files, for commands
@@ -21,14 +21,14 @@ type server struct {
 	kids      childReaper
 	processes *table
 	tidy      *time.Timer // calls freeMemory
-	begun     uint64      // when this process was, in ticks
-	// launch starts a process; tests of the protocol start none.
+	begun     uint64      // start of this process, in ticks since boot
+	// launch starts a process. Tests of the protocol replace it.
 	launch func(*process, *wire.Start) error
-	// other gives the operations that aren't about processes.
+	// other returns the handler of an operation that isn't about processes, or nil.
 	other func(wire.Op) handler
 }
 
-// newServer makes a server of this process, whose command, if it has one, is main.
+// newServer returns a server for this process. main is the pid of the container's command, or 0.
 func newServer(main int) (*server, error) {
 	files, err := fileLimit()
 	if err != nil {
@@ -55,8 +55,8 @@ func (srv *server) handler(op wire.Op) handler {
 	return srv.other(op)
 }
 
-// runServe serves one session on its standard input and output, and kills what was
-// started there when that ends: "serve". It exits with 1 if some of that isn't gone.
+// runServe implements "serve": it serves one session on its standard input and output. When the session
+// ends, it kills the processes that the session started. It returns 1 if some are left.
 func runServe(args []string) int {
 	if len(args) != 0 {
 		return complain("usage: berm-agent serve", exitUsage)
@@ -64,7 +64,7 @@ func runServe(args []string) int {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return complain("forbid tracing: "+reason(err), exitNotExecutable)
 	}
-	// What a supervisor that was killed leaves behind is to come here.
+	// Adopt the descendants of a supervisor that was killed.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return complain("become a reaper: "+reason(err), exitNotExecutable)
 	}
@@ -74,7 +74,7 @@ func runServe(args []string) int {
 	}
 	enterOwn()
 	setHome()
-	// What this process starts, has its start in a later tick than what was there before.
+	// Wait for a new tick: all that this process starts is then younger than what was there before.
 	for before := ticksNow(); ticksNow() == before && before > 0; {
 		time.Sleep(time.Millisecond)
 	}
@@ -95,20 +95,20 @@ func runServe(args []string) int {
 				srv.kids.reap()
 			case unix.SIGPIPE:
 			default:
-				_ = in.Close() // the session ends, and serve
+				_ = in.Close() // ends the session, and so this function
 				go srv.processes.close()
 			}
 		}
 	}()
-	_ = srv.session(stdioConn{in, out}) // its end is the end of this process
+	_ = srv.session(stdioConn{in, out}) // the end of the session ends this process
 	if !srv.killAll() {
 		return 1
 	}
 	return 0
 }
 
-// enterOwn enters the container's working directory, which its first process was given. The
-// engine starts this one in "/". One that can't be entered is left alone.
+// enterOwn changes to the container's working directory, an argument of PID 1. The engine starts this
+// process in "/". enterOwn ignores errors.
 func enterOwn() {
 	b, err := os.ReadFile("/proc/1/cmdline")
 	if args := strings.Split(string(b), "\x00"); err == nil && len(args) > 2 && args[1] == "init" {
@@ -116,8 +116,8 @@ func enterOwn() {
 	}
 }
 
-// stdio gives the standard input and output under other numbers, as files that this
-// process waits for without a thread.
+// stdio duplicates standard input and output to higher descriptors, and makes them non-blocking.
+// Waiting for the files takes no thread.
 func stdio() (in, out *os.File, err error) {
 	var files [2]*os.File
 	for i := range files {
@@ -136,9 +136,9 @@ func stdio() (in, out *os.File, err error) {
 	return files[0], files[1], nil
 }
 
-// stdioConn is a connection of its two directions.
+// stdioConn joins an input and an output to a connection.
 type stdioConn struct {
-	*os.File // to read from, and to close
+	*os.File // the input, which Close closes
 	out      *os.File
 }
 

@@ -11,24 +11,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Every command has a supervisor: its parent, which also adopts the command's orphans. So
-// the command's tree can be told from others, whatever the command does with sessions,
-// groups and environment. A supervisor is a fork of this process that never executes a
-// program. It has one thread, and almost no memory of its own. It ends as soon as the
-// command has; init adopts what still runs then.
+// The parent of every command is a supervisor, which also adopts the command's orphans. So the agent
+// can tell the command's descendants from other processes, even if they change their session, group and
+// environment. A supervisor is a fork of this process that never executes a program. It has one thread,
+// and almost no memory of its own. It exits as soon as the command does. This process then adopts the
+// descendants that still run.
 
 // program is a program for a supervisor to execute.
 type program struct {
 	path  string // found already; relative to dir if it isn't absolute
 	argv  []string
 	env   []string
-	dir   string // empty is this process' own
+	dir   string // working directory; empty for that of this process
 	stdio [3]*os.File
-	tty   bool           // stdio is a terminal, which is to be the controlling one
+	tty   bool           // stdio is a terminal; it becomes the controlling one
 	files syscall.Rlimit // of open files
 }
 
-// report is a message of a supervisor, or of its child before that executes the program.
+// report is a message from a supervisor, or from its child before the child executes the program.
 type report struct {
 	kind  int32
 	value int32
@@ -36,14 +36,14 @@ type report struct {
 }
 
 const (
-	reportPid   = iota + 1 // the command's, or -errno if there is none
-	reportChdir            // errno: why the directory can't be entered
-	reportTTY              // errno: why there is no terminal
-	reportExec             // errno: why the program can't be executed
-	reportEnd              // how the command ended
+	reportPid   = iota + 1 // pid of the command, or -errno if none was started
+	reportChdir            // errno of chdir
+	reportTTY              // errno of taking the terminal as the controlling one
+	reportExec             // errno of execve
+	reportEnd              // wait status of the command, and its usage
 )
 
-// readReport reads the next report. The error is io.EOF when the supervisor is gone.
+// readReport reads the next report. Any error is io.EOF: the supervisor has ended.
 func readReport(r io.Reader) (report, error) {
 	var out report
 	if _, err := io.ReadFull(r, unsafe.Slice((*byte)(unsafe.Pointer(&out)), unsafe.Sizeof(out))); err != nil {
@@ -52,14 +52,14 @@ func readReport(r io.Reader) (report, error) {
 	return out, nil
 }
 
-// supervisor is a supervisor that was forked.
+// supervisor is a running supervisor process.
 type supervisor struct {
 	pid     int
-	reports *os.File // ends when it is gone
+	reports *os.File // reaches EOF when the supervisor ends; the caller of supervise closes it
 }
 
-// supervise forks a supervisor, which reports what becomes of the command. The error is the
-// kernel's: EAGAIN, ENOMEM, EMFILE, ….
+// supervise forks a supervisor, which starts p and reports how p starts and ends. An error is a
+// syscall.Errno: EAGAIN, ENOMEM, EMFILE, ….
 func supervise(p *program) (*supervisor, error) {
 	mine, its, err := pipe(readEnd)
 	if err != nil {
@@ -87,7 +87,7 @@ func supervise(p *program) (*supervisor, error) {
 	return nil, err
 }
 
-// Which end of a pipe is this process' own.
+// The end of a pipe that this process keeps.
 const (
 	readEnd  = 0
 	writeEnd = 1
@@ -115,18 +115,18 @@ func fdOf(f *os.File) (fd uintptr) {
 	return fd
 }
 
-// job is a program in the form that system calls take. It is at the start of a block of
-// memory that has all it points to. The block is outside of Go's heap, which a supervisor
-// doesn't have.
+// job is a program in the form that system calls take. It begins a block of memory, which also holds
+// everything that the job points to. The block is outside of Go's heap, of which a supervisor has no
+// copy.
 type job struct {
 	path, argv, env, dir uintptr // dir may be 0
 	shell, shellArgv     uintptr // for a script that doesn't name its interpreter
 	fds                  [4]uintptr
 	size                 uintptr // of the block
-	apart                bool    // the program is below programEnd
+	apart                bool    // the program is below programEnd, so the memory above needs no copy
 	tty                  bool
 	files                syscall.Rlimit
-	report               report // a buffer; each process has its own
+	report               report // a buffer; supervisor and command have a copy each
 }
 
 func newJob(p *program) (block []byte, j *job, err error) {
@@ -177,7 +177,7 @@ func newJob(p *program) (block []byte, j *job, err error) {
 	return block, j, nil
 }
 
-// The runtime's own part in a fork: no signal, no growth of the stack.
+// beforeFork makes Go's runtime block signals and forbid the stack to grow, until afterFork.
 //
 //go:linkname beforeFork syscall.runtime_BeforeFork
 func beforeFork()
@@ -185,17 +185,16 @@ func beforeFork()
 //go:linkname afterFork syscall.runtime_AfterFork
 func afterFork()
 
-// The code from here on runs in a fork. It has one thread, and memory as the others left it.
-// It must not acquire a lock, allocate, grow the stack or handle a signal. See
+// The code from here on runs in a fork. The fork has one thread, and memory as the other threads left
+// it. So the code must not acquire a lock, allocate, grow the stack or handle a signal. See
 // forkAndExecInChild in package syscall.
 
-// fork forks a supervisor. Of this process's memory, it copies only the program itself, this
-// stack and the job. That is much faster, as copying takes time, and so does the next write
-// of this process to each copied page. And the supervisor has no memory that it doesn't use,
-// which the kernel would count as the command's.
+// fork forks a supervisor. It copies no memory of this process but the program itself, this stack and
+// the job. That is much faster: copying takes time, and so does this process's next write to each
+// copied page. The kernel would also count the copied memory in the command's peak memory.
 //
-// Memory that was excluded once stays excluded from every later fork. So any fork that needs
-// memory must be made here. Only one may be made at a time.
+// Memory that fork excludes stays excluded from every later fork. So use fork for any fork that needs
+// memory. It isn't safe for concurrent use.
 //
 //go:nosplit
 //go:noinline
@@ -233,7 +232,7 @@ func supervisorMain(j *job) {
 	var errno syscall.Errno
 	var i, pid, command uintptr
 	var status int32
-	var action [4]uint64 // nothing but zeros: the default
+	var action [4]uint64 // zeros: SIG_DFL
 
 	for i = 1; i <= maxSignal; i++ {
 		_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, i, uintptr(unsafe.Pointer(&action)), 0, 8, 0, 0)
@@ -242,7 +241,7 @@ func supervisorMain(j *job) {
 		goto failed
 	}
 	_, _, _ = syscall.RawSyscall6(syscall.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&supervisorName)), 0, 0, 0, 0)
-	for i = range uintptr(len(j.fds)) { // out of the way first
+	for i = range uintptr(len(j.fds)) { // moves them above the targets of dup3
 		if j.fds[i], _, errno = syscall.RawSyscall(syscall.SYS_FCNTL, j.fds[i], syscall.F_DUPFD_CLOEXEC, highFD); errno != 0 {
 			goto failed
 		}
@@ -337,9 +336,9 @@ failed:
 	}
 }
 
-// fileLimit returns the limit of open files that this process was started with, for its
-// children. Go raises the limit at the start, and restores it before an execve, even one that
-// fails. So fileLimit makes one fail, reads the limit, and raises it again.
+// fileLimit returns the limit of open files that this process was started with, for its children. Go
+// raises the limit at the start, and restores it before an execve, even one that fails. So fileLimit
+// lets an execve fail, reads the limit, and raises it again.
 func fileLimit() (syscall.Rlimit, error) {
 	var own syscall.Rlimit
 	if err := syscall.Exec("/", []string{""}, nil); err == nil {

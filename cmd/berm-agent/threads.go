@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Go makes a thread whenever all of its threads are in system calls, and ends the program if
-// it can't. Commands may leave no room for a thread at any time. So this program makes all
-// its threads at its start, and bounds how many are in system calls at once. System calls
-// that may take long go through a gate. Those that can't are raw, and need no other thread.
+// Go makes a thread whenever all of its threads are in system calls, and ends the program if it can't.
+// Commands may leave no room for a thread at any time. So this program makes all its threads at its
+// start, and bounds how many are in system calls at once. System calls that may take long go through a
+// gate. Short ones are raw, and need no other thread.
 
 // gate bounds how many threads are in system calls of a kind. A goroutine must not enter it
 // twice.
@@ -99,11 +99,11 @@ type pollable struct {
 	once func(call, fd uintptr, b []byte) (int, error)
 }
 
-// socket returns a pollable for a socket, or another file of this process that never makes a
-// system call wait. Its reads and writes need no other thread.
+// socket returns a pollable for a socket, or another file of this process whose reads and writes never
+// wait. They need no other thread.
 func socket(f *os.File) *pollable { return &pollable{f, rawOnce} }
 
-// gated returns a pollable for a pipe or terminal whose other side other processes have.
+// gated returns a pollable for a pipe or terminal whose other end belongs to other processes.
 func gated(f *os.File) *pollable { return &pollable{f, gatedOnce} }
 
 func rawOnce(call, fd uintptr, b []byte) (int, error) {
@@ -152,7 +152,7 @@ func (p *pollable) Write(b []byte) (done int, err error) {
 	return done, err
 }
 
-// transfer reads or writes once, when access, a method of a RawConn, says that it is ready.
+// transfer calls once when access, a method of a RawConn, finds the file ready. 0 bytes are io.EOF.
 func transfer(access func(func(fd uintptr) bool) error, once func(fd uintptr) (int, error)) (n int, err error) {
 	var failed error
 	err = access(func(fd uintptr) bool {

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// childReaper reaps this process's children: supervisors, orphans, and the container's
-// command if this is its first process.
+// childReaper reaps this process's children: supervisors, orphans, and the container's command if this
+// process is PID 1.
 type childReaper struct {
 	main int // pid of the command; 0 for none
 
@@ -37,7 +37,7 @@ func (n *childReaper) add(fork func() (*supervisor, error)) (*supervisor, error)
 	return s, nil
 }
 
-// reap reaps every child that has ended. If the command has, it returns its status.
+// reap reaps every child that has ended. If the command is among them, it returns the status.
 func (n *childReaper) reap() (status syscall.WaitStatus, ended bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -85,7 +85,7 @@ type task struct {
 // first thread alone has ended is in state Z too, but has other threads.
 func (t task) over() bool { return t.state == 'X' || t.state == 'Z' && t.threads <= 1 }
 
-// ticksPerSecond is what the kernel has told user space on every machine since 2.4.
+// ticksPerSecond is USER_HZ, which has been 100 on every machine since Linux 2.4.
 const ticksPerSecond = 100
 
 // ticksNow returns the start of a process that started now, in ticks.
@@ -133,7 +133,7 @@ func readTask(pid int) (task, bool) {
 	return parseTask(b[:n])
 }
 
-// parseTask reads what proc_pid_stat(5) describes. The name may hold anything.
+// parseTask parses a stat file as proc_pid_stat(5) describes it. The name may hold any bytes.
 func parseTask(b []byte) (t task, ok bool) {
 	open, end := bytes.IndexByte(b, ' '), bytes.LastIndexByte(b, ')')
 	if open < 0 || end < 0 {
@@ -152,7 +152,7 @@ func parseTask(b []byte) (t task, ok bool) {
 	return t, errors.Join(errs[:]...) == nil
 }
 
-// trees returns the roots that run, and the roots' descendants that run.
+// trees returns the roots and their descendants, without processes that have ended.
 func trees(all map[int]task, roots map[int]bool) map[int]task {
 	out := below(all, roots)
 	for pid := range roots {
@@ -163,7 +163,7 @@ func trees(all map[int]task, roots map[int]bool) map[int]task {
 	return out
 }
 
-// below returns the descendants of roots that run, without the roots themselves.
+// below returns the descendants of roots, without the roots and processes that have ended.
 func below(all map[int]task, roots map[int]bool) map[int]task {
 	in := map[int]bool{}
 	var isIn func(pid, depth int) bool
@@ -186,13 +186,13 @@ func below(all map[int]task, roots map[int]bool) map[int]task {
 	return out
 }
 
-// killTimeout is for the whole of a kill.
+// killTimeout bounds a kill of a whole tree.
 const killTimeout = 5 * time.Second
 
 // killBelow kills all descendants of a supervisor, and leaves the supervisor stopped: it ends
 // by itself once it is continued. It returns false if some aren't gone by the deadline.
 func (n *childReaper) killBelow(pid int, deadline time.Time) bool {
-	// Otherwise it could end before its descendants, which would lose their parent.
+	// Otherwise the supervisor could end before its descendants, which would lose their parent.
 	if !n.signal(pid, unix.SIGSTOP) {
 		return true
 	}
@@ -200,8 +200,8 @@ func (n *childReaper) killBelow(pid int, deadline time.Time) bool {
 	return killAll(deadline, func(all map[int]task) map[int]task { return below(all, roots) })
 }
 
-// killOrphans kills the orphans that this process has adopted and that started since a time,
-// with their descendants. They include all descendants of a supervisor that was killed.
+// killOrphans kills the orphans that this process has adopted and that started since a time, with their
+// descendants. They include all descendants of a supervisor that was killed.
 func (n *childReaper) killOrphans(since uint64, deadline time.Time) bool {
 	return killAll(deadline, func(all map[int]task) map[int]task { return n.orphans(all, since) })
 }
@@ -235,7 +235,7 @@ func killAll(deadline time.Time, prey func(all map[int]task) map[int]task) bool 
 		for pid, t := range found {
 			if start, ok := stopped[pid]; !ok || start != t.start {
 				stopped[pid], fresh = t.start, true
-				_ = kill(pid, unix.SIGSTOP) // if it can't be, it won't be gone
+				_ = kill(pid, unix.SIGSTOP) // without effect, the process stays in prey's next pick
 			}
 		}
 		late := time.Now().After(deadline)
@@ -253,10 +253,9 @@ func killAll(deadline time.Time, prey func(all map[int]task) map[int]task) bool 
 	}
 }
 
-// runKill kills a serve process and its descendants: "kill PID BEGUN", as Hello has them. If
-// that process has ended, runKill kills all that the container's first process has adopted
-// and that started since BEGUN. That includes the descendants. It exits with 1 if some of
-// them are left.
+// runKill implements "kill PID BEGUN": it kills a serve process and its descendants. Hello has both
+// values. If that process has ended, runKill kills all that PID 1 has adopted and that started since
+// BEGUN. That includes the descendants. It returns 1 if some are left.
 func runKill(args []string) int {
 	if len(args) != 2 {
 		return complain("usage: berm-agent kill PID BEGUN", exitUsage)
@@ -278,8 +277,8 @@ func serveTask(pid int, begun uint64) (t task, there bool) {
 	return t, there && !t.over() && t.start <= begun
 }
 
-// killServe kills a serve process and its descendants. It returns false if some may be left.
-// That is also so if the process couldn't be stopped first, and may have lost children.
+// killServe kills a serve process and its descendants. It returns false if some may be left. That
+// includes a process that it couldn't stop first, which may have lost children.
 func killServe(pid int, begun uint64) bool {
 	deadline := time.Now().Add(killTimeout)
 	late := time.Now().Add(killTimeout / 2)
@@ -309,7 +308,7 @@ func killServe(pid int, begun uint64) bool {
 			default:
 				roots[id] = t.parent == 1 && t.start >= begun && kill(id, 0) == nil
 			}
-			// What has lost its parent isn't below it any more.
+			// A process that has lost its parent isn't below the root any more.
 			if start, ok := seen[id]; ok && start == t.start {
 				roots[id] = true
 			}
