@@ -16,7 +16,7 @@ type conn struct {
 	r *wire.Reader
 	w *wire.Writer
 	c io.Closer
-	// after is called after the operation, unless it is nil: sent is whether its Result was.
+	// after, unless nil, runs after the operation. sent says whether Berm was sent a Result or Failure.
 	after func(sent bool)
 }
 
@@ -25,11 +25,11 @@ func newConn(stream io.ReadWriteCloser) *conn {
 	return &conn{r: wire.NewReader(stream), w: wire.NewWriter(stream), c: stream}
 }
 
-// handler does an operation. It does nothing before it calls ready. Its result goes into Result; nil is an empty one. An error that is a
-// *wire.Failure is sent as it is, others by failureOf. errGone ends the stream.
+// handler does an operation. It changes nothing before it calls ready. A nil result is sent as an empty
+// Result. failureOf converts an error for Berm; errGone only ends the stream.
 type handler func(c *conn, req *wire.Request) (result any, err error)
 
-// ready tells Berm that the operation can begin, and waits for its word.
+// ready tells Berm that the operation can begin, and waits for Go. Its error is errGone.
 func (c *conn) ready() error {
 	err := c.send(wire.KindReady, nil)
 	if err == nil {
@@ -59,8 +59,7 @@ func (c *conn) item(v any) error {
 // errGone says that Berm has hung up.
 var errGone = errors.New("the connection is gone")
 
-// gone reports whether Berm has hung up. It reads nothing, and no other goroutine may
-// read meanwhile.
+// gone reports whether Berm has hung up. It reads nothing. No other goroutine may read meanwhile.
 func (c *conn) gone() bool {
 	s, ok := c.c.(*yamux.Stream)
 	if !ok {
@@ -72,8 +71,8 @@ func (c *conn) gone() bool {
 	return err != nil && !errors.Is(err, yamux.ErrTimeout)
 }
 
-// writeTime is how long Berm may take nothing at all. A stream that was closed here waits
-// for Berm without end, which may read slowly.
+// writeTime is how long Berm may read nothing before the session ends. A stream that is closed on this
+// side waits for Berm without limit, as Berm may read slowly.
 const writeTime = time.Minute
 
 // session serves Berm over a connection until that ends.

@@ -14,8 +14,8 @@ import (
 
 const (
 	dialTimeout = 5 * time.Second
-	// stallCheck is how often it is asked whether Berm is still there while the other
-	// side takes nothing.
+	// stallCheck is how often toPort checks that Berm is still connected, while the port's program
+	// reads nothing.
 	stallCheck = 2 * time.Second
 )
 
@@ -52,7 +52,7 @@ func dialPort(c *conn, req *wire.Request) (any, error) {
 	return nil, <-in
 }
 
-// toPort takes Data until its End.
+// toPort copies Data to the port, and ends its writing side at End.
 func toPort(up *upload, s *pollable) error {
 	for {
 		b, err := up.next()
@@ -63,7 +63,7 @@ func toPort(up *upload, s *pollable) error {
 			return err
 		}
 		for len(b) > 0 {
-			_ = s.SetWriteDeadline(time.Now().Add(stallCheck)) // a socket has them
+			_ = s.SetWriteDeadline(time.Now().Add(stallCheck)) // sockets support deadlines
 			n, err := s.Write(b)
 			b = b[n:]
 			if errors.Is(err, os.ErrDeadlineExceeded) && !up.gone() {
@@ -76,7 +76,7 @@ func toPort(up *upload, s *pollable) error {
 	}
 }
 
-// fromPort sends Data, and its End.
+// fromPort sends what the port's program writes as Data, and then End.
 func fromPort(c *conn, s *pollable) error {
 	buf := buffers.Get().(*[wire.MaxData]byte)
 	defer buffers.Put(buf)
@@ -98,17 +98,17 @@ func broken(err error) error {
 	return &wire.Failure{Class: wire.ClassAborted, Message: "the connection was broken off inside: " + reason(err)}
 }
 
-// shutDown ends the writing side.
+// shutDown closes the writing side of s.
 func shutDown(s *pollable) error {
 	raw, err := s.SyscallConn()
 	if err != nil {
 		return broken(err)
 	}
-	_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_WR) }) // what is wrong, a read says
+	_ = raw.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_WR) }) // a read reports a failure
 	return nil
 }
 
-// dial connects to a port, of either loopback address.
+// dial connects to a port of 127.0.0.1, or else of ::1.
 func dial(port int) (*pollable, error) {
 	s, err := connect(&unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}, unix.AF_INET)
 	if err == nil {
@@ -125,13 +125,13 @@ func dial(port int) (*pollable, error) {
 	return nil, &wire.Failure{Class: failureOf(err).Class, Message: "port " + strconv.Itoa(port) + ": " + reason(err)}
 }
 
-// connect connects to a port, or to Berm, and waits for that without a thread.
+// connect connects to a port or to Berm. Waiting takes no thread.
 func connect(to unix.Sockaddr, family int) (*pollable, error) {
 	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
-	_ = kernel.do(func() error { return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) }) // a little faster, where there is TCP
+	_ = kernel.do(func() error { return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) }) // lower latency, if this is TCP
 	try := func() error { return kernel.do(func() error { return unix.Connect(fd, to) }) }
 	err = try()
 	s := socket(os.NewFile(uintptr(fd), "socket"))
@@ -139,9 +139,9 @@ func connect(to unix.Sockaddr, family int) (*pollable, error) {
 	if failed != nil {
 		return nil, failed
 	}
-	_ = s.SetWriteDeadline(time.Now().Add(dialTimeout)) // a socket has them
+	_ = s.SetWriteDeadline(time.Now().Add(dialTimeout)) // sockets support deadlines
 	if waiting(err) {
-		// Once it can be written to, to connect again says what has come of it.
+		// Once the socket is writable, a second connect returns the result of the first.
 		if late := raw.Write(func(uintptr) bool {
 			if err = try(); errors.Is(err, unix.EISCONN) {
 				err = nil

@@ -8,13 +8,13 @@ import (
 	"syscall"
 )
 
-// As a shell has it.
+// The exit codes that a shell uses.
 const (
 	exitNotExecutable = 126
 	exitNotFound      = 127
 )
 
-// enter changes to a directory, which it makes if it is missing.
+// enter changes to a directory, which it creates if it is missing.
 func enter(dir string) error {
 	err := os.Chdir(dir)
 	if errors.Is(err, fs.ErrNotExist) && os.MkdirAll(dir, 0o755) == nil {
@@ -23,8 +23,8 @@ func enter(dir string) error {
 	return err
 }
 
-// setHome sees to it that there is a home, as every OCI runtime but crun does for a user
-// whom the container's files don't know.
+// setHome sets HOME to "/" if it is empty. Every OCI runtime but crun does so for a user who isn't in
+// the container's files.
 func setHome() {
 	if os.Getenv("HOME") == "" {
 		_ = os.Setenv("HOME", "/") // can't fail
@@ -35,8 +35,8 @@ func setHome() {
 // because of an empty entry.
 func lookUp(name string) (string, error) { return lookUpFrom("", os.Getenv("PATH"), name) }
 
-// lookUpFrom does so from a directory, empty for the current one, to which what it
-// answers is relative.
+// lookUpFrom is lookUp in the PATH list, with relative paths from a directory. An empty from is the
+// current directory. The result may be relative to from.
 func lookUpFrom(from, list, name string) (string, error) {
 	if name == "" {
 		return "", syscall.ENOENT
@@ -60,14 +60,14 @@ func lookUpFrom(from, list, name string) (string, error) {
 		if err == nil {
 			return path, nil
 		}
-		if errors.Is(err, fs.ErrPermission) { // a better answer than that it isn't there
+		if errors.Is(err, fs.ErrPermission) { // tells more than ENOENT
 			failed = err
 		}
 	}
 	return "", failed
 }
 
-// executable looks for what the kernel would say less clearly, or take a directory for.
+// executable returns an error if path can't be executed or is a directory. execve's is less clear.
 func executable(path string) error {
 	var info fs.FileInfo
 	err := again(func() (err error) { info, err = os.Stat(path); return err })
@@ -84,7 +84,7 @@ func executable(path string) error {
 	return nil
 }
 
-// complain says what is wrong, and answers the exit code.
+// complain prints text to standard error, and returns code.
 func complain(text string, code int) int {
 	_, _ = os.Stderr.WriteString("berm-agent: " + text + "\n")
 	return code

@@ -30,14 +30,14 @@ func fileHandler(op wire.Op) handler {
 	}
 }
 
-// peer is Berm to an operation on files, which is in a gate but while it waits for Berm.
+// peer is the client of an operation on files, which leaves its gate while it waits for Berm.
 type peer struct {
 	upload
 	gate
 	lost atomic.Bool // an error was errGone
 }
 
-// outside makes a call that waits for Berm.
+// outside leaves the gate during a call that waits for Berm.
 func (p *peer) outside(call func() error) error {
 	p.Unlock()
 	defer p.Lock()
@@ -79,11 +79,10 @@ func (p *peer) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// buffers are for what is on its way: many operations can be, and memory is scarce.
+// buffers are shared for data in transit: there may be many operations, and little memory.
 var buffers = sync.Pool{New: func() any { return new([wire.MaxData]byte) }}
 
-// upload is the Data that comes with an operation. Its errors are errGone and, after End,
-// io.EOF.
+// upload reads the Data that comes with an operation. Its errors are errGone and, after End, io.EOF.
 type upload struct {
 	*conn
 	rest  []byte
@@ -105,7 +104,7 @@ func (u *upload) next() ([]byte, error) {
 	return nil, errGone
 }
 
-// Read reads without a copy of its own.
+// Read copies from the frame, and needs no buffer of its own.
 func (u *upload) Read(p []byte) (int, error) {
 	for len(u.rest) == 0 {
 		var err error
@@ -118,7 +117,7 @@ func (u *upload) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// again makes a system call about files until no signal interrupts it.
+// again makes a system call on files, in the gate, and repeats it while signals interrupt it.
 func again(call func() error) error {
 	for {
 		if err := disk.do(call); err != unix.EINTR { //nolint:errorlint // system calls give nothing else

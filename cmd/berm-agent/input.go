@@ -8,7 +8,7 @@ import (
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-// openInput makes c the writer.
+// openInput makes c the writer, if there is none.
 func (p *process) openInput(c *conn) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -22,7 +22,7 @@ func (p *process) openInput(c *conn) error {
 	return nil
 }
 
-// leaveInput makes room for another writer. A write that waits ends.
+// leaveInput ends c's turn as the writer, and interrupts a write that waits.
 func (p *process) leaveInput(c *conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -34,7 +34,7 @@ func (p *process) leaveInput(c *conn) {
 	}
 }
 
-// feed is OpInput.
+// feed does OpInput.
 func (c *conn) feed(p *process, _ *wire.Process) (any, error) {
 	if err := p.openInput(c); err != nil {
 		return nil, err
@@ -42,7 +42,7 @@ func (c *conn) feed(p *process, _ *wire.Process) (any, error) {
 	defer p.leaveInput(c)
 	data, done := make(chan []byte), make(chan struct{})
 	defer close(done)
-	go func() { // it reads on, so that it sees Berm hang up while the process takes nothing
+	go func() { // reads on to notice that Berm hangs up, even if the process reads no input
 		defer close(data)
 		defer p.leaveInput(c)
 		for {
@@ -76,7 +76,7 @@ func (c *conn) feed(p *process, _ *wire.Process) (any, error) {
 	return nil, errGone
 }
 
-// write gives input to the process, and waits until it has taken it.
+// write writes data to the input, and waits until the pipe or terminal has taken all of it.
 func (p *process) write(c *conn, data []byte) error {
 	p.inputMu.Lock()
 	defer p.inputMu.Unlock()
@@ -102,7 +102,7 @@ func (p *process) write(c *conn, data []byte) error {
 	return nil
 }
 
-// endInput ends it, for good; that of a terminal as a user would.
+// endInput closes the input for good. To a terminal, it writes the end-of-file character instead.
 func (p *process) endInput(c *conn) error {
 	var end []byte
 	if p.tty && p.control(func(fd int) error { end = endOfFile(fd); return nil }) == nil {

@@ -56,7 +56,7 @@ func (j *journal) open() {
 	j.f, j.retry = nil, time.Now().Add(retryDelay)
 }
 
-// add adds a record of a text in two pieces.
+// add adds a record of text and more, joined.
 func (j *journal) add(now time.Time, stream string, tag byte, text, more []byte) {
 	need := len(timeFormat) + len(stream) + len(" ") + len(" F ") + len(text) + len(more) + len("\n")
 	if j.full || j.size+int64(len(j.buf)+need) > j.half {
@@ -74,8 +74,8 @@ func (j *journal) add(now time.Time, stream string, tag byte, text, more []byte)
 	j.buf = append(b, '\n')
 }
 
-// flush writes the records. What can't be written is dropped: a full disk must not
-// stop the container.
+// flush writes the records. It drops those that it can't write: a full disk must not stop the
+// container.
 func (j *journal) flush() {
 	if len(j.buf) == 0 {
 		return

@@ -29,9 +29,9 @@ const (
 	readyFD  = 5
 )
 
-// runLog logs what a container prints, until no process has the pipes open. The arguments are
-// a URI's query, in any order: "log DIRECTORY max BYTES owner ID". The pipes are given to the
-// owner, so that the container's programs can open them again.
+// runLog logs a container's output until no process has the pipes open. The arguments are a URI's
+// query, in any order: "log DIRECTORY max BYTES owner ID". The pipes get the owner, so that the
+// container's programs can reopen them.
 func runLog(args []string) int {
 	var dir string
 	var limit int64
@@ -40,7 +40,7 @@ func runLog(args []string) int {
 		case "log":
 			dir = args[1]
 		case "max":
-			limit, _ = strconv.ParseInt(args[1], 10, 64) // 0 if it is none
+			limit, _ = strconv.ParseInt(args[1], 10, 64) // 0 if it is no number
 		case "owner":
 			if owner, _ := strconv.Atoi(args[1]); owner > 0 {
 				_ = unix.Fchown(stdoutFD, owner, owner)
@@ -52,7 +52,7 @@ func runLog(args []string) int {
 		return complain("usage: berm-agent log DIR max BYTES owner ID", exitUsage)
 	}
 	runtime.GOMAXPROCS(1)
-	// The shim signals before all is read. This program ends when the pipes do.
+	// The shim signals this process before it has read everything. It ends when the pipes do.
 	signal.Ignore(unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGPIPE)
 	limit = max(limit, minBytes)
 	j := &journal{dir: dir, half: limit / 2}
@@ -75,7 +75,7 @@ type stream struct {
 // collect copies both streams to the journal, up to their ends. It goes on reading if the
 // journal fails, as the container would block otherwise.
 func collect(j *journal, part int) {
-	var mu sync.Mutex // of the journal, and of what its streams hold
+	var mu sync.Mutex // guards the journal and the streams
 	var all sync.WaitGroup
 	for fd, name := range map[int]string{stdoutFD: "stdout", stderrFD: "stderr"} {
 		_ = unix.SetNonblock(fd, true) // waiting takes no thread then
@@ -85,7 +85,7 @@ func collect(j *journal, part int) {
 	all.Wait()
 }
 
-// copy copies what can be read.
+// copy copies f to the journal up to its end, and closes f.
 func (s *stream) copy(f *os.File, j *journal, part int, mu *sync.Mutex) {
 	flush := func() {
 		mu.Lock()
@@ -107,7 +107,7 @@ func (s *stream) copy(f *os.File, j *journal, part int, mu *sync.Mutex) {
 			late.Reset(time.Until(s.due))
 		}
 		mu.Unlock()
-		if err != nil { // the end, or nothing that could ever be read
+		if err != nil { // the end, or an error that would stay
 			return
 		}
 	}

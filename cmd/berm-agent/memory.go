@@ -6,18 +6,18 @@ import (
 	"time"
 )
 
-// limitMemory keeps this process small: a sandbox's limits count it, with its threads.
-// What is allocated goes into output and answers, and is let go of soon.
+// limitMemory keeps this process small: its memory and threads count toward the sandbox's limits. What
+// it allocates, mostly buffers for output and answers, is garbage soon.
 func limitMemory() {
 	runtime.GOMAXPROCS(1)
 	debug.SetGCPercent(50)
 }
 
-// quiet is how long nothing has been done when memory is given back.
+// quiet is how long this process is idle before it runs freeMemory.
 const quiet = time.Second
 
 // freeMemory returns unused memory to the kernel.
 func freeMemory() {
-	runtime.GC() // what is in a sync.Pool survives one
+	runtime.GC() // a sync.Pool keeps its content through one collection
 	debug.FreeOSMemory()
 }

@@ -10,7 +10,7 @@ import (
 // control group of this process. Many goroutines may use it.
 type oomCounter struct{ f *os.File }
 
-// openOOM gives nil where there is no such count.
+// openOOM returns nil if the kernel has no such count.
 func openOOM() *oomCounter {
 	for _, path := range []string{"/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"} {
 		if f, err := os.Open(path); err == nil {
@@ -24,7 +24,7 @@ func openOOM() *oomCounter {
 	return nil
 }
 
-// count is -1 if it isn't known.
+// count returns the number of killed processes, or -1 if it isn't known.
 func (c *oomCounter) count() int {
 	if c == nil {
 		return -1

@@ -13,8 +13,8 @@ import (
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-// When a command has ended, other processes may have its output open. Their output is read
-// until none came for drainQuiet, and for at most maxDrain.
+// After a command has ended, other processes may still have its output open. Their output is read until
+// none came for drainQuiet, and for at most maxDrain.
 const (
 	drainQuiet = 500 * time.Millisecond
 	maxDrain   = 900 * time.Millisecond
@@ -52,7 +52,7 @@ func (p *process) read(f *os.File, stderr bool) {
 	}
 }
 
-// take reads once, as access allows, and adds what there was. The end of a terminal is EIO.
+// take reads once when access allows it, and adds the output to the ring. The end of a terminal is EIO.
 func (p *process) take(access func(func(fd uintptr) bool) error, stderr bool) (int, error) {
 	var buf *wire.OutputFrame
 	n, err := transfer(access, func(fd uintptr) (int, error) {
@@ -93,18 +93,18 @@ func (p *process) bound(f *os.File) {
 	if quiet := time.Now().Add(drainQuiet); quiet.Before(by) {
 		by = quiet
 	}
-	_ = f.SetReadDeadline(by) // it is open
+	_ = f.SetReadDeadline(by)
 }
 
-// maxFollowers is how many a process has at once.
+// maxFollowers is the most followers that a process has at once.
 const maxFollowers = 64
 
 // follower is a connection that follows a process.
 type follower struct {
-	seq       int64 // the end of the output that it was sent
+	seq       int64 // where the output that it was sent ends
 	lossless  bool
 	exclusive bool
-	end       error // why it ends before the process
+	end       error // why it must end before the process
 }
 
 // add adds output to the ring. It waits until lossless followers have made room for it.
@@ -190,7 +190,7 @@ func (p *process) leave(f *follower, err error) {
 // serve serves a follower to the end of the process, or until Berm hangs up.
 func (p *process) serve(c *conn, f *follower) (any, error) {
 	defer p.leave(f, errGone)
-	if !p.exec || p.stdin { // otherwise Berm doesn't wait for it
+	if !p.exec || p.stdin { // Berm waits for an Item only then
 		info := p.snapshot()
 		info.FirstSeq = f.seq
 		if c.w.SendJSON(wire.KindItem, info) != nil {
@@ -255,7 +255,7 @@ func (p *process) delivered(sent bool) {
 	}
 }
 
-// follow is OpFollow.
+// follow does OpFollow.
 func (c *conn) follow(p *process, req *wire.Process) (any, error) {
 	if req.Follow == nil || req.Follow.From < wire.FromFirst {
 		return nil, invalid("the request doesn't say how to follow")

@@ -20,7 +20,7 @@ import (
 
 const (
 	defaultKeep = 64 << 10
-	maxCommand  = 4 << 10 // of a ProcessInfo's
+	maxCommand  = 4 << 10 // bytes of the command in a ProcessInfo
 )
 
 // process is a command that was started, or couldn't be.
@@ -47,20 +47,20 @@ type process struct {
 	readers sync.WaitGroup
 	exited  chan struct{} // closed when the command has ended; its output may go on
 
-	inputMu sync.Mutex // one writes at a time
+	inputMu sync.Mutex // held during a write
 
 	mu        sync.Mutex
-	change    sync.Cond // of what is below
+	change    sync.Cond // broadcast when a field below changes
 	ring      *wire.Ring
 	followers map[*follower]bool
 	writer    *conn
-	input     *os.File // nil when it is ended
-	terminal  *os.File // nil if there is none, or it is gone
+	input     *os.File // nil once it is closed
+	terminal  *os.File // nil without a terminal, or once it is closed
 	info      wire.ProcessInfo
 	lost      bool // the supervisor was killed
 	killed    bool // this program sent SIGKILL
 	endedAt   time.Time
-	drainBy   time.Time // until when output is read at most; zero until exited
+	drainBy   time.Time // deadline for reading output; zero until exited
 }
 
 func precondition(format string, args ...any) *wire.Failure {
@@ -158,8 +158,8 @@ func noRoom(err error) error {
 	return failure
 }
 
-// findIn looks a program up by a PATH, as seen from a directory. The directory must be one
-// that can be entered.
+// findIn finds a program in a PATH, relative to a directory. It returns a *chdirError if the directory
+// can't be entered.
 func findIn(dir, name, path string) (string, error) {
 	if dir != "" {
 		if err := again(func() error { return unix.Access(dir, unix.X_OK) }); err != nil {
@@ -221,7 +221,7 @@ func (p *process) awaitPid() (early report, err error) {
 	for {
 		r, err := readReport(gated(p.supervisor.reports))
 		switch {
-		case err != nil: // it was killed at once
+		case err != nil: // the supervisor was killed
 			return early, nil
 		case r.kind != reportPid:
 			early = r
@@ -235,7 +235,7 @@ func (p *process) awaitPid() (early report, err error) {
 	}
 }
 
-// watch waits for the end of the command, and then for that of its output.
+// watch reads reports, first r, until the command ends. It then waits for the end of the output.
 func (p *process) watch(r report, s *wire.Start) {
 	var failure, err error
 	for err == nil && r.kind != reportEnd {
@@ -275,8 +275,8 @@ func (p *process) watch(r report, s *wire.Start) {
 	p.end()
 }
 
-// closeInput closes an input that isn't p.input any more. A terminal is closed at the end
-// instead. A writer is interrupted first: Close waits for it, in the gate that it needs.
+// closeInput closes an input that p.input held until now. It leaves a terminal to end. It interrupts a
+// writer first: Close would wait for the write inside the gate that the write needs.
 func (p *process) closeInput(input *os.File) {
 	_ = input.SetWriteDeadline(time.Now())
 	p.inputMu.Lock()
@@ -286,8 +286,8 @@ func (p *process) closeInput(input *os.File) {
 	}
 }
 
-// note records how the command ended. Nil means that this isn't known, as the supervisor was
-// killed.
+// note records how the command ended. A nil end means that the supervisor was killed before it could
+// report. The caller holds p.mu.
 func (p *process) note(end *report) {
 	p.endedAt = time.Now()
 	p.info.EndedAt = p.endedAt.UnixNano()
@@ -352,7 +352,7 @@ func (p *process) snapshot() *wire.ProcessInfo {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	info := p.info
-	if info.Running { // the command may have ended, but not its output
+	if info.Running { // the command may have ended, but its output hasn't
 		info = wire.ProcessInfo{ID: p.id, Label: info.Label, Command: info.Command, PID: info.PID, Running: true, TTY: p.tty, StartedAt: info.StartedAt}
 	}
 	info.FirstSeq, info.NextSeq = p.ring.Bounds()
@@ -368,7 +368,7 @@ func (p *process) mustRun() error {
 	}
 }
 
-// control calls do with the terminal.
+// control calls do with the terminal's descriptor.
 func (p *process) control(do func(fd int) error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -417,8 +417,8 @@ func (p *process) send(sig syscall.Signal) error {
 	return err
 }
 
-// killTree kills the process with all its descendants, and returns when they are gone. It
-// returns false if some aren't.
+// killTree kills the process with all its descendants, and waits until they are gone. It returns false
+// if some are left after killTimeout. timeout says that the process's own timeout has passed.
 func (p *process) killTree(timeout bool) bool {
 	deadline := time.Now().Add(killTimeout)
 	gone := true

@@ -13,7 +13,7 @@ const (
 	defaultCols = 80
 )
 
-// openPTY makes a terminal: this process' side of it, and that of a program.
+// openPTY opens a pseudo-terminal: the master for this process, and the other side for a program.
 func openPTY(rows, cols int) (mine, its *os.File, err error) {
 	const master = "/dev/ptmx"
 	fd, err := unix.Open(master, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
@@ -35,7 +35,7 @@ func openPTY(rows, cols int) (mine, its *os.File, err error) {
 	if err := setSize(fd, rows, cols); err != nil {
 		return nil, nil, &os.PathError{Op: "set the size of", Path: master, Err: err}
 	}
-	// os.OpenFile would have it not block, which programs don't expect of a terminal.
+	// os.OpenFile would make it non-blocking, which programs don't expect of a terminal.
 	other := "/dev/pts/" + strconv.Itoa(n)
 	itsFd, err := unix.Open(other, unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -44,7 +44,7 @@ func openPTY(rows, cols int) (mine, its *os.File, err error) {
 	return os.NewFile(uintptr(fd), master), os.NewFile(uintptr(itsFd), other), nil
 }
 
-// setSize takes 0 for the default.
+// setSize sets the size of a terminal; 0 is the default.
 func setSize(fd, rows, cols int) error {
 	return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: uint16(cmp.Or(rows, defaultRows)), Col: uint16(cmp.Or(cols, defaultCols))})
 }

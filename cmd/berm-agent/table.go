@@ -18,7 +18,7 @@ const (
 	keepEnded    = time.Hour // how long an ended process is kept
 )
 
-// table has the processes that are known, and those that are being started.
+// table holds the processes of a server, and those that are being started.
 type table struct {
 	mu     sync.Mutex
 	byID   map[string]*process
@@ -40,9 +40,9 @@ func (t *table) noteLocked(p *process) {
 	t.change.Broadcast()
 }
 
-// changes returns the processes that have started or ended since a time of the clock, in the
-// order of their starts, and the clock's time. If since is 0, it returns all processes;
-// otherwise it waits for one. It returns false once the waiter is gone.
+// changes returns the processes that started or ended after the time since, in the order of their
+// starts, and the clock's time. If since is 0, it returns all processes. Otherwise it waits until there
+// is one, or until leave. It returns false after leave.
 func (t *table) changes(since int, gone *bool) (out []*process, now int, there bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -61,7 +61,7 @@ func (t *table) changes(since int, gone *bool) (out []*process, now int, there b
 	}
 }
 
-// leave makes changes return.
+// leave makes the call of changes with the same gone return.
 func (t *table) leave(gone *bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -109,7 +109,7 @@ func (t *table) reserve(p *process) error {
 	return nil
 }
 
-// put makes a reserved process known, once it has been started.
+// put makes a reserved process known, after launch.
 func (t *table) put(p *process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -167,8 +167,8 @@ func (t *table) dropLocked(p *process) {
 	t.change.Broadcast()
 }
 
-// all returns the processes in the order of their starts, including those that aren't listed.
-// It waits for those that are being started.
+// all returns the processes in the order of their starts, including those with exec. It waits for those
+// that are being started.
 func (t *table) all() []*process {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -221,8 +221,8 @@ func (srv *server) begin(c *conn, s *wire.Start) (p *process, f *follower, err e
 	return p, f, nil
 }
 
-// killAll kills all processes, and lets none be started any more. It returns false if some
-// aren't gone.
+// killAll kills all processes, and makes later starts fail. It returns false if some processes aren't
+// gone.
 func (srv *server) killAll() bool {
 	srv.processes.close()
 	var all sync.WaitGroup
@@ -306,7 +306,7 @@ func (srv *server) events(c *conn, _ *wire.Request) (any, error) {
 	}
 }
 
-// controls are the operations on a process, once they have begun.
+// controls has the operations on a process. They run after Berm has sent Go.
 var controls = map[wire.Op]func(c *conn, p *process, req *wire.Process) (any, error){
 	wire.OpProcess: func(_ *conn, p *process, _ *wire.Process) (any, error) { return p.snapshot(), nil },
 	wire.OpFollow:  (*conn).follow,
