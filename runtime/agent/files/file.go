@@ -54,8 +54,8 @@ func (j *job) read() error {
 	return err
 }
 
-// extent returns how much of a file is to be read: what it has now, so that one that grows
-// has an end, and all of what hasn't got a size.
+// extent returns how many bytes to read: the size when the file was opened, so that a growing file has
+// an end. A virtual file has no size, and is read to its end.
 func (f *file) extent() int64 {
 	if f.virtual() {
 		return math.MaxInt64
@@ -108,8 +108,8 @@ func (j *job) isDir(path string) bool {
 	return true
 }
 
-// withParents returns an entry, or if it is nil, that of the operation's path, whose directory
-// it makes.
+// withParents returns e. If e is nil, it makes the directory of the operation's path, and returns the
+// entry of that path.
 func (j *job) withParents(e *entry) (*entry, error) {
 	if e != nil {
 		return e, nil
@@ -157,7 +157,7 @@ func (j *job) write() error {
 	}
 	mode := j.Mode & 0o777
 	switch {
-	case there: // the kernel, too, takes the other bits off what is written
+	case there: // a write clears the other bits in the kernel, too
 		mode = e.st.Mode & 0o777
 	case mode == 0:
 		mode = 0o644
@@ -181,8 +181,8 @@ func (j *job) write() error {
 	return err
 }
 
-// target returns what is to be written, and whether it is there. It follows links, and says
-// what can be known to be in the way. The entry is nil if its directory is to be made.
+// target returns the entry to write, and whether it exists. It follows links, and returns an error for
+// obstacles that it can see beforehand. The entry is nil if its directory must be made.
 func (j *job) target() (e *entry, there bool, err error) {
 	path := string(j.Path)
 	for hops := 0; ; hops++ {
@@ -218,12 +218,12 @@ func (j *job) target() (e *entry, there bool, err error) {
 	}
 }
 
-// replaceable returns an error if a file that is there may not be written.
+// replaceable returns an error if an existing file may not be written.
 func (j *job) replaceable(e *entry) error {
 	if err := regular(e.path, &e.st); err != nil {
 		return err
 	}
-	// A file that may not be written isn't replaced either, though its directory allows it.
+	// A read-only file isn't replaced either, though its directory would allow that.
 	err := e.do(func(dir int, name string) error { return unix.Faccessat(dir, name, unix.W_OK, 0) })
 	if err != nil || j.Append {
 		return err
@@ -252,7 +252,7 @@ func (j *job) extend(e *entry, mode uint32) error {
 		return err
 	}
 	defer f.close()
-	if f.virtual() { // this process' own, maybe
+	if f.virtual() { // it may be this process's own
 		return failed(wire.ClassInvalid, e.path, "it is the kernel's: it can't be written from outside")
 	}
 	if made {
@@ -268,11 +268,11 @@ func (f *file) chmod(mode uint32) error {
 	return again(f.path, func() error { return unix.Fchmod(f.fd, mode) })
 }
 
-// whole writes a file, locked meanwhile, as put does.
+// whole writes a file through put, and locks it meanwhile.
 func (j *job) whole(e *entry, mode uint32, replace bool, fill func(*entry, *file) error) error {
 	return j.put(e, replace, func(t *entry) error {
 		return t.create(func(f *file) error {
-			_ = f.lock() // only sweep asks, and not before an hour has gone
+			_ = f.lock() // sweep alone checks the lock, after staleAfter
 			if err := fill(t, f); err != nil {
 				return err
 			}
@@ -281,8 +281,8 @@ func (j *job) whole(e *entry, mode uint32, replace bool, fill func(*entry, *file
 	})
 }
 
-// put makes something beside its place, and then puts it there. Nothing is left of what
-// can't be made whole.
+// put makes a file or tree under a temporary name, and then renames it to e. If either fails, put
+// removes the temporary file or tree.
 func (j *job) put(e *entry, replace bool, make func(*entry) error) error {
 	t := &entry{dir: e.dir, name: fmt.Sprintf("%s%016x", tempPrefix, rand.Uint64()), path: e.path}
 	err := make(t)
@@ -293,11 +293,11 @@ func (j *job) put(e *entry, replace bool, make func(*entry) error) error {
 		_ = j.removeTree(t, true) // the error that led here says more
 		return err
 	}
-	_ = t.remove() // rename leaves two names of one file alone
+	_ = t.remove() // rename(2) does nothing if both names are of one file
 	return nil
 }
 
-// create makes a file, and closes it when it is filled.
+// create makes a file, fills and closes it.
 func (e *entry) create(fill func(*file) error) error {
 	f, err := e.open(unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o600)
 	if err != nil {
@@ -330,7 +330,7 @@ func isTempName(name string) bool {
 	return ok && len(digits) == 16 && strings.Trim(digits, "0123456789abcdef") == ""
 }
 
-// swept holds the directories in which sweep has been.
+// swept holds the directories that sweep has visited.
 var swept struct {
 	sync.Mutex
 	dirs map[[2]uint64]bool
@@ -338,8 +338,8 @@ var swept struct {
 
 const staleAfter = time.Hour
 
-// sweep removes files that a program like this one was killed over, from a directory it
-// hasn't been in yet. It looks at the first names only.
+// sweep removes temporary files that a killed program left in a directory. It visits a directory once,
+// and looks at the first names only.
 func (f *file) sweep() {
 	const mostDirs, mostNames = 256, 1024
 	swept.Lock()
@@ -358,7 +358,7 @@ func (f *file) sweep() {
 		return
 	}
 	defer dir.close()
-	names, _ := dir.names(mostNames) // the first are there even if it has more
+	names, _ := dir.names(mostNames) // it returns the first names even with an error
 	for _, name := range names {
 		if isTempName(name) {
 			dir.at(name).removeStale()

@@ -108,7 +108,7 @@ func (w *walk) tree(e *entry) error {
 	}
 	dir, err := e.open(dirFlags, 0)
 	switch {
-	case errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP): // another by now
+	case errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP): // replaced meanwhile
 		err = nil
 	case err != nil:
 		err = w.omit(err)
@@ -165,8 +165,8 @@ func (j *job) glob() error {
 // directories.
 type glob []string
 
-// places has a bit for each element of a pattern up to which a path has matched. So matching
-// one more element of the path takes time linear in the pattern's elements.
+// places is a set of bits: bit i is set if a path has matched the pattern's first i elements. So
+// matching one more element of the path takes time linear in the pattern's elements.
 type places uint64
 
 const (
@@ -194,7 +194,7 @@ func parseGlob(text string) (glob, error) {
 		}
 		g = append(g, element)
 	}
-	if len(g) > 0 && g[len(g)-1] == anyDirs { // all that is in the directory, but not itself
+	if len(g) > 0 && g[len(g)-1] == anyDirs { // everything below the directory, but not the directory itself
 		g = append(g, "*")
 	}
 	if len(g) == 0 || len(g) > maxElements {
@@ -205,11 +205,11 @@ func parseGlob(text string) (glob, error) {
 
 func (g glob) start() places { return g.reach(0, 0) }
 
-// reach adds place i, and the one after it if element i can match no directory.
+// reach adds place i. If element i is **, which also matches no directory, it adds the place after it.
 func (g glob) reach(p places, i int) places {
 	p |= 1 << i
 	if i < len(g) && g[i] == anyDirs {
-		p |= 1 << (i + 1) // no two follow each other
+		p |= 1 << (i + 1) // parseGlob leaves no two in a row
 	}
 	return p
 }
@@ -222,7 +222,7 @@ func (g glob) next(p places, name string) (after places) {
 		}
 		if element == anyDirs {
 			after = g.reach(after, i)
-		} else if ok, _ := path.Match(element, name); ok { // parseGlob has tried it
+		} else if ok, _ := path.Match(element, name); ok { // parseGlob has checked it
 			after = g.reach(after, i+1)
 		}
 	}
@@ -299,7 +299,7 @@ type search struct {
 	left  int // matches
 	lines *bufio.Reader
 	long  []byte // a line that the reader's buffer is too small for
-	gone  error  // the peer's
+	gone  error  // set if the peer has hung up
 }
 
 func (s *search) wanted(name string) bool {
@@ -316,7 +316,7 @@ func (s *search) visit(e *entry) error {
 		return err
 	}
 	if err != nil {
-		return nil // gone, another by now, or not this user's to read
+		return nil // gone, replaced, or not readable by this user
 	}
 	defer f.close()
 	return s.file(f)
@@ -331,7 +331,7 @@ func (s *search) file(f *file) error {
 	for number := 1; ; number++ {
 		line, err := s.line()
 		if err != nil {
-			return s.gone // or the end, or a file that can't be read any further
+			return s.gone // nil at the end, or where the file can't be read any further
 		}
 		if !s.match(line) {
 			continue

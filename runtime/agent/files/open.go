@@ -221,7 +221,8 @@ func (e *entry) info() *wire.FileInfo {
 	return info
 }
 
-// onlyRegular closes a file that was opened and isn't regular, and returns an error then.
+// onlyRegular passes on the result of an open. If the file isn't regular, it closes the file and
+// returns an error.
 func onlyRegular(f *file, err error) (*file, error) {
 	if err != nil {
 		return nil, err
@@ -248,7 +249,7 @@ func (f *file) close() error {
 	return &fs.PathError{Op: "close", Path: f.path, Err: err}
 }
 
-// Read reads without waiting for what isn't there yet.
+// Read reads without waiting. It returns io.EOF if no data is there yet.
 func (f *file) Read(p []byte) (n int, err error) {
 	err = again(f.path, func() error { n, err = unix.Read(f.fd, p); return err })
 	if n <= 0 && len(p) > 0 && (err == nil || errors.Is(err, unix.EAGAIN)) {
@@ -317,7 +318,7 @@ func (f *file) virtual() bool {
 
 func is(st *unix.Stat_t, kind uint32) bool { return st.Mode&unix.S_IFMT == kind }
 
-// regular returns an error for what isn't a regular file.
+// regular returns an error unless st is that of a regular file.
 func regular(path string, st *unix.Stat_t) error {
 	if is(st, unix.S_IFREG) {
 		return nil

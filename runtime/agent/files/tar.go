@@ -52,22 +52,22 @@ type packing struct {
 	*job
 	w      *tar.Writer
 	prefix string           // the first name in the archive
-	packed map[inode]string // by name in the archive
+	packed map[inode]string // names in the archive, of files with several names
 }
 
-// inode is a file with several names.
+// inode identifies a file.
 type inode struct{ dev, ino uint64 }
 
-const maxLinks = 1 << 16 // that are remembered; others are packed once more
+const maxLinks = 1 << 16 // entries of packed; further links are packed as files
 
-// add packs a file. One that has vanished, and what is special, isn't packed.
+// add packs a file. It leaves out special files, and files that have vanished.
 func (p *packing) add(e *entry) error {
 	h := &tar.Header{
 		Name:    p.prefix + strings.TrimPrefix(e.path, strings.TrimSuffix(p.name, "/")),
 		Mode:    int64(e.st.Mode & 0o7777),
 		Uid:     int(e.st.Uid),
 		Gid:     int(e.st.Gid),
-		ModTime: time.Unix(e.st.Mtim.Sec, 0), // the archive has no more, and would round it up
+		ModTime: time.Unix(e.st.Mtim.Sec, 0), // the archive stores seconds, and would round up
 	}
 	if e.depth == 0 {
 		h.Name = p.prefix
@@ -112,7 +112,7 @@ func (p *packing) regular(e *entry, h *tar.Header) error {
 		return err
 	}
 	done, err := p.pump(p.w, f, f.st.Size)
-	if err == nil && done < f.st.Size { // it has shrunk: the archive says otherwise already
+	if err == nil && done < f.st.Size { // it has shrunk, but its header has the old size
 		_, err = p.pump(p.w, zeros{}, f.st.Size-done)
 	}
 	if err == nil && f.st.Nlink > 1 && len(p.packed) < maxLinks {
@@ -145,8 +145,8 @@ func (j *job) unpack() error {
 	return err
 }
 
-// unpacking puts what is in an archive below a directory. It goes from one directory to
-// the next by its name, and never through a link.
+// unpacking unpacks an archive below a directory. It opens one directory after the other by name, and
+// never follows a link.
 type unpacking struct {
 	*job
 	r       *tar.Reader
@@ -155,8 +155,7 @@ type unpacking struct {
 	dirs    []madeDir
 }
 
-// madeDir is a directory of the archive's that gets its permissions and time when all is
-// in it.
+// madeDir is a directory from the archive. It gets its permissions and time after its content.
 type madeDir struct {
 	name     string
 	mode     uint32
@@ -234,7 +233,7 @@ func (u *unpacking) entry(h *tar.Header) error {
 	return failed(wire.ClassInvalid, e.path, "it is of type %q in the archive: only regular files, directories and links can be unpacked", h.Typeflag)
 }
 
-// archived is a file's content. Its errors are those of the archive.
+// archived reads a file's content. Its errors say that the archive is broken.
 type archived struct{ r io.Reader }
 
 func (a archived) Read(p []byte) (int, error) {
@@ -245,7 +244,7 @@ func (a archived) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// isSparse reports whether a few bytes stand for many.
+// isSparse reports whether a file is sparse in the archive, so that few bytes stand for many.
 func isSparse(h *tar.Header) bool {
 	for key := range h.PAXRecords {
 		if strings.HasPrefix(key, "GNU.sparse.") {
@@ -268,8 +267,8 @@ func inside(name string) (string, error) {
 	return path.Clean(name), nil
 }
 
-// find opens the directory that a file is in, and makes it if told so. The entry has to be
-// closed.
+// find opens the directory of a name, and makes missing directories if make is set. The caller must
+// close the entry.
 func (u *unpacking) find(name string, make bool) (*entry, error) {
 	dir, err := u.root.at(".").open(pathOnly, 0)
 	if err != nil {
@@ -308,7 +307,7 @@ func (u *unpacking) child(e *entry, make bool) (*file, error) {
 	return dir, err
 }
 
-// directory makes a directory; one that is there stays as it is.
+// directory makes a directory, or leaves an existing one as it is.
 func (u *unpacking) directory(e *entry, d madeDir) error {
 	err := e.mkdir(0o700)
 	if errors.Is(err, unix.EEXIST) {
@@ -340,7 +339,7 @@ func (u *unpacking) finish(d madeDir) error {
 	return e.setTime(d.modified)
 }
 
-// link gives a file that was unpacked, or was there, another name.
+// link makes a hard link to a file that was unpacked or existed before.
 func (u *unpacking) link(e *entry, target string) error {
 	name, err := inside(target)
 	if err != nil {

@@ -46,10 +46,10 @@ type removal struct {
 	own bool
 }
 
-// step leads from one directory to another in it.
+// step leads from one directory to its subdirectory name.
 type step struct {
 	name     string
-	dev, ino uint64 // of the one
+	dev, ino uint64 // of the first
 	path     int    // length of its path
 }
 
@@ -87,7 +87,7 @@ func notEmpty(err error) bool { return errors.Is(err, unix.ENOTEMPTY) || errors.
 // files removes the files and empty directories in dir. It stops at a directory that isn't
 // empty, and returns its name.
 func (r *removal) files() (string, error) {
-	buf := make([]byte, 4<<10) // small: it is read again after every directory in it
+	buf := make([]byte, 4<<10) // small: the directory is read again after each directory in it
 	for {
 		if err := r.dir.seek(0); err != nil {
 			return "", err
@@ -118,7 +118,7 @@ func (r *removal) files() (string, error) {
 func (r *removal) open(e *entry) (*file, error) {
 	dir, err := e.open(dirFlags, 0)
 	if err == nil && r.own {
-		_ = dir.chmod(0o700) // what is in it can't be removed then, which says what is wrong
+		_ = dir.chmod(0o700) // on failure, removing its content returns an error
 	}
 	return dir, err
 }
@@ -128,7 +128,7 @@ func (r *removal) down(name string) error {
 	if err != nil {
 		return unlessMissing(err)
 	}
-	if len(below.path) > maxPath { // too long to be told
+	if len(below.path) > maxPath { // too long for an error
 		below.path = r.dir.path
 	}
 	r.steps = append(r.steps, step{name, r.dir.st.Dev, r.dir.st.Ino, len(r.dir.path)})
@@ -149,7 +149,7 @@ func (r *removal) up() error {
 	if above.path = path[:last.path]; above.st.Dev != last.dev || above.st.Ino != last.ino {
 		return failed(wire.ClassPrecondition, path, "it was moved while it was being removed")
 	}
-	_ = above.at(last.name).remove() // if it isn't empty after all, it is found again
+	_ = above.at(last.name).remove() // if it isn't empty, files finds it again
 	return nil
 }
 
@@ -192,7 +192,7 @@ func (j *job) relocate(move bool) error {
 		if !errors.Is(err, unix.EXDEV) {
 			return err
 		}
-		// Another file system, or another layer of the container's own.
+		// Another file system, or another layer of the container's root.
 	}
 	if err := j.copyTo(from, to, move); err != nil || !move {
 		return err
@@ -342,7 +342,7 @@ func (c *copying) content(out, in *file, mode uint32) error {
 	for left > 0 {
 		n, err := unix.CopyFileRange(in.fd, nil, out.fd, nil, int(min(left, most)), 0)
 		if err != nil || n <= 0 {
-			break // it can't, or says that there is nothing, as of files that the kernel makes up
+			break // not supported, or 0 as for virtual files
 		}
 		left -= int64(n)
 		if err := c.Alive(); err != nil {

@@ -15,8 +15,7 @@ import (
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-// events are the types of wire.FileEvent by what the kernel says; besides there are "ready"
-// and "overflow".
+// events maps inotify's masks to types of wire.FileEvent. The other types are "ready" and "overflow".
 var events = []struct {
 	mask uint32
 	kind string
@@ -31,7 +30,7 @@ const (
 		unix.IN_DELETE_SELF | unix.IN_MOVE_SELF | unix.IN_ONLYDIR | unix.IN_EXCL_UNLINK
 )
 
-// watch sends changes until the upload, which has no content, ends. Root has to be OwnRoot.
+// watch sends changes until the upload, which has no content, ends. The root must be OwnRoot.
 func (j *job) watch() error {
 	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
 	if err != nil {
@@ -90,16 +89,16 @@ type watching struct {
 	fd    int
 	file  *os.File
 	root  int
-	paths map[int32]string // of the directories, by their watch
-	begun bool             // which the peer knows
-	full  bool             // a directory isn't watched; the peer knows, once begun
+	paths map[int32]string // of directories, by watch descriptor
+	begun bool             // the first watches are set, and the peer gets events
+	full  bool             // a directory isn't watched; reported once begun
 }
 
 func (w *watching) send(kind, path string, dir bool) error {
 	return w.Item(&wire.FileEvent{Type: kind, Path: []byte(path), Dir: dir})
 }
 
-// loop tells of changes until the read of them is interrupted.
+// loop sends changes until its read is interrupted.
 func (w *watching) loop() error {
 	buf := make([]byte, 16<<10)
 	for {
@@ -120,7 +119,7 @@ func (w *watching) loop() error {
 	}
 }
 
-// read waits for events without the lock.
+// read reads events. It waits without the lock.
 func (w *watching) read(buf []byte) (n int, err error) {
 	raw, err := w.file.SyscallConn()
 	if err != nil {
@@ -144,7 +143,7 @@ func (w *watching) event(wd int32, mask uint32, name string) error {
 	}
 	path, ok := w.paths[wd]
 	if !ok {
-		return nil // of a directory that was moved away
+		return nil // from a directory that was moved away
 	}
 	if mask&unix.IN_IGNORED != 0 {
 		delete(w.paths, wd)
@@ -153,7 +152,7 @@ func (w *watching) event(wd int32, mask uint32, name string) error {
 	dir := mask&unix.IN_ISDIR != 0
 	if name == "" {
 		if int(wd) != w.root {
-			return nil // the directory above tells of it
+			return nil // the parent's watch reports it
 		}
 		dir = true
 	} else {
@@ -167,7 +166,7 @@ func (w *watching) event(wd int32, mask uint32, name string) error {
 	return nil
 }
 
-// tell sends a change, and goes on to watch the directory that it is of.
+// tell sends a change. For a directory below the root, it then updates the watches.
 func (w *watching) tell(kind, path string, dir, below bool) error {
 	if err := w.send(kind, path, dir); err != nil || !dir || !below || !w.Recursive {
 		return err
@@ -176,13 +175,13 @@ func (w *watching) tell(kind, path string, dir, below bool) error {
 	case "rename":
 		w.forget(path)
 	case "create":
-		w.forget(path) // what had the name before
+		w.forget(path) // a directory that had the name before
 		return w.add(path, true)
 	}
 	return nil
 }
 
-// forget ends the watches of a directory that has another name now, or none.
+// forget ends the watches of a directory that was renamed or removed, and of those below it.
 func (w *watching) forget(dir string) {
 	for wd, path := range w.paths {
 		if path == dir || strings.HasPrefix(path, dir+"/") {
@@ -192,15 +191,15 @@ func (w *watching) forget(dir string) {
 	}
 }
 
-// add watches a directory and those below it. If told so, it tells of what is in them:
-// it may have come before the watch.
+// add watches a directory and those below it. If tell is set, it reports their files as created, as
+// they may have come before the watch.
 func (w *watching) add(dir string, tell bool) error {
 	if err := w.watchDir(dir); err != nil {
 		return err
 	}
 	root, err := w.open(dir, dirFlags|unix.O_NOFOLLOW)
 	if err != nil {
-		return nil // gone, or not to be read: there is nothing to tell
+		return nil // gone or unreadable: nothing to report
 	}
 	defer root.close()
 	var sent error // the peer's
@@ -223,7 +222,7 @@ func (w *watching) add(dir string, tell bool) error {
 	return sent
 }
 
-// watchDir adds a directory, and says once if there are too many.
+// watchDir watches a directory. It sends one overflow if there are too many.
 func (w *watching) watchDir(dir string) error {
 	if len(w.paths) >= maxWatches {
 		return w.overflow()
@@ -236,7 +235,7 @@ func (w *watching) watchDir(dir string) error {
 		return nil
 	}
 	if missing(err) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, fs.ErrPermission) {
-		return nil // gone, another by now, or not this user's to see
+		return nil // gone, replaced, or not accessible to this user
 	}
 	return w.overflow()
 }
