@@ -17,7 +17,7 @@ const (
 	MaxTimeout  = int64(1<<63-1) / 1e6 // milliseconds
 )
 
-// CheckID reports what is wrong with the ID of a process.
+// CheckID returns an error if id can't be the ID of a process.
 func CheckID(id string) error {
 	ok := id != "" && len(id) <= MaxID
 	for i := 0; ok && i < len(id); i++ {
@@ -30,7 +30,7 @@ func CheckID(id string) error {
 	return nil
 }
 
-// Check reports what is wrong with a process, whatever is in the container.
+// Check returns an error if s is invalid, whatever is in the container.
 func (s *Start) Check() error {
 	if s == nil {
 		return errors.New("there is nothing to start")
@@ -59,7 +59,7 @@ func (s *Start) Check() error {
 	}
 	for _, list := range [][]string{s.Command, s.Env, {s.Dir, s.Label}} {
 		for _, text := range list {
-			if strings.IndexByte(text, 0) >= 0 || !utf8.ValidString(text) { // JSON would have something else arrive
+			if strings.IndexByte(text, 0) >= 0 || !utf8.ValidString(text) { // JSON would change them
 				return fmt.Errorf("a command, its environment, directory and label are UTF-8 without zero bytes, which %.100q is not", text)
 			}
 		}
@@ -67,7 +67,7 @@ func (s *Start) Check() error {
 	return CheckSize(s.Rows, s.Cols)
 }
 
-// CheckSize reports what is wrong with the size of a terminal, of which 0 is the default.
+// CheckSize returns an error if a terminal can't have this size. 0 is the default.
 func CheckSize(rows, cols int) error {
 	if rows < 0 || rows > MaxTerminal || cols < 0 || cols > MaxTerminal {
 		return fmt.Errorf("a terminal of %d rows and %d columns: each can be 0 to %d", rows, cols, MaxTerminal)
@@ -75,7 +75,7 @@ func CheckSize(rows, cols int) error {
 	return nil
 }
 
-// CheckSignal reports whether there is a signal.
+// CheckSignal returns an error if there is no such signal.
 func CheckSignal(signal int) error {
 	if signal < 1 || signal > MaxSignal {
 		return fmt.Errorf("there is no signal %d: 1 to %d are", signal, MaxSignal)

@@ -11,7 +11,7 @@ type Hello struct {
 	Version int `json:"version"`
 	UID     int `json:"uid"`
 	GID     int `json:"gid"`
-	// PID is the program's own, as its container counts.
+	// PID is the program's own, in its container's PID namespace.
 	PID int `json:"pid,omitempty"`
 	// Begun is when the program started, in clock ticks since the machine started.
 	Begun uint64 `json:"begun,omitempty"`
@@ -29,8 +29,8 @@ type Request struct {
 // Op is an operation.
 type Op string
 
-// The operations. Those of processes but OpStart and OpEvents have a Process, those of files
-// a File.
+// The operations. A Request about processes has a Process, but for OpStart and OpEvents. One about
+// files has a File.
 const (
 	// OpStart starts a process; Result is a ProcessInfo. With a Follow it goes on as OpFollow.
 	OpStart Op = "start"
@@ -106,8 +106,7 @@ type Follow struct {
 // FromFirst is as in the runtime package.
 const FromFirst = -1
 
-// ProcessInfo is what is known of a process. Times are in nanoseconds since 1970; 0 is
-// none.
+// ProcessInfo describes a process. Times are in nanoseconds since 1970; 0 is none.
 type ProcessInfo struct {
 	ID              string   `json:"id"`
 	Label           string   `json:"label,omitempty"`
@@ -126,7 +125,7 @@ type ProcessInfo struct {
 	PeakMemoryBytes int64    `json:"peak_memory_bytes,omitempty"`
 	FirstSeq        int64    `json:"first_seq,omitempty"`
 	NextSeq         int64    `json:"next_seq,omitempty"`
-	// NotKilled says that some of its tree outlived the timeout's kill.
+	// NotKilled says that some of the process's tree outlived the kill at the timeout.
 	NotKilled bool `json:"not_killed,omitempty"`
 }
 
@@ -150,7 +149,7 @@ type File struct {
 	Include    string `json:"include,omitempty"`
 }
 
-// FileInfo is what a file is. Mode is st_mode, with the type.
+// FileInfo describes a file. Mode is st_mode, with the type.
 type FileInfo struct {
 	Path    []byte `json:"path"`
 	Size    int64  `json:"size"`
@@ -161,14 +160,14 @@ type FileInfo struct {
 	Target  []byte `json:"target,omitempty"`
 }
 
-// FileMatch is a line that was found.
+// FileMatch is a line that a search found.
 type FileMatch struct {
 	Path []byte `json:"path"`
 	Line int    `json:"line"`
 	Text []byte `json:"text"`
 }
 
-// FileEvent is a change.
+// FileEvent is a change of a file.
 type FileEvent struct {
 	Type string `json:"type"` // as in the runtime package, or "ready"
 	Path []byte `json:"path,omitempty"`
@@ -184,7 +183,7 @@ type Failure struct {
 // Class is the kind of a Failure.
 type Class string
 
-// The classes; any other is as ClassInternal.
+// The classes. Any other is treated as ClassInternal.
 const (
 	ClassNotFound     Class = "not_found"
 	ClassExists       Class = "exists"

@@ -10,12 +10,12 @@ import (
 	"github.com/hashicorp/yamux"
 )
 
-// MaxStreams is how many operations a session has at once.
+// MaxStreams is the most operations that a session has at once.
 const MaxStreams = 1000
 
-// Mux configures either side of a session. Write is how long the other side may take
-// nothing until a write fails. Closing is how long a stream that this side has closed
-// waits for the other side to do so; 0 is for ever.
+// Mux returns the configuration of either side of a session. A write fails after the time write if the
+// other side reads nothing. A stream that this side has closed waits for the other side to close it, at
+// most for the time closing; 0 is forever.
 func Mux(write, closing time.Duration) *yamux.Config {
 	c := yamux.DefaultConfig()
 	c.AcceptBacklog = MaxStreams + 24 // more, so that opening a stream never waits
@@ -23,22 +23,22 @@ func Mux(write, closing time.Duration) *yamux.Config {
 	c.ConnectionWriteTimeout = write
 	c.StreamOpenTimeout = 0 // an operation has a timeout of its own
 	c.StreamCloseTimeout = closing
-	c.LogOutput = io.Discard // the other side may have it logged anything
+	c.LogOutput = io.Discard // the other side could get anything logged
 	return c
 }
 
-// Joined is a carrier of a session on which frames go out together. Yamux writes the header
-// and the data of a frame apart, and opens and accepts a stream by frames of their own: those
-// wait for the next frame. Who opens a stream sends a request or closes it, and nobody waits
-// to see it accepted.
+// Joined is a carrier of a session that joins frames into fewer writes. Yamux writes a frame's header
+// apart from its data, and opens and accepts a stream with extra frames. Joined holds both back until
+// the next frame. Nothing waits for them: the side that opens a stream sends a request or closes it,
+// and never waits until the stream is accepted.
 type Joined struct {
 	io.ReadWriteCloser
-	held []byte // headers that haven't gone out
+	held []byte // headers held back
 	data bool   // the next write is the data of the last header
 }
 
 const (
-	joinMost = 4 << 10 // bytes of headers that wait
+	joinMost = 4 << 10 // bytes of headers held back
 	muxHead  = 12
 )
 

@@ -69,7 +69,7 @@ func (r *Ring) Add(stderr bool, data []byte) {
 	}
 	if own.n > 0 {
 		n := own.n + copy(own.b[own.n:], data)
-		if !utf8.FullRune(own.b[:n]) { // it took all of the data
+		if !utf8.FullRune(own.b[:n]) { // the piece has all of data now
 			own.n = n
 			return
 		}
@@ -80,7 +80,7 @@ func (r *Ring) Add(stderr bool, data []byte) {
 	own.n, own.since = copy(own.b[:], data[n:]), 0
 }
 
-// Flush appends what is held back.
+// Flush appends the parts of characters that were held back.
 func (r *Ring) Flush() {
 	r.release(false)
 	r.release(true)
@@ -130,7 +130,7 @@ func (r *Ring) put(stderr bool, data []byte) {
 	}
 }
 
-// Clear drops all that is kept, with its memory.
+// Clear drops all output, and frees its memory.
 func (r *Ring) Clear() {
 	r.drop(r.size)
 	r.buf, r.runs, r.held = nil, nil, [2]piece{}
@@ -172,7 +172,7 @@ func (r *Ring) Bounds() (first, next int64) { return r.next - int64(r.size), r.n
 // Room returns how many bytes of a stream can be added without dropping output after seq,
 // which must be within Bounds.
 func (r *Ring) Room(stderr bool, seq int64) int {
-	// What is held back becomes two more runs at the most.
+	// The held pieces become at most two more runs.
 	if len(r.runs)-r.runAfter(seq) >= r.maxRuns()-2 {
 		last := len(r.runs) - 1
 		if r.runs[last].stderr != stderr || r.held[index(!stderr)].n > 0 {

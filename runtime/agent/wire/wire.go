@@ -35,18 +35,18 @@ const Socket = "s"
 // Kind is the kind of a frame.
 type Kind byte
 
-// The kinds. J are in JSON, with a type of this package.
+// The kinds. J marks a payload in JSON, of a type in this package.
 const (
 	KindHello   Kind = iota + 1 // J, from the program: Hello
 	KindRequest                 // J, from Berm: Request
-	KindReady                   // from the program: go on
+	KindReady                   // from the program: the operation can begin
 	KindGo                      // from Berm
 	KindData                    // from both: bytes
 	KindEnd                     // from both: no more Data from this side
 	KindOutput                  // from the program: an Output
 	KindItem                    // J, from the program: one of many answers
-	KindResult                  // J, from the program: the end
-	KindFailure                 // J, from the program: the other end, a Failure
+	KindResult                  // J, from the program: the operation has ended
+	KindFailure                 // J, from the program: the operation has failed, a Failure
 )
 
 // Bounds of a frame's payload.
@@ -97,19 +97,18 @@ type Reader struct {
 	r    *bufio.Reader
 	head [frameHead]byte
 	got  int    // bytes of the head
-	buf  []byte // what has come of the payload
+	buf  []byte // the part of the payload read so far
 }
 
 // NewReader reads from r through a buffer of its own.
 func NewReader(r io.Reader) *Reader { return &Reader{r: bufio.NewReaderSize(r, 4<<10)} }
 
-// keepBuffer is the largest that a Reader keeps from one frame to the next.
+// keepBuffer is the size of the largest buffer that a Reader keeps from one frame to the next.
 const keepBuffer = outputHead + MaxData
 
-// Next reads a frame. The payload is valid until the next call. The error is io.EOF only
-// between two frames. After a passed deadline, the next call goes on where this one ended,
-// even in the middle of a frame. Next refuses a Request, the largest of frames; Expect
-// reads it.
+// Next reads a frame. The payload is valid until the next call. The error is io.EOF only between two
+// frames. If a deadline ends a call, the next call goes on where that one stopped, even in the middle
+// of a frame. Next refuses a Request, the largest kind of frame; Expect reads it.
 func (r *Reader) Next() (Kind, []byte, error) { return r.whole(0) }
 
 func (r *Reader) whole(want Kind) (Kind, []byte, error) {
@@ -146,7 +145,7 @@ func (r *Reader) next(want Kind) error {
 	return r.payload(int(size))
 }
 
-// payload grows the buffer only as bytes come: a size alone costs its sender nothing.
+// payload reads a payload. The buffer grows only as bytes arrive: claiming a size costs nothing.
 func (r *Reader) payload(size int) error {
 	for len(r.buf) < size {
 		have := len(r.buf)
@@ -174,7 +173,7 @@ func (r *Reader) Expect(kind Kind) ([]byte, error) {
 
 // Decode reads JSON. It ignores fields that this version doesn't know.
 func Decode(payload []byte, v any) error {
-	if err := json.Unmarshal(payload, v); err != nil { // a later version may say more
+	if err := json.Unmarshal(payload, v); err != nil {
 		return fmt.Errorf("%w: %w", ErrProtocol, err)
 	}
 	return nil
@@ -244,14 +243,14 @@ func (w *Writer) SendFrame(f *OutputFrame, o Output) error {
 	return w.err
 }
 
-// Output is what a process printed.
+// Output is a piece of a process's output.
 type Output struct {
-	Seq    int64 // bytes of both streams up to the end of this
+	Seq    int64 // bytes of both streams up to the end of Data
 	Stderr bool
 	Data   []byte
 }
 
-// head writes what comes before the data.
+// head writes the fields before the data.
 func (o Output) head(b []byte) {
 	b[0] = 0
 	if o.Stderr {
@@ -260,7 +259,7 @@ func (o Output) head(b []byte) {
 	binary.BigEndian.PutUint64(b[1:], uint64(o.Seq))
 }
 
-// Cut returns the beginning of a text, at most so many bytes. It doesn't split a character.
+// Cut returns at most the first most bytes of a text. It doesn't split a character.
 func Cut[T string | []byte](text T, most int) T {
 	if len(text) <= most {
 		return text
