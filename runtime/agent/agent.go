@@ -61,9 +61,9 @@ type Options struct {
 
 // Runtime is an engine that works inside its containers through the program.
 //
-// Create gives a container the program and a directory, unless its Spec has an Agent. With
-// an Agent without a Dir, the container has the program alone, and the Runtime reaches it
-// through the engine. An Agent with a Dir is another's; Create passes the Spec on as it is.
+// Create gives a container the program and a directory, unless its Spec has an Agent. With an Agent
+// without a Dir, the container has the program alone, and the Runtime reaches it through the engine. An
+// Agent with a Dir isn't the Runtime's, so Create passes the Spec on unchanged.
 //
 // It may be used from many goroutines at once.
 type Runtime struct {
@@ -122,8 +122,8 @@ var usualPace = pace{
 	leave: 5 * time.Second,
 }
 
-// New wraps an engine. It listens at once for the programs of all containers that an
-// earlier Runtime with the same Root made, and fails if that one isn't closed.
+// New wraps an engine. It listens at once for the programs of all containers that an earlier Runtime
+// with the same Root made. It fails if that Runtime isn't closed.
 func New(opts Options) (*Runtime, error) { return newRuntime(opts, usualPace) }
 
 func newRuntime(opts Options, p pace) (*Runtime, error) {
@@ -180,8 +180,8 @@ func lockRoot(path string) (*os.File, error) {
 
 var dirPattern = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// dirName is the name of a container's directory. The container's own name is unique in
-// the engine, and known again after a restart.
+// dirName returns the name of a container's directory. It derives from the container's name, which is
+// unique in the engine and still known after a restart.
 func dirName(container string) string {
 	sum := sha256.Sum256([]byte(container))
 	return hex.EncodeToString(sum[:16])
@@ -273,9 +273,9 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Contai
 	return c, nil
 }
 
-// reserve returns the container of a name that Create is about to make, with a directory and
-// a listener. It may exist already. Either the engine has a container of that name, and
-// Create will fail, or one that is gone has left it.
+// reserve returns a container with a directory and a listener, for a name that Create is about to use.
+// If the directory exists already, the engine has a container of that name and Create will fail, or a
+// container that is gone left it.
 func (r *Runtime) reserve(name string) (*container, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -338,7 +338,7 @@ func (r *Runtime) Remove(ctx context.Context, id string) error {
 	return nil
 }
 
-// known returns the container of an id if this Runtime has met it, or nil.
+// known returns the container with an id, or nil if this Runtime hasn't met it.
 func (r *Runtime) known(id string) *container {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -34,7 +34,7 @@ type call struct {
 	closing sync.Once
 	stop    func() bool
 	stopped chan struct{} // closed when the context has ended and the stream's deadline is set
-	idle    bool          // it has no use of the session
+	idle    bool          // it has released its use of the session
 }
 
 // Errors of a call that can't begin. The program has done nothing then.
@@ -115,10 +115,10 @@ func (x *call) request(request []byte) error {
 		return errDead
 	}
 	if x.ctx.Err() != nil {
-		return runtime.Ended(x.ctx) // and it never was
+		return runtime.Ended(x.ctx) // the operation never began
 	}
-	x.within(asked.Add(x.b.r.pace.ready)) // it has answered: the wait for that is over
-	_ = x.w.Send(wire.KindGo, nil)        // it may have come even if this fails: what begins here has begun
+	x.within(asked.Add(x.b.r.pace.ready)) // the program has answered, so it gets the whole time
+	_ = x.w.Send(wire.KindGo, nil)        // may arrive even if this fails, so the operation counts as begun
 	x.within(time.Time{})
 	return nil
 }
@@ -147,7 +147,7 @@ func (b *container) inspect(ctx context.Context) (runtime.Container, error) {
 	return b.r.Inspect(ctx, id)
 }
 
-// drop ends a call, and cancels the operation if that goes on.
+// drop ends a call, and cancels the operation if it is still under way.
 func (x *call) drop() {
 	x.stop()
 	x.closing.Do(func() {
@@ -172,8 +172,8 @@ func (x *call) release() bool {
 	return false
 }
 
-// outlive binds the call to another context than the one it began with. If that one has
-// ended, outlive ends the call and returns an error.
+// outlive binds the call to another context. If the context that the call began with has ended, outlive
+// ends the call and returns an error.
 func (x *call) outlive(ctx context.Context) error {
 	if !x.release() {
 		x.drop()
@@ -213,9 +213,8 @@ func (r *Runtime) open(ctx context.Context, id string, req *wire.Request) (*call
 	return b.open(ctx, id, "", req, true)
 }
 
-// open begins an operation as a user; empty is the container's own. If the program doesn't
-// answer on its socket and anyway is set, open has the engine start another. The error is
-// classed.
+// open begins an operation as a user; empty is the container's own. If the program doesn't answer on
+// its socket and anyway is set, the engine starts another program. The error is classed.
 func (b *container) open(ctx context.Context, id, user string, req *wire.Request, anyway bool) (*call, error) {
 	if !b.socketless() {
 		x, err := b.start(ctx, id, req, func(ctx context.Context) (*session, error) {
@@ -245,7 +244,7 @@ func (b *container) open(ctx context.Context, id, user string, req *wire.Request
 // errUnfit says that the program runs as another user than the requested one.
 var errUnfit = errors.New("the program has another user")
 
-// errLost is for a container whose program doesn't answer.
+// errLost is the error for a container whose program doesn't answer.
 var errLost = runtime.Unavailable(errors.New("the container's agent doesn't answer"))
 
 // start tries a request on up to maxRetries sessions, until it finds one that isn't dead. If

@@ -21,30 +21,30 @@ import (
 
 // Bounds of a container.
 const (
-	maxSessions = 16               // sessions that it dialled
+	maxSessions = 16               // sessions that its program dialled
 	youth       = 10 * time.Second // how long its program is expected to dial, once its first process is met
 )
 
-// container has a container's directory and socket, and the sessions with its program. One
-// without a directory has no name.
+// container holds the directory, socket and sessions of a container. Without a directory, its name is
+// empty.
 type container struct {
 	r      *Runtime
 	name   string
 	dir    string
-	ctx    context.Context // ends with it
+	ctx    context.Context // ends with close
 	cancel context.CancelFunc
 
 	// Guarded by Runtime.mu.
-	id      string // the container's; empty while that isn't known
+	id      string // the container's; empty while unknown
 	creates int    // calls of Create under way
 	fresh   bool   // the directory was made by this Runtime
 
-	missed  atomic.Bool  // the log has that the program doesn't answer
+	missed  atomic.Bool  // it was logged that the program doesn't answer
 	opening atomic.Int32 // streams that are being opened
 
 	mu       sync.Mutex
 	ln       *net.UnixListener   // nil: there is no socket
-	pid      int                 // of the container's first process; 0 while that isn't known
+	pid      int                 // of the container's first process; 0 while unknown
 	accepts  bool                // accept runs: the pid has been known
 	until    time.Time           // its program is expected to dial until then
 	refused  bool                // a connection was refused since the engine was last asked
@@ -119,7 +119,7 @@ func (b *container) close() {
 	b.hangUp()
 }
 
-// taskLocked runs f in a goroutine that ends with the container, unless that has ended.
+// taskLocked runs f in a goroutine, which must end with b.ctx. It returns false if b.ctx has ended.
 func (b *container) taskLocked(f func()) bool {
 	if b.ctx.Err() != nil {
 		return false
@@ -223,14 +223,14 @@ func (b *container) admit(nc *net.UnixConn) bool {
 	return true
 }
 
-// peer returns the pid of the process that dialled. It is 0 for a process in a PID namespace
-// that this one can't see into. Any process of the sandbox may be that one.
+// peer returns the pid of the process that dialled. It is 0 for a process in a PID namespace that this
+// one can't see into. Any process of the sandbox may have dialled then.
 func peer(nc *net.UnixConn) (int, error) {
 	cred, err := runtime.PeerOf(nc)
 	return int(cred.Pid), err
 }
 
-// hold waits for the Hello of a session that was dialled, and keeps it until it ends.
+// hold waits for the Hello of a session that was dialled, and keeps the session until it ends.
 func (b *container) hold(s *session) {
 	err := b.r.guard(func() error { return s.greet(b.r.pace.hello) })
 	b.mu.Lock()
@@ -274,7 +274,7 @@ func (b *container) take(ctx context.Context) (*session, error) {
 		switch {
 		case s != nil:
 			return s, nil
-		case unsure && !asked: // another process may be the first by now
+		case unsure && !asked: // the container may have been restarted
 			asked = true
 			b.ask(ctx)
 			continue

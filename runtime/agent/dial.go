@@ -40,7 +40,7 @@ func (r *Runtime) dial(ctx context.Context, id string, port int) (*portConn, err
 	return &portConn{x: x, port: portAddr{id, port}}, nil
 }
 
-// portConn is a connection to a port. A deadline may cut a frame in two: x.r goes on in the
+// portConn is a connection to a port. If a deadline interrupts the read of a frame, x.r goes on in the
 // middle of it.
 type portConn struct {
 	x    *call
@@ -48,11 +48,11 @@ type portConn struct {
 
 	closed  atomic.Bool
 	reading sync.Mutex
-	rest    []byte // of what came
-	end     error  // of reading
+	rest    []byte // received, but not read yet
+	end     error  // the error of further Reads
 
 	writing sync.Mutex
-	ended   bool // for writing
+	ended   bool // CloseWrite was called
 }
 
 func (p *portConn) Read(b []byte) (int, error) {
@@ -100,7 +100,7 @@ func (p *portConn) Write(b []byte) (int, error) {
 	return sent, nil
 }
 
-// CloseWrite ends what is written; reading goes on.
+// CloseWrite closes the writing side. Reads go on.
 func (p *portConn) CloseWrite() error {
 	p.writing.Lock()
 	defer p.writing.Unlock()
@@ -113,7 +113,7 @@ func (p *portConn) CloseWrite() error {
 
 func (p *portConn) Close() error {
 	p.closed.Store(true)
-	_ = p.x.nc.SetDeadline(past) // ends what waits
+	_ = p.x.nc.SetDeadline(past) // ends Reads and Writes that wait
 	p.x.drop()
 	return nil
 }
@@ -124,7 +124,7 @@ func (p *portConn) RemoteAddr() net.Addr { return p.port }
 func (p *portConn) SetDeadline(t time.Time) error     { return p.x.nc.SetDeadline(t) }
 func (p *portConn) SetReadDeadline(t time.Time) error { return p.x.nc.SetReadDeadline(t) }
 
-// SetWriteDeadline is for Writes. One that it cuts short breaks the connection.
+// SetWriteDeadline sets the deadline of Writes. A Write that it cuts short breaks the connection.
 func (p *portConn) SetWriteDeadline(t time.Time) error { return p.x.nc.SetWriteDeadline(t) }
 
 // portAddr is a port of a container.

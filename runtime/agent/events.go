@@ -14,8 +14,8 @@ import (
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-// Events follows the starts and ends of processes. Ctx only bounds the start. The events end when
-// a session breaks, as it isn't known what happened then.
+// Events follows the starts and ends of processes. Ctx only bounds the start. The events end when a
+// session breaks, as some may have been missed.
 func (r *Runtime) Events(ctx context.Context, id string) (runtime.Events, error) {
 	e, err := r.openEvents(ctx, id)
 	if err != nil {
@@ -43,7 +43,7 @@ func (r *Runtime) openEvents(ctx context.Context, id string) (*events, error) {
 		e.add(x)
 	}
 	b.mu.Lock()
-	b.events[e] = true // own does the rest
+	b.events[e] = true // own adds later sessions
 	b.mu.Unlock()
 	leave := context.AfterFunc(b.ctx, func() { e.end(b.left()) })
 	context.AfterFunc(e.ctx, func() { leave() })
@@ -63,10 +63,10 @@ type events struct {
 	cancel context.CancelCauseFunc
 
 	mu       sync.Mutex
-	change   sync.Cond         // of what is below
-	sessions map[*session]bool // that are followed; true: all processes are still to come
+	change   sync.Cond         // broadcast when a field below changes
+	sessions map[*session]bool // the followed sessions; true until the first report
 	changed  map[string]runtime.ProcessInfo
-	begun    bool // Next has returned all
+	begun    bool // Next has returned all processes once
 	err      error
 }
 
@@ -90,10 +90,10 @@ func (e *events) watch(s *session) {
 	e.add(x)
 }
 
-// add reads what the program tells on a call.
+// add reads the events of a call in a goroutine.
 func (e *events) add(x *call) {
 	s := x.s
-	if s.served != nil { // it lasts as long as it has processes
+	if s.served != nil { // the session lasts as long as it has processes
 		x.idle = true
 		s.release()
 	}
@@ -114,7 +114,7 @@ func (e *events) add(x *call) {
 	}
 }
 
-// read reads what the program tells until that ends.
+// read reads events until the call ends.
 func (e *events) read(x *call) error {
 	var batch []runtime.ProcessInfo
 	for {
@@ -140,8 +140,8 @@ func (e *events) read(x *call) error {
 	}
 }
 
-// put keeps what has changed for Next. It waits while that is much, but for all processes of
-// a session: Next waits for those.
+// put keeps changes for Next. While many are kept, it waits, except with a session's first report: Next
+// waits for that report.
 func (e *events) put(s *session, batch []runtime.ProcessInfo) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -155,7 +155,7 @@ func (e *events) put(s *session, batch []runtime.ProcessInfo) {
 	e.change.Broadcast()
 }
 
-// lose ends with a session, unless that has ended because it had no processes any more.
+// lose ends the events because s ended, unless s ended because it had no processes any more.
 func (e *events) lose(s *session, err error) {
 	if s.served != nil {
 		s.b.mu.Lock()
@@ -175,7 +175,7 @@ func (e *events) lose(s *session, err error) {
 	e.end(fmt.Errorf("follow the processes of container %s: %w", e.id, err))
 }
 
-// end has Next fail with err. All calls end with the context.
+// end makes Next fail with err, and ends all calls.
 func (e *events) end(err error) {
 	e.mu.Lock()
 	if e.err == nil {

@@ -20,7 +20,7 @@ import (
 // Berm is gone.
 const overtime = 15 * time.Second
 
-const farAway = 365 * 24 * time.Hour // a deadline that is none
+const farAway = 365 * 24 * time.Hour // stands for no deadline
 
 // Exec runs a command in a running container, to its end. The command isn't listed as a
 // process. The program kills it if the connection breaks. Then the error is ErrInterrupted, and
@@ -41,9 +41,9 @@ type run struct {
 	*call
 	output
 	e       runtime.Exec
-	begun   bool                  // the program has said so, or sent output
+	begun   bool                  // the program has sent an Item or output
 	deliver error                 // of Stdout or Stderr
-	feeding context.Context       // of Stdin; ends with the command
+	feeding context.Context       // of feed; ends with the command
 	starved atomic.Pointer[error] // why there is no Stdin
 }
 
@@ -135,7 +135,7 @@ func (x *run) follow() error {
 	}
 }
 
-// feed copies the input. It returns only once the input's Read has.
+// feed copies Stdin to the command. It can't return before a Read of Stdin has.
 func (x *run) feed() error {
 	var in *input
 	call, err := x.b.reach(x.feeding, x.id, x.s, &wire.Request{Op: wire.OpInput, Process: &wire.Process{ID: x.proc}})
@@ -164,7 +164,7 @@ func notKilled(err, why error) error {
 	return fmt.Errorf("%w; %w: %v", err, runtime.ErrNotKilled, why) //nolint:errorlint // why has a class of its own
 }
 
-// abandon kills a command whose connection broke. Its program also does so when it notices.
+// abandon kills a command whose connection broke. The program does so, too, once it notices.
 func (x *run) abandon(ctx context.Context) error {
 	why := x.killTree(ctx)
 	switch {
@@ -176,8 +176,8 @@ func (x *run) abandon(ctx context.Context) error {
 	return notKilled(runtime.Interrupted("out of reach"), why)
 }
 
-// kill ends a command with all its descendants, and delivers the last of its output.
-// The error is err, or says also that it couldn't.
+// kill kills a command with all its descendants, and delivers the last of its output. It returns err,
+// which says ErrNotKilled as well if some may still run.
 func (x *run) kill(ctx context.Context, err error) error {
 	x.release()
 	defer x.drop()

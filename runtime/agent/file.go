@@ -22,7 +22,7 @@ const (
 	maxLine  = 4 << 10
 )
 
-// fileOps are the operations of the protocol.
+// fileOps maps verbs to the operations of the protocol.
 var fileOps = map[runtime.FileVerb]wire.Op{
 	runtime.FileStat: wire.OpStat, runtime.FileRead: wire.OpRead, runtime.FileWrite: wire.OpWrite, runtime.FileList: wire.OpDir,
 	runtime.FileMkdir: wire.OpMkdir, runtime.FileMove: wire.OpMove, runtime.FileCopy: wire.OpCopy, runtime.FileRemove: wire.OpRemove,
@@ -57,7 +57,7 @@ func fileRequest(op runtime.FileOp) *wire.Request {
 	}}
 }
 
-// answer says which answers an operation allows, and delivers them.
+// answer holds the answers that an operation allows, and delivers them.
 type answer struct {
 	items  int                // at most
 	item   func([]byte) error // delivers one
@@ -187,7 +187,7 @@ func parseFile(payload []byte) (runtime.FileInfo, error) {
 	}, nil
 }
 
-// fileTypes are the types in st_mode.
+// fileTypes maps the types in st_mode.
 var fileTypes = map[uint32]fs.FileMode{
 	unix.S_IFREG: 0, unix.S_IFDIR: fs.ModeDir, unix.S_IFLNK: fs.ModeSymlink, unix.S_IFIFO: fs.ModeNamedPipe, unix.S_IFSOCK: fs.ModeSocket,
 	unix.S_IFCHR: fs.ModeDevice | fs.ModeCharDevice, unix.S_IFBLK: fs.ModeDevice,
@@ -234,7 +234,7 @@ func (x *call) upload(from io.Reader) ([]byte, error) {
 			}
 		}
 		if errors.Is(err, io.EOF) {
-			_ = x.w.Send(wire.KindEnd, nil) // the answer tells whether that has come
+			_ = x.w.Send(wire.KindEnd, nil) // the Result tells whether it has arrived
 			break
 		}
 		if err != nil {
@@ -246,7 +246,7 @@ func (x *call) upload(from io.Reader) ([]byte, error) {
 	return a.payload, a.err
 }
 
-// parseMatch decodes a line that was found.
+// parseMatch decodes a line that a search found.
 func parseMatch(payload []byte) (runtime.FileMatch, error) {
 	var m wire.FileMatch
 	if err := wire.Decode(payload, &m); err != nil {
@@ -263,7 +263,7 @@ var eventTypes = map[string]bool{
 	runtime.FileReady: true, "create": true, "modify": true, "remove": true, "rename": true, "attrib": true, "overflow": true,
 }
 
-// parseEvent decodes a change. Only one of a file must have a path.
+// parseEvent decodes a change. A change of a file must have a path.
 func parseEvent(payload []byte) (runtime.FileEvent, error) {
 	var e wire.FileEvent
 	if err := wire.Decode(payload, &e); err != nil {

@@ -94,7 +94,7 @@ func (r *Runtime) Follow(ctx context.Context, id, process string, f runtime.Foll
 	return out, nil
 }
 
-// newFollower waits until the program follows, and takes the call over.
+// newFollower waits until the program follows the process, and takes over the call.
 func (r *Runtime) newFollower(ctx context.Context, x *call, id, process string, how runtime.Follow) (*follower, runtime.ProcessInfo, error) {
 	info, err := x.process(wire.KindItem, process)
 	if err == nil && how.From >= 0 && info.FirstSeq != how.From {
@@ -121,7 +121,7 @@ type follower struct {
 	cancel context.CancelCauseFunc
 	x      atomic.Pointer[call]
 
-	// Of Next alone.
+	// Next alone uses these.
 	output
 	err error
 }
@@ -170,7 +170,7 @@ func (f *follower) again(x *call, err error) error {
 		return about("follow", f.id, f.proc, err)
 	}
 	f.x.Store(next)
-	if f.ctx.Err() != nil { // closed meanwhile, with the one before
+	if f.ctx.Err() != nil { // Close may have ended the old call alone
 		next.drop()
 		return errLeft
 	}
@@ -210,7 +210,7 @@ func (r *Runtime) Input(ctx context.Context, id, process string) (runtime.Input,
 	return in, nil
 }
 
-// newInput waits until the input is open, and takes the call over.
+// newInput waits until the input is open, and takes over the call.
 func newInput(ctx context.Context, x *call, process string) (*input, error) {
 	x.within(time.Now().Add(x.b.r.pace.answer))
 	_, err := x.expect(wire.KindReady)
@@ -285,7 +285,7 @@ func (in *input) Close() error {
 	return nil
 }
 
-// rejoin follows a process again after the connection broke. Pid is the program's on that
+// rejoin follows a process again after the connection broke. Pid is that of the program on the old
 // connection. The error is classed.
 func (b *container) rejoin(ctx context.Context, id string, out output, how runtime.Follow, pid int) (*call, error) {
 	how.From = out.seq

@@ -16,7 +16,7 @@ import (
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-// Bounds of what a program reports of processes.
+// Bounds of a program's reports of processes.
 const (
 	maxListed  = 1024
 	maxCommand = 4 << 10 // bytes, and a separator for each argument
@@ -113,7 +113,7 @@ func (r *Runtime) reach(ctx context.Context, id string, req *wire.Request) (*cal
 	return b.reach(ctx, id, b.owner(req.Process.ID), req)
 }
 
-// reach begins an operation on a process of a session. Nil is the session that was dialled.
+// reach begins an operation on a process of a session. A nil s stands for a dialled session.
 func (b *container) reach(ctx context.Context, id string, s *session, req *wire.Request) (*call, error) {
 	if s != nil && s.served != nil {
 		s.use()
@@ -148,7 +148,7 @@ var errVanished = runtime.Interrupted("lost")
 // process ends with this Runtime.
 func (r *Runtime) Start(ctx context.Context, id string, p runtime.Process) (runtime.ProcessInfo, runtime.Follower, error) {
 	info, f, err := r.start(ctx, id, p)
-	if err != nil || f == nil { // a nil *follower would be a Follower
+	if err != nil || f == nil { // a nil *follower would be a non-nil Follower
 		return info, nil, about("start", id, p.ID, err)
 	}
 	return info, f, nil
@@ -317,7 +317,7 @@ func (r *Runtime) Kill(ctx context.Context, id, process string) error {
 	return about("kill", id, process, err)
 }
 
-// kill kills a process of a session, as of reach.
+// kill kills a process; s is as in reach.
 func (b *container) kill(ctx context.Context, id string, s *session, process string) error {
 	x, err := b.reach(ctx, id, s, &wire.Request{Op: wire.OpKill, Process: &wire.Process{ID: process}})
 	if err == nil {

@@ -21,9 +21,9 @@ const (
 	maxServed = 16               // sessions by stdio in a container
 )
 
-// served has the fields of a session whose program the engine started. The session ends once
-// it has no operations and no processes. Its program then kills what it started. If it may
-// not have done so, a second program does.
+// served has the fields of a session whose program the engine started. The session ends once it has no
+// operations and no processes. Its program then kills all that it started. If it may have failed to, a
+// second program does.
 type served struct {
 	id    string // the container's
 	user  string
@@ -178,7 +178,7 @@ var errNoProgram = runtime.WithClass(errdefs.ErrNotImplemented, errors.New("the 
 func (b *container) startServe(ctx context.Context, id, user string) (*session, error) {
 	stdio, err := b.startProgram(ctx, id, runtime.Program{Command: []string{runtime.AgentProgram, "serve"}, User: user})
 	if errdefs.IsNotFound(err) {
-		if _, gone := b.inspect(ctx); gone == nil { // the program isn't there, the container is
+		if _, gone := b.inspect(ctx); gone == nil { // the container is there, so the program is missing
 			err = errNoProgram
 		}
 	}
@@ -252,7 +252,7 @@ func (s *session) watch() {
 		answered := make(chan struct{})
 		b.r.tasks.Go(func() {
 			defer close(answered)
-			_ = b.r.guard(func() error { _, err := s.mux.Ping(); return err }) // what takes longer than ready isn't waited for
+			_ = b.r.guard(func() error { _, err := s.mux.Ping(); return err }) // Ping gives up after pace.ready
 		})
 		select {
 		case <-answered:

@@ -62,7 +62,7 @@ func (s *session) greet(within time.Duration) error {
 }
 
 func (s *session) readHello() error {
-	r := bufio.NewReader(s.carrier) // a wire.Reader uses it as it is
+	r := bufio.NewReader(s.carrier) // wire.NewReader uses this buffer, so none of it is lost
 	payload, err := wire.NewReader(r).Expect(wire.KindHello)
 	if err != nil {
 		return err
@@ -152,7 +152,7 @@ type inbound struct {
 	r    io.Reader
 	head [12]byte
 	rest []byte        // of the head
-	data *bytes.Buffer // what is left of the frame's; nil if nothing is
+	data *bytes.Buffer // unread data of the frame; nil if none
 }
 
 const maxMuxData = 256 << 10 // of a frame: a stream's window
