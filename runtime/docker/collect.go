@@ -49,7 +49,7 @@ func (r *Runtime) RemoveNetworkID(ctx context.Context, id string) error {
 
 // discard is call for a removal. It is no error if there is no such thing.
 func (r *Runtime) discard(ctx context.Context, op, name string, f func(context.Context, *session) error) error {
-	if name == "" || url.PathEscape(name) != name { // the client would make another path of it
+	if name == "" || url.PathEscape(name) != name { // it would change the path of the client's URL
 		return fmt.Errorf("%s %q: %w", op, name, runtime.WithClass(errdefs.ErrInvalidArgument, errors.New("nothing has such a name")))
 	}
 	err := r.call(ctx, fmt.Sprintf("%s %q", op, name), f)

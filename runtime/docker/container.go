@@ -102,8 +102,8 @@ func (r *Runtime) start(ctx context.Context, s *session, id string) (runtime.Con
 	return inspect(ctx, s, id)
 }
 
-// undo cleans up after a failed Create, even if ctx has ended. A container that it can't
-// remove has its labels, and is found by them.
+// undo cleans up after a failed Create, even if ctx has ended. A container that it can't remove still
+// has its labels, so the sweep can find it.
 func (r *Runtime) undo(ctx context.Context, name string, err error, f func(context.Context) error) error {
 	cleanCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
@@ -206,8 +206,8 @@ func (r *Runtime) Remove(ctx context.Context, id string) error {
 
 var idPattern = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]*$`)
 
-// checkID returns a NotFound for what can't be an ID. The client would make a path of it,
-// which may lead to something else.
+// checkID returns NotFound for a string that can't be an ID. The client would put it into a URL's path,
+// which could lead to something else.
 func checkID(id string) error {
 	if !idPattern.MatchString(id) {
 		return runtime.WithClass(errdefs.ErrNotFound, errors.New("there is no such container"))
@@ -248,7 +248,7 @@ func inspect(ctx context.Context, s *session, id string) (runtime.Container, err
 		Image:     c.Image,
 		State:     state(c.State.Status),
 		Labels:    ownLabels(c.Config.Labels),
-		Env:       slices.DeleteFunc(c.Config.Env, func(v string) bool { return !strings.Contains(v, "=") }), // of Spec.Unset
+		Env:       slices.DeleteFunc(c.Config.Env, func(v string) bool { return !strings.Contains(v, "=") }), // names from Spec.Unset
 		CreatedAt: parseTime(c.Created),
 		StartedAt: parseTime(c.State.StartedAt),
 		OOMKilled: c.State.OOMKilled,

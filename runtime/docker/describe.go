@@ -7,14 +7,14 @@ import (
 	"slices"
 )
 
-// Description is what a process in a container can compare with what it sees of itself.
+// Description has properties by which a process can recognize its own container.
 type Description struct {
 	ID       string
 	Running  bool
 	Labels   map[string]string
-	UpperDir string // where its root file system's changes are on the engine's host; empty if the engine doesn't tell
+	UpperDir string // the root file system's changes on the engine's host; empty if unknown
 	Mounts   []DescribedMount
-	Networks []string // names of those that it is in, sorted; "host" and "none" are among them
+	Networks []string // names of its networks, sorted; "host" and "none" are among them
 }
 
 // DescribedMount is a bind or a volume of a container's.
@@ -24,8 +24,8 @@ type DescribedMount struct {
 	Volume bool   // it is a volume, which the engine keeps
 }
 
-// Describe describes any container, also one without labels of Berm's. It is for a Berm that
-// looks for its own container.
+// Describe describes any container, even one without Berm's labels. Berm looks for its own container
+// with it.
 func (r *Runtime) Describe(ctx context.Context, id string) (Description, error) {
 	var out Description
 	err := r.callOn(ctx, "describe container", id, func(ctx context.Context, s *session) error {

@@ -34,15 +34,15 @@ const (
 	// Spec promises.
 	minAPIVersion = "1.41"
 
-	// cleanupTimeout is how long it may take to undo what a failed call made.
+	// cleanupTimeout bounds the removal of what a failed call made.
 	cleanupTimeout = 5 * time.Second
 )
 
 // Options of New.
 type Options struct {
-	// Host is the engine's address, "unix:///path" or "tcp://host:port". Empty is
-	// the environment's DOCKER_HOST, or else unix:///var/run/docker.sock. With
-	// DOCKER_CERT_PATH set, TLS is used, and the engine's certificate always verified.
+	// Host is the engine's address, "unix:///path" or "tcp://host:port". Empty is the environment's
+	// DOCKER_HOST, or else unix:///var/run/docker.sock. With DOCKER_CERT_PATH set, calls use TLS and
+	// always verify the engine's certificate.
 	Host string
 	// CallTimeout is how long the engine may take to answer one call. 0 is 30 seconds.
 	CallTimeout time.Duration
@@ -52,7 +52,7 @@ type Options struct {
 	// Program reads Berm's program, for sandboxes on engines that don't see this host's
 	// files: see runtime.Agent. Nil is none.
 	Program func() ([]byte, error)
-	// Logger logs what errors don't tell callers. Nil discards.
+	// Logger logs failures that no error reports. Nil discards.
 	Logger *slog.Logger
 }
 
@@ -128,8 +128,8 @@ func (r *Runtime) Close() error {
 	return nil
 }
 
-// session has a client and what the engine said when it was first reached. It ends when the
-// engine can't be reached, or has another version.
+// session holds a client and the engine's properties when it was first reached. It ends when the engine
+// can't be reached, or has another version.
 type session struct {
 	*client.Client
 	http    http.RoundTripper
@@ -259,7 +259,7 @@ func (r *Runtime) Info(ctx context.Context) (runtime.Info, error) {
 // the parts of the engine's API that Runtime doesn't use.
 func (r *Runtime) Dial(ctx context.Context) (net.Conn, error) {
 	address := r.url.Host
-	if r.url.Port() == "" { // a unix socket's path is the dialler's own
+	if r.url.Port() == "" { // for a unix socket, the dialler ignores the address
 		address = net.JoinHostPort(r.url.Hostname(), r.url.Scheme)
 	}
 	conn, err := r.transport.DialContext(ctx, "tcp", address)

@@ -16,7 +16,7 @@ import (
 
 var errReplaced = runtime.Unavailable(errors.New("the engine was replaced by another version"))
 
-// statusError is an answer that the engine itself didn't give.
+// statusError is an answer from a proxy in front of the engine.
 type statusError struct{ code int }
 
 func (e *statusError) Error() string { return "answer " + http.StatusText(e.code) }
@@ -42,7 +42,7 @@ func (r *Runtime) forget(s *session, err error) {
 	}
 }
 
-// classify puts an error into its class; ctx is the caller's own.
+// classify gives an error its class. Ctx is the caller's own.
 func classify(ctx context.Context, err error) error {
 	switch {
 	case errdefs.IsConflict(err), errdefs.IsNotModified(err), errdefs.IsPermissionDenied(err):

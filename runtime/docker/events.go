@@ -26,13 +26,13 @@ func (r *Runtime) Watch(ctx context.Context, labels map[string]string, ready fun
 	const op = "watch containers"
 	watchCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	timer := time.AfterFunc(r.timeout, cancel) // until the stream stands
+	timer := time.AfterFunc(r.timeout, cancel) // bounds the opening of the stream
 	s, err := r.connect(watchCtx)
 	if err != nil {
 		return r.watchEnd(ctx, nil, op, err)
 	}
-	// The engine answers before it subscribes. It replays events since a given time, and so
-	// loses none if that is its own time now.
+	// The engine answers before it subscribes. So ask for all events since now, by the engine's own
+	// clock: it replays those that it would miss.
 	info, err := s.Info(watchCtx)
 	if err != nil {
 		return r.watchEnd(ctx, s, op, err)
@@ -72,7 +72,7 @@ func (r *Runtime) Watch(ctx context.Context, labels map[string]string, ready fun
 
 func (r *Runtime) watchEnd(ctx context.Context, s *session, op string, err error) error {
 	if ctx.Err() != nil {
-		return nil //nolint:nilerr // it is how a watch is meant to end
+		return nil //nolint:nilerr // the usual end of a watch
 	}
 	return r.failure(ctx, s, op, err)
 }

@@ -111,7 +111,7 @@ func readPull(body io.Reader, progress func(runtime.PullProgress)) error {
 		}
 		if m.Error != nil {
 			class := errhttp.ToNative(m.Error.Code)
-			if m.Error.Code < http.StatusBadRequest || m.Error.Code > http.StatusInternalServerError { // it isn't the engine that is away
+			if m.Error.Code < http.StatusBadRequest || m.Error.Code > http.StatusInternalServerError { // not Unavailable: the engine is there
 				class = errdefs.ErrUnknown
 			}
 			return runtime.WithClass(class, m.Error)
@@ -121,7 +121,7 @@ func readPull(body io.Reader, progress func(runtime.PullProgress)) error {
 		}
 		if p := m.Progress; p != nil && m.Status == "Downloading" {
 			layers[m.ID] = layer{p.Current, max(p.Total, p.Current)}
-		} else if l, ok := layers[m.ID]; ok { // what follows a layer's download
+		} else if l, ok := layers[m.ID]; ok { // the layer's download is complete
 			layers[m.ID] = layer{l.total, l.total}
 		}
 		out := runtime.PullProgress{Status: strings.TrimSpace(m.ID + " " + m.Status)}
@@ -133,14 +133,14 @@ func readPull(body io.Reader, progress func(runtime.PullProgress)) error {
 	}
 }
 
-// declared is what an image's configuration has for a container.
+// declared holds settings from an image's configuration.
 type declared struct {
 	volumes []string // the paths, sorted
 	command []string // entrypoint and command, joined
 	dir     string   // the working directory
 }
 
-// declared returns what an image declares. The caller doesn't change it.
+// declared returns what an image declares. The caller must not change it.
 func (s *session) declared(ctx context.Context, ref string) (declared, error) {
 	out, ok := s.images.Get(ref)
 	if ok {
@@ -155,14 +155,14 @@ func (s *session) declared(ctx context.Context, ref string) (declared, error) {
 		out.command = slices.Concat(img.Config.Entrypoint, img.Config.Cmd)
 		out.dir = img.Config.WorkingDir
 	}
-	if strings.HasPrefix(ref, "sha256:") { // what it names can't change
+	if strings.HasPrefix(ref, "sha256:") { // an ID's image can't change
 		s.images.Put(ref, out, int64(len(strings.Join(slices.Concat(out.volumes, out.command), ""))))
 	}
 	return out, nil
 }
 
-// parseTime parses a time of the engine's. It returns the zero time for what it can't parse,
-// and for the engine's own zero.
+// parseTime parses a time of the engine's. It returns the zero time for an invalid one and for the
+// engine's own zero.
 func parseTime(s string) time.Time {
 	t, err := time.Parse(time.RFC3339Nano, s)
 	if err != nil || t.IsZero() {

@@ -51,7 +51,7 @@ func (r *Runtime) Logs(ctx context.Context, id string, opts runtime.LogOptions, 
 	return r.failure(ctx, s, op, err)
 }
 
-// unixTime is how the engine's API takes an exact time.
+// unixTime formats an exact time for the engine's API.
 func unixTime(t time.Time) string {
 	return fmt.Sprintf("%d.%09d", t.Unix(), t.Nanosecond())
 }

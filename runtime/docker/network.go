@@ -21,8 +21,8 @@ const iccOption = "com.docker.network.bridge.enable_icc"
 // that address, containers could reach the host's servers, even from an internal network.
 const inhibitOption = "com.docker.network.bridge.inhibit_ipv4"
 
-// EnsureNetwork makes a bridge network unless one of its name is there. One that is there
-// must have the same driver and options.
+// EnsureNetwork makes a bridge network unless one of this name exists. An existing one must have the
+// same driver and options.
 //
 // Engines below API 1.44 check the name before they make the network. Two networks may come
 // to share it, and then neither can be used. So EnsureNetwork looks again afterwards, and

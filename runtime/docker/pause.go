@@ -18,7 +18,7 @@ func (r *Runtime) Pause(ctx context.Context, id string) error {
 	})
 }
 
-// Resume lets them run on.
+// Resume lets a container's processes go on.
 func (r *Runtime) Resume(ctx context.Context, id string) error {
 	return r.callOn(ctx, "resume container", id, func(ctx context.Context, s *session) error {
 		return unlessIn(ctx, s, id, runtime.StateRunning, s.ContainerUnpause(ctx, id))

@@ -124,9 +124,9 @@ func hostConfig(spec runtime.Spec, s *session, volumes []string) *container.Host
 
 // mounts returns the spec's binds, and read-only mounts that cover the given volumes.
 //
-// A bind doesn't include file systems that are mounted below its source. They were never judged,
-// and older engines would leave them writable below a read-only bind. The engine has no nosuid
-// and nodev for binds; no-new-privileges and the device cgroup do the same.
+// A bind doesn't include file systems that are mounted below its source. The policy never judged them,
+// and older engines would leave them writable below a read-only bind. The engine has no nosuid and
+// nodev for binds; no-new-privileges and the device cgroup do the same.
 //
 // The engine refuses a private bind of a directory below its own, where volumes are. Such a bind
 // needn't be private, as only the engine mounts there.
@@ -177,7 +177,7 @@ func agentMounts(a *runtime.Agent) []runtime.Mount {
 	return out
 }
 
-// logConfig keeps the last limit/2 to limit bytes.
+// logConfig makes the engine keep the last limit/2 to limit bytes of output.
 func logConfig(limit int64) container.LogConfig {
 	if limit <= 0 {
 		limit = defaultLogBytes

@@ -21,18 +21,18 @@ import (
 )
 
 const (
-	// stderrGrace is how long the last of a program's standard error may follow its end.
+	// stderrGrace is how long Wait waits for standard error after the program's end.
 	stderrGrace = time.Second
 
-	// endPatience is how long a program may take to end after its input has.
+	// endPatience is how long a program may take to end after its input has ended.
 	endPatience = 20 * time.Second
 
-	// startTick and waitTick are the longest intervals between two questions to the engine,
-	// for the start and for the end of a program.
+	// startTick and waitTick are the longest intervals between two polls of the engine, for the start
+	// and for the end of a program.
 	startTick = 50 * time.Millisecond
 	waitTick  = 4 * time.Second
 
-	maxRefusal = 8 << 10 // bytes that are read of the engine's error
+	maxRefusal = 8 << 10 // bytes of the engine's error that are read
 )
 
 // Start starts a program in a running container. Its working directory is "/": an OCI
@@ -100,13 +100,13 @@ func (x *program) start(ctx, callCtx context.Context, p runtime.Program) error {
 		err = runtime.Ended(ctx)
 	}
 	if err != nil {
-		_ = x.conn.Close() // which ends its input
+		_ = x.conn.Close() // ends the program's input
 	}
 	return classify(ctx, err)
 }
 
-// attach starts the exec, and takes over the connection. It doesn't use the client's function
-// for that, which waits for ever for an engine that hangs, and hides the status of a refusal.
+// attach starts the exec, and takes over the connection. It doesn't use the client's function, which
+// waits forever for a hung engine, and hides the status of a refusal.
 func (x *program) attach(ctx context.Context) (io.ReadWriteCloser, error) {
 	body, err := json.Marshal(container.ExecStartOptions{})
 	if err != nil {
@@ -226,7 +226,7 @@ func newStdio(x *program) *stdio {
 	return s
 }
 
-// unread drops what is written once the pipe's reader is closed.
+// unread discards writes once the pipe's reader is closed.
 type unread struct{ *io.PipeWriter }
 
 func (w unread) Write(p []byte) (int, error) {

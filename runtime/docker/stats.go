@@ -25,7 +25,7 @@ func (r *Runtime) Stats(ctx context.Context, id string) (runtime.Stats, error) {
 		if err := json.NewDecoder(res.Body).Decode(&st); err != nil {
 			return fmt.Errorf("decode: %w", err)
 		}
-		if st.Read.IsZero() { // that is how the engine answers for one that doesn't run
+		if st.Read.IsZero() { // the engine's answer if the container doesn't run
 			return runtime.Precondition("it isn't running")
 		}
 		out = fromStats(st)

@@ -13,7 +13,7 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// Survey asks the engine how it is set up, and what containers have its socket.
+// Survey asks the engine for its configuration, and for the containers that have its socket.
 func (r *Runtime) Survey(ctx context.Context) (runtime.Survey, error) {
 	var out runtime.Survey
 	err := r.call(ctx, "survey the engine", func(ctx context.Context, s *session) error {
@@ -56,8 +56,8 @@ func survey(info system.Info) runtime.Survey {
 	return out
 }
 
-// holders returns the containers that have the engine's socket, by where it usually is and
-// where this process has it.
+// holders returns the containers that have the engine's socket, at its usual paths or at the path that
+// this process uses.
 func holders(host string, containers []container.Summary) []runtime.Holder {
 	sockets := []string{"/var/run/docker.sock", "/run/docker.sock"}
 	if path, ok := strings.CutPrefix(host, "unix://"); ok {

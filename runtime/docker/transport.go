@@ -8,18 +8,18 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// roundTripper watches one session's answers for what the client would hide.
+// roundTripper checks the responses of one session for facts that the client hides.
 type roundTripper struct {
 	base    http.RoundTripper
-	server  atomic.Pointer[string] // as the first answer had it
-	changed func()                 // called when an answer has another
+	server  atomic.Pointer[string] // the Server header of the first response
+	changed func()                 // called when a response has another
 }
 
 // RoundTrip tells the engine which trace a call belongs to. It fails if only a proxy in front
 // of the engine answered, and if the engine refuses a call as it has another version by now.
 func (t *roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
 	if trace.SpanContextFromContext(req.Context()).IsValid() {
-		req = req.Clone(req.Context()) // a request given to a transport stays as it is
+		req = req.Clone(req.Context()) // a RoundTripper must not change its request
 		propagation.TraceContext{}.Inject(req.Context(), propagation.HeaderCarrier(req.Header))
 	}
 	resp, err := t.base.RoundTrip(req)
