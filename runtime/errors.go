@@ -46,7 +46,7 @@ func Ended(ctx context.Context) error {
 	return WithClass(errors.Join(ctx.Err(), context.Cause(ctx)), context.Cause(ctx))
 }
 
-// outages are the words for why an engine doesn't answer, by what its errors contain.
+// outages maps parts of an engine's errors to reasons why the engine doesn't answer.
 var outages = []struct{ text, reason string }{
 	{"x509:", "its TLS certificate isn't trusted"},
 	{"tls:", "TLS handshake failed"},

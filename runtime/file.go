@@ -15,9 +15,9 @@ import (
 // FileVerb names an operation on files.
 type FileVerb string
 
-// The operations. FileIO says what each of them reads and answers.
+// The operations. FileIO says which input and answers each of them has.
 const (
-	FileStat FileVerb = "stat" // of a link, its target
+	FileStat FileVerb = "stat" // follows a link to its target
 	FileRead FileVerb = "read" // a regular file: Offset, Length
 	// FileWrite replaces a file, whole or not at all: it writes a new file beside it, and
 	// renames that. Or it appends to the file; a failed append isn't undone. Mode, Parents,
@@ -56,10 +56,10 @@ type FileOp struct {
 	Offset int64
 	Length int64 // -1 is to the end
 
-	Mode    fs.FileMode // permissions of what is new; 0 is 0644, of directories 0755
-	Parents bool        // makes the directories above; with FileMkdir Path may be there
+	Mode    fs.FileMode // permissions of a new file or directory; 0 is 0644 or 0755
+	Parents bool        // makes missing parents; FileMkdir then accepts an existing Path
 	Append  bool
-	NoClash bool // AlreadyExists if the file is there
+	NoClash bool // AlreadyExists if the file exists
 
 	Replace   bool
 	Recursive bool
@@ -72,8 +72,8 @@ type FileOp struct {
 	Include    string // of base names, as path.Match has it; empty is all
 }
 
-// FileIO is what an operation reads and where its answers go. An error of one of its
-// members ends the operation.
+// FileIO holds the input of an operation, and the receivers of its answers. An error of one of them
+// ends the operation.
 type FileIO struct {
 	In  io.Reader // FileWrite, FileTarWrite
 	Out io.Writer // FileRead, FileTarRead
@@ -83,8 +83,8 @@ type FileIO struct {
 	// lists need one.
 	Info  func(FileInfo) error
 	Match func(FileMatch) error // FileSearch
-	// Event gets the changes of FileWatch. The first is a FileReady: changes from then
-	// on are seen.
+	// Event gets the changes of FileWatch. The first is a FileReady: the watch sees all changes after
+	// it.
 	Event func(FileEvent) error
 }
 
@@ -186,7 +186,7 @@ func validPattern(pattern string) bool {
 	return err == nil && len(pattern) <= maxPattern
 }
 
-// FileInfo is what a file is.
+// FileInfo describes a file.
 type FileInfo struct {
 	Path    string // absolute; bytes as the container has them
 	Size    int64
@@ -197,7 +197,7 @@ type FileInfo struct {
 	Target  string // of a symbolic link, in lists only
 }
 
-// FileMatch is a line that was found.
+// FileMatch is a line that a search found.
 type FileMatch struct {
 	Path string
 	Line int    // from 1
@@ -207,7 +207,7 @@ type FileMatch struct {
 // FileReady is the type of the first FileEvent. It has no path.
 const FileReady = "ready"
 
-// FileEvent is a change.
+// FileEvent is a change of a file.
 type FileEvent struct {
 	Type string // FileReady, "create", "modify", "remove", "rename", "attrib", or "overflow": some were lost
 	Path string

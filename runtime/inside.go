@@ -119,18 +119,18 @@ type Process struct {
 	// Once drops the output once a follower has received all of it. Without Once, the
 	// output is kept until the process is forgotten.
 	Once bool
-	// Timeout kills it with its descendants; 0 is none.
+	// Timeout kills the process with its descendants; 0 is none.
 	Timeout time.Duration
 	// KeepBytes is how much of the output is kept; 0 is 64 KiB, at most 4 MiB.
 	KeepBytes int
 }
 
-// ProcessInfo is what is known of a process.
+// ProcessInfo describes a process.
 type ProcessInfo struct {
 	ID        string
 	Label     string
 	Command   []string
-	PID       int    // in the container; 0 for what couldn't be started
+	PID       int    // 0 if it couldn't be started
 	User      string // "uid:gid"
 	Running   bool
 	TTY       bool
@@ -142,7 +142,7 @@ type ProcessInfo struct {
 	TimedOut  bool
 	Killed    bool // by Kill
 	OOMKilled bool
-	NotKilled bool // some of its descendants outlived the timeout's kill
+	NotKilled bool // some descendants outlived the kill at the timeout
 	// CPUTime and PeakMemoryBytes are of the process and those of its descendants
 	// that it waited for.
 	CPUTime         time.Duration

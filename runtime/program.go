@@ -90,7 +90,7 @@ func removeStale(dir string) {
 	for _, e := range entries {
 		info, err := e.Info()
 		if err == nil && strings.HasPrefix(e.Name(), atomicfile.TempPrefix) && time.Since(info.ModTime()) > staleAfter {
-			_ = os.Remove(filepath.Join(dir, e.Name())) // the next one tries again
+			_ = os.Remove(filepath.Join(dir, e.Name())) // the next call tries again
 		}
 	}
 }

@@ -30,7 +30,7 @@ import (
 //   - Unavailable: the engine can't be reached or didn't answer in time.
 //   - Canceled, DeadlineExceeded: the caller's context ended.
 type Runtime interface {
-	// Info asks the engine who it is. It is also how its health is probed.
+	// Info asks the engine for its version and its host's size. It also serves as the health check.
 	Info(ctx context.Context) (Info, error)
 
 	// Image looks an image up in the engine's own store, without a network.
@@ -157,8 +157,8 @@ type Image struct {
 	Labels map[string]string
 }
 
-// PullProgress is how far a pull has come, over all layers. Total grows as the
-// layers' sizes become known.
+// PullProgress is the progress of a pull, over all layers. Total grows as the layers' sizes become
+// known.
 type PullProgress struct {
 	Status       string
 	CurrentBytes int64
@@ -189,12 +189,11 @@ type Volume struct {
 	CreatedAt time.Time
 }
 
-// Spec is a container to be made. It has no fields for the rest, which is the same for
-// every container. A container drops all capabilities but CapAdd, and can't gain
-// privileges. Its seccomp profile is the default one for the machine's own architecture
-// alone, without what SeccompNames and SeccompIoctls leave out. The container has private
-// namespaces, masked and read-only /proc paths, an init process that reaps, and no swap.
-// The engine never restarts it.
+// Spec describes a container to create. It has no field for what is the same in every container. A
+// container drops all capabilities but CapAdd, and can't gain privileges. Its seccomp profile is the
+// default one for the machine's own architecture alone, without what SeccompNames and SeccompIoctls
+// leave out. The container has private namespaces, masked and read-only /proc paths, an init process
+// that reaps, and no swap. The engine never restarts it.
 type Spec struct {
 	Name           string            // mandatory; unique in the engine
 	Image          string            // mandatory; an Image.ID, or a reference that is in the store
@@ -256,7 +255,7 @@ type Container struct {
 	Env        []string // "NAME=value", the image's own included; Inspect and Create only
 	IP         string   // address on Spec.Network; empty without one; Inspect and Create only
 	CreatedAt  time.Time
-	StartedAt  time.Time // zero if it never was; Inspect and Create only
+	StartedAt  time.Time // zero if never started; Inspect and Create only
 	FinishedAt time.Time // zero while it runs; Inspect and Create only
 	ExitCode   int       // of the main process, once exited; Inspect only
 	OOMKilled  bool      // the kernel killed a process in it for want of memory; Inspect only
@@ -297,7 +296,7 @@ type LogOptions struct {
 type Stats struct {
 	Time             time.Time
 	CPUUsage         time.Duration // since it was started, over all cores
-	MemoryBytes      int64         // in use, page cache that can be dropped left out
+	MemoryBytes      int64         // in use, without page cache that can be dropped
 	MemoryLimitBytes int64
 	Pids             int64
 	RxBytes, TxBytes int64 // over all interfaces

@@ -20,8 +20,8 @@ var seccompArch = map[string]specs.Arch{
 	"s390x":   specs.ArchS390X,
 }
 
-// SeccompArch gives seccomp's name for an architecture in Go's terms; false if there
-// is none. It is for backends.
+// SeccompArch returns seccomp's name for an architecture in Go's terms; false if there is none. It is
+// for backends.
 func SeccompArch(arch string) (specs.Arch, bool) {
 	native, ok := seccompArch[arch]
 	return native, ok

@@ -15,8 +15,8 @@ import (
 // process ends during Write.
 const TempPrefix = ".atomic-"
 
-// Write replaces the file at path by what write writes, once it is on the disk. If write
-// fails, the file stays as it was.
+// Write replaces the file at path by the output of write, once that is on the disk. If write fails, the
+// file stays as it was.
 func Write(path string, mode fs.FileMode, write func(io.Writer) error) error {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		return &fs.PathError{Op: "write", Path: path, Err: syscall.EISDIR}

@@ -59,7 +59,7 @@ func (m *Map[K]) TryLock(key K) (unlock func(), ok bool) {
 	return m.unlock(key), true
 }
 
-// Waiting is how many callers wait for the lock of a key.
+// Waiting returns how many callers wait for the lock of a key.
 func (m *Map[K]) Waiting(key K) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -81,7 +81,7 @@ func (m *Map[K]) unlock(key K) func() {
 	})
 }
 
-// next hands the lock to the first waiter, or frees it. The mutex is held.
+// next hands the lock to the first waiter, or frees it. The caller holds m.mu.
 func (m *Map[K]) next(key K) {
 	waiters := m.locks[key]
 	if len(waiters) == 0 {
