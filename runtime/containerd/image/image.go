@@ -28,8 +28,8 @@ import (
 )
 
 const (
-	// maxDocument bounds an image's manifests and configuration, which are read into
-	// memory; registries are held to the same bound by the resolver.
+	// maxDocument bounds an image's manifests and configuration, which are read into memory. The
+	// resolver holds registries to the same bound.
 	maxDocument = 4 << 20
 	// unpackTimeout bounds the unpacking of an image, which goes on when its callers leave.
 	// unpackLease is how long the engine keeps the parts if this process ends meanwhile.
@@ -68,7 +68,7 @@ type Store struct {
 // New makes a Store. It doesn't talk to the engine.
 func New(opts Options) *Store { return &Store{opts: opts} }
 
-// Image is what is known of an image in the store.
+// Image describes an image in the store.
 type Image struct {
 	runtime.Image                     // ID is the digest of the name's target; without Digests
 	Config        ocispec.ImageConfig // of this machine's platform
@@ -255,7 +255,7 @@ func (d documents) ReaderAt(ctx context.Context, desc ocispec.Descriptor) (conte
 	return ra, nil
 }
 
-// isUnpacked asks whether the snapshot of an image's layers is there.
+// isUnpacked reports whether the snapshot of an image's layers exists.
 func (s *Store) isUnpacked(ctx context.Context, img *Image) (bool, error) {
 	if img.ChainID == "" {
 		return true, nil
@@ -277,7 +277,7 @@ func (s *Store) checkLayers(ctx context.Context, img *Image) error {
 	return nil
 }
 
-// unpack makes the snapshot of an image's layers, unless it is there.
+// unpack makes the snapshot of an image's layers, unless it exists.
 func (s *Store) unpack(ctx context.Context, img *Image) error {
 	if unpacked, err := s.isUnpacked(ctx, img); err != nil || unpacked {
 		return err
@@ -327,7 +327,7 @@ func (s *Store) repoDigests(ctx context.Context, target digest.Digest) ([]string
 	var out []string
 	for _, img := range found {
 		named, err := reference.ParseNormalizedNamed(img.Name)
-		if err != nil { // not by us
+		if err != nil { // not Berm's
 			continue
 		}
 		host := (&url.URL{Host: reference.Domain(named)}).Hostname()

@@ -13,8 +13,8 @@ import (
 // progressInterval is how often a pull reports its progress.
 const progressInterval = 100 * time.Millisecond
 
-// follower adds up how far a pull has come, and reports it from one goroutine, which ends
-// with end. Without a function to tell it only adds up.
+// follower adds up the progress of a pull, and reports it from one goroutine until end. If tell is nil,
+// it reports nothing.
 type follower struct {
 	tell     func(runtime.PullProgress)
 	ending   chan struct{}
@@ -64,7 +64,7 @@ func (f *follower) report(told runtime.PullProgress) {
 func (f *follower) end(complete bool) {
 	if complete {
 		f.mu.Lock()
-		for _, l := range f.layers { // some needed no download: their snapshots were there
+		for _, l := range f.layers { // some snapshots existed, and needed no download
 			l.current = l.total
 		}
 		f.now.Status = "Pull complete"
@@ -75,7 +75,7 @@ func (f *follower) end(complete bool) {
 	f.reporter.Wait()
 }
 
-// layer makes a layer known, and with it its size.
+// layer adds a layer with its size.
 func (f *follower) layer(desc ocispec.Descriptor, complete bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -87,8 +87,7 @@ func (f *follower) layer(desc ocispec.Descriptor, complete bool) {
 	f.sum()
 }
 
-// reached records how much of a layer has come. A part that is downloaded again doesn't
-// count twice.
+// reached records how much of a layer has arrived. A part that is downloaded again doesn't count twice.
 func (f *follower) reached(desc ocispec.Descriptor, offset int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -115,7 +114,7 @@ func (f *follower) sum() {
 	}
 }
 
-// short is what users know a layer by.
+// short returns the ID by which users know a layer.
 func short(desc ocispec.Descriptor) string {
 	if desc.Digest.Validate() != nil {
 		return "layer"

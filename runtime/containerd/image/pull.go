@@ -27,13 +27,13 @@ import (
 )
 
 const (
-	// hostsDir may say where registries are, and whom to trust for them, as for
-	// containerd's other clients.
+	// hostsDir may configure registries' addresses and trusted certificates, as for containerd's other
+	// clients.
 	hostsDir = "/etc/containerd/certs.d"
 	// fetchLease is how long the engine keeps the parts of a pull if this process ends
 	// meanwhile.
 	fetchLease = 24 * time.Hour
-	// maxDownloads of layers at a time, as many as Docker's.
+	// maxDownloads bounds a pull's concurrent downloads of layers, as Docker does.
 	maxDownloads = 3
 )
 
@@ -85,7 +85,7 @@ func (s *Store) pullHandler(next images.Handler, follower *follower) images.Hand
 		if isDocument && desc.Size > maxDocument {
 			return nil, fmt.Errorf("%s has %d bytes, more than %d", desc.Digest, desc.Size, maxDocument)
 		}
-		// The image's author chose these, and this host would send the requests.
+		// The image's author chose these URLs, and this host would send the requests.
 		desc.URLs = nil
 		children, err := next.Handle(ctx, desc)
 		if err != nil {
@@ -230,7 +230,7 @@ func (r *registryResolver) Fetcher(ctx context.Context, ref string) (remotes.Fet
 	}), nil
 }
 
-// registryBody is one blob on its way.
+// registryBody is the download of one blob.
 type registryBody struct {
 	body     io.ReadCloser
 	desc     ocispec.Descriptor
@@ -247,7 +247,7 @@ func (b *registryBody) Read(p []byte) (int, error) {
 	return n, registryFailure(err)
 }
 
-// Seek is how a download is taken up where an earlier one ended.
+// Seek lets a download resume where an earlier one ended.
 func (b *registryBody) Seek(offset int64, whence int) (int64, error) {
 	seeker, ok := b.body.(io.Seeker)
 	if !ok {

@@ -18,8 +18,8 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// MissingDirs returns those of the given directories, clean and absolute, that an image doesn't
-// have. It caches the result.
+// MissingDirs returns the given directories, clean and absolute, that an image doesn't have. It caches
+// the result.
 func (s *Store) MissingDirs(ctx context.Context, img *Image, dirs []string) ([]string, error) {
 	if len(dirs) == 0 {
 		return nil, nil
@@ -105,7 +105,7 @@ func readBelow(root int, name string) ([]byte, error) {
 	if stat.Mode&unix.S_IFMT != unix.S_IFREG || stat.Size > maxAccountFile {
 		return nil, nil
 	}
-	// It is opened only now, as opening a pipe would wait, and could have effects on a device.
+	// Open it only now: opening a pipe would wait, and opening a device could have effects.
 	f, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", fd), os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", name, err)
@@ -144,7 +144,6 @@ func (s *Store) viewImage(ctx context.Context, chainID string, f func(root strin
 // f's thread only, over a directory that must exist. A single layer needs no mount.
 func withMounts(mounts []mount.Mount, over string, f func(root string) error) error {
 	if len(mounts) == 1 && slices.Contains([]string{"bind", "rbind"}, mounts[0].Type) {
-		// A single layer is a directory as it stands.
 		return f(mounts[0].Source)
 	}
 	return runtime.OnThread(func() (err error) {

@@ -15,10 +15,10 @@ import (
 
 const logChunk = 64 << 10
 
-// openLog opens the files of a log, the oldest first. Nothing that was printed between the
-// first and the last line of them is missing.
+// openLog opens the files of a log, the oldest first. No output is missing between their first and last
+// lines.
 func openLog(dir string) ([]*os.File, error) {
-	const tries = 1000 // to get between two rotations
+	const tries = 1000 // one of them falls between two rotations
 	for range tries {
 		old, err := openLogFile(dir, "log.1")
 		if err != nil {
@@ -26,7 +26,7 @@ func openLog(dir string) ([]*os.File, error) {
 		}
 		current, err := openLogFile(dir, "log")
 		still := false
-		if err == nil { // while old is open, no other file can be taken for it
+		if err == nil { // while old is open, no other file can have its inode
 			still, err = isAt(old, dir, "log.1")
 		}
 		if still {
@@ -69,7 +69,7 @@ func closeAll(files ...*os.File) {
 	}
 }
 
-// sections are what files hold at this moment.
+// sections returns readers of what files hold at this moment.
 func sections(files []*os.File) ([]*io.SectionReader, error) {
 	var out []*io.SectionReader
 	for _, f := range files {
@@ -85,13 +85,13 @@ func sections(files []*os.File) ([]*io.SectionReader, error) {
 // logFollower prints a log as it grows.
 type logFollower struct {
 	dir     string
-	files   []*os.File // from the one that is being read to the newest that is known
+	files   []*os.File // from the one being read to the newest known one
 	scanner logScanner
 	printer *logPrinter
 	buf     []byte
 }
 
-// followLog begins at what there is of a log, as the options of the printer have it.
+// followLog returns a follower of a log. The options of p say where it begins.
 func followLog(dir string, p *logPrinter) (*logFollower, error) {
 	files, err := openLog(dir)
 	if err != nil {
@@ -110,9 +110,9 @@ func followLog(dir string, p *logPrinter) (*logFollower, error) {
 
 func (f *logFollower) close() { closeAll(f.files...) }
 
-// copy prints what has come, from one file to the next.
+// copy prints new output, from one file to the next.
 func (f *logFollower) copy(ctx context.Context) error {
-	complete := false // the file that is being read
+	complete := false // whether the file being read can't grow any more
 	for ctx.Err() == nil {
 		if len(f.files) > 0 {
 			n, err := f.files[0].Read(f.buf)
@@ -142,16 +142,14 @@ func (f *logFollower) copy(ctx context.Context) error {
 	return f.printer.flush()
 }
 
-// rotated looks for what comes after the last file that is known, and tells whether
-// there is anything to be read.
+// rotated looks for files after the last known one, and reports whether there is anything to read.
 func (f *logFollower) rotated(complete *bool) (bool, error) {
 	if len(f.files) > 0 {
 		last, err := isAt(f.files[0], f.dir, "log")
 		if last || err != nil {
 			return false, err
 		}
-		// It has been put aside, so that it doesn't grow any more, but may have grown
-		// since it was read.
+		// The file was rotated: it doesn't grow any more, but may have grown since it was read.
 		if !*complete {
 			*complete = true
 			return true, nil
@@ -180,7 +178,7 @@ func (f *logFollower) rotated(complete *bool) (bool, error) {
 func (f *logFollower) advance() {
 	_ = f.files[0].Close()
 	f.files = f.files[1:]
-	f.scanner = logScanner{} // the file ends where it ends
+	f.scanner = logScanner{} // no record goes on in the next file
 }
 
 // gone reports whether the log has been removed.

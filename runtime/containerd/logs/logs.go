@@ -1,5 +1,5 @@
-// Package logs reads what the main processes of containers printed, as their writers keep
-// it: one directory per container, which outlives the process.
+// Package logs reads the output of containers' main processes, as log writers keep it: one directory
+// per container, which outlives the process.
 package logs
 
 import (
@@ -19,13 +19,13 @@ import (
 )
 
 const (
-	// writerTimeout is how long a log's writer may take to write down what the engine
-	// has let go of, and writerTick how often it is looked for.
+	// writerTimeout is how long a log writer may take to write the rest of the output. writerTick is
+	// how often AwaitWriter polls.
 	writerTimeout = 5 * time.Second
 	writerTick    = 10 * time.Millisecond
 
-	// A follower looks at the log when the kernel tells of a change, and now and then,
-	// which is often where the kernel has no watch left to give.
+	// A follower reads the log when the kernel reports a change, and every followTick. If the kernel
+	// has no watch left, it reads every followTickBlind.
 	followTick      = time.Second
 	followTickBlind = 50 * time.Millisecond
 )
@@ -35,7 +35,7 @@ func Print(ctx context.Context, dir string, opts runtime.LogOptions, stdout, std
 	return printLog(ctx, dir, newPrinter(opts, stdout, stderr))
 }
 
-// printLog prints what a log has at this moment, and nothing of a line to come.
+// printLog prints what a log has at this moment, without the lines to come.
 func printLog(ctx context.Context, dir string, p *logPrinter) error {
 	files, err := openLog(dir)
 	if err != nil {
@@ -128,8 +128,8 @@ func AwaitWriter(ctx context.Context, dir string) error {
 	return fmt.Errorf("look for the log's writer: %w", err)
 }
 
-// watchDir returns a channel that tells of changes in a directory, nil if the kernel
-// can't: it has a bound on watches.
+// watchDir returns a channel that reports changes in a directory. It is nil if the kernel has no watch
+// left.
 func watchDir(dir string) (changed <-chan struct{}, stop func()) {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {

@@ -55,14 +55,13 @@ func parseRecord(line []byte) (logRecord, bool) {
 	return r, err == nil
 }
 
-// logScanner cuts a file into records. What is none, it passes over: a full disk may
-// have cut one off.
+// logScanner cuts a file into records. It skips malformed ones: a full disk may have cut one off.
 type logScanner struct {
 	rest []byte // a record whose end hasn't come yet
 	lost bool   // that record has grown too long to be one
 }
 
-// feed takes the file's next bytes. Records are good until handle returns.
+// feed takes the file's next bytes. A record is valid until handle returns.
 func (s *logScanner) feed(b []byte, handle func(logRecord) error) error {
 	for {
 		line, more, ended := bytes.Cut(b, []byte("\n"))
@@ -87,12 +86,12 @@ func (s *logScanner) feed(b []byte, handle func(logRecord) error) error {
 	}
 }
 
-// logPrinter puts the lines of a log together as they were printed.
+// logPrinter joins the records of a log to lines, as they were printed.
 type logPrinter struct {
 	opts    runtime.LogOptions
 	streams [2]logStream
-	lines   int // that have begun, of those that are new enough
-	skip    int // of them aren't shown
+	lines   int // lines that have begun and are new enough
+	skip    int // how many of these lines aren't shown
 	buf     []byte
 	to      int // the stream that buf is of
 }
@@ -132,7 +131,7 @@ func (p *logPrinter) print(rec logRecord) error {
 	return nil
 }
 
-// flush writes what has been put together.
+// flush writes buf to its stream.
 func (p *logPrinter) flush() error {
 	if len(p.buf) == 0 {
 		return nil
@@ -145,7 +144,7 @@ func (p *logPrinter) flush() error {
 	return err
 }
 
-// skipTo has the printer skip all but the last lines, as many as the options ask for.
+// skipTo makes the printer skip all lines but the last opts.Tail.
 func (p *logPrinter) skipTo(ctx context.Context, parts []*io.SectionReader) error {
 	if p.opts.Tail <= 0 {
 		return nil

@@ -64,7 +64,7 @@ func (m *Manager) cni(n *network) (cni.CNI, error) {
 		routes = []object{}
 	}
 	conf, err := json.Marshal(object{
-		"cniVersion": "0.4.0", // the first that hands a DEL what its ADD did
+		"cniVersion": "0.4.0", // the first version that passes the result of ADD to DEL
 		"name":       n.Bridge,
 		"plugins": []object{
 			{
@@ -108,7 +108,7 @@ func (m *Manager) Attach(ctx context.Context, id, network string) (Endpoint, err
 	return <-done, nil
 }
 
-// addUser makes a container a user of a network, which it completes first. From then on the
+// addUser makes a container a user of a network. It completes the network first. From then on the
 // network isn't removed, and Attachments lists the container.
 func (m *Manager) addUser(wait, work context.Context, id, name string) (*network, error) {
 	if err := m.checkPlugins(); err != nil {
@@ -142,13 +142,13 @@ func noNetwork() error {
 	return runtime.WithClass(errdefs.ErrNotFound, errors.New("there is no such network"))
 }
 
-// plug makes the container's link and gives it its address.
+// plug makes the container's link and gives the link its address.
 func (m *Manager) plug(ctx context.Context, n *network, id string) (Endpoint, error) {
 	c, err := m.cni(n)
 	if err != nil {
 		return Endpoint{}, err
 	}
-	// Serially is on this thread, and so in its network namespace.
+	// SetupSerially runs on this thread, and so in its network namespace.
 	result, err := c.SetupSerially(ctx, id, m.path("netns", id))
 	if err != nil {
 		return Endpoint{}, err
@@ -171,8 +171,8 @@ func (m *Manager) plug(ctx context.Context, n *network, id string) (Endpoint, er
 	return e, n.writeUser(id, e)
 }
 
-// writeUser writes a container's endpoint. A reader may see half of it, and then takes it
-// for one without an address.
+// writeUser writes a container's endpoint. A reader of half the file takes it for an endpoint without
+// an address.
 func (n *network) writeUser(id string, e Endpoint) error {
 	b, err := json.Marshal(e)
 	if err != nil {
@@ -192,7 +192,7 @@ func (n *network) readUser(id string) (*Endpoint, error) {
 	}
 	e := new(Endpoint)
 	if json.Unmarshal(b, e) != nil {
-		// It is being written, or a loss of power cut it short, which ended the link, too.
+		// The file is being written, or a loss of power cut it short, which ended the link, too.
 		return &Endpoint{Network: n.Name, Internal: n.Internal}, nil
 	}
 	return e, nil
@@ -229,8 +229,8 @@ func (m *Manager) Attached(id string) (*Endpoint, error) {
 	return n.readUser(id)
 }
 
-// Detach undoes MakeNetns and Attach for a container, even if they were cut short. What
-// isn't there is no error.
+// Detach undoes MakeNetns and Attach for a container, even if they were cut short. Missing parts are no
+// error.
 func (m *Manager) Detach(ctx context.Context, id string) error {
 	dir, err := m.used(id)
 	if err != nil {
@@ -254,7 +254,7 @@ func (m *Manager) unplug(ctx context.Context, dir, id, path string) error {
 		return err
 	}
 	if n == nil {
-		n = &network{dir: dir} // it can't be, but mustn't keep a container for good
+		n = &network{dir: dir} // this can't happen, but mustn't keep a container for good
 	} else {
 		c, err := m.cni(n)
 		if err != nil {
@@ -265,7 +265,7 @@ func (m *Manager) unplug(ctx context.Context, dir, id, path string) error {
 			return err
 		}
 		if !there {
-			path = "" // the plug-ins then free what isn't in the namespace
+			path = "" // the plug-ins then free only what isn't in the namespace
 		}
 		if err := c.Remove(ctx, id, path); err != nil {
 			return err
@@ -277,7 +277,7 @@ func (m *Manager) unplug(ctx context.Context, dir, id, path string) error {
 	return nil
 }
 
-// Attachments lists the containers that Detach would find something of.
+// Attachments lists the containers that have parts for Detach to remove.
 func (m *Manager) Attachments() ([]string, error) {
 	ids, err := names(m.path("netns"))
 	if err != nil {

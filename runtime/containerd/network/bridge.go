@@ -45,8 +45,8 @@ func makeBridge(n *network, log *slog.Logger) error {
 		return err
 	}
 	if bridge == nil {
-		// An address of its own: else it changes with each port that comes and goes,
-		// and the containers' neighbour tables are wrong for a while.
+		// Set a MAC address. Otherwise it changes whenever ports come and go, and the containers'
+		// neighbour tables are wrong for a while.
 		mac := net.HardwareAddr{0x02, 0, 0, 0, 0, 0}
 		_, _ = rand.Read(mac[1:]) // it never fails
 		bridge = &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: n.Bridge, HardwareAddr: mac, TxQLen: -1}}
@@ -140,8 +140,8 @@ func removeBridge(name string) error {
 // steadyTries is how often steady asks the kernel.
 const steadyTries = 100
 
-// steady asks the kernel for a list until it gets one that didn't change meanwhile. On a busy
-// host the second usually didn't.
+// steady asks the kernel for a list until it gets one that didn't change meanwhile. On a busy host, the
+// second try usually succeeds.
 func steady[T any](ask func() ([]T, error)) (list []T, err error) {
 	for range steadyTries {
 		if list, err = ask(); !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -151,7 +151,7 @@ func steady[T any](ask func() ([]T, error)) (list []T, err error) {
 	return list, err
 }
 
-// takenPrefixes returns those of the host's addresses and routes, but for the default route.
+// takenPrefixes returns the prefixes of the host's addresses and routes, without the default route.
 func takenPrefixes() ([]netip.Prefix, error) {
 	addrs, err := steady(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_V4) })
 	if err != nil {

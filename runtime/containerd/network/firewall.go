@@ -13,8 +13,7 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// ruleTables are the tables in the order in which they are filled. The one that drops comes
-// first.
+// ruleTables are the tables in the order in which they are filled. mangle, which drops, comes first.
 var ruleTables = []string{"mangle", "nat", "filter"}
 
 // tableRules are the rules of one network in one table of iptables: those of its
@@ -193,7 +192,7 @@ func iptables(ctx context.Context, stdin []byte, program string, args ...string)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &stdout, &stderr
 	// A program that is started at the same time may inherit the pipes for a moment.
 	cmd.WaitDelay = 10 * time.Second
-	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"} // ours holds secrets
+	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"} // Berm's has secrets
 	if err := cmd.Run(); err != nil {
 		return nil, fmt.Errorf("%s: %w: %s", program, err, bytes.TrimSpace(stderr.Bytes()[:min(stderr.Len(), 1<<10)]))
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// MakeNetns makes a network namespace for a container, or takes the one at from, which has no
-// interfaces, if from isn't empty. It returns the path where the namespace is mounted.
+// MakeNetns makes a network namespace for a container. If from isn't empty, it takes the namespace at
+// from, which has no interfaces. It returns the path where the namespace is mounted.
 func (m *Manager) MakeNetns(id, from string) (string, error) {
 	path := m.path("netns", id)
 	err := os.MkdirAll(m.path("netns"), 0o700)

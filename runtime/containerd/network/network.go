@@ -24,7 +24,7 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// cleanupTimeout is how long it may take to undo what a failed call made.
+// cleanupTimeout bounds the removal of what a failed call made.
 const cleanupTimeout = 10 * time.Second
 
 // Options of New. All are mandatory, but for Netns.
@@ -64,7 +64,7 @@ func (m *Manager) path(elem ...string) string {
 	return filepath.Join(append([]string{m.opts.Root}, elem...)...)
 }
 
-// fail gives an error its class; ctx is the caller's own.
+// fail gives an error its class. Ctx is the caller's own.
 func fail(ctx context.Context, op string, err error) error {
 	if err == nil {
 		return nil
@@ -72,8 +72,8 @@ func fail(ctx context.Context, op string, err error) error {
 	return fmt.Errorf("%s: %w", op, runtime.Classify(ctx, err))
 }
 
-// EnsureNetwork makes a network unless one of its name is there. It repairs one that is
-// there, after a reboot for example.
+// EnsureNetwork makes a network unless one of its name exists. It repairs an existing one, after a
+// reboot for example.
 func (m *Manager) EnsureNetwork(ctx context.Context, want runtime.Network) error {
 	op := fmt.Sprintf("make network %q", want.Name)
 	if want.Name == "" {
@@ -174,7 +174,7 @@ func (m *Manager) newNetwork(ctx context.Context, dir string, want runtime.Netwo
 		return nil, err
 	}
 	for _, o := range others {
-		if o.Bridge == n.Bridge { // it is part of a hash
+		if o.Bridge == n.Bridge { // its name is part of a hash
 			return nil, runtime.Precondition("the name can't be used next to that of network %q: their bridges would have the same", o.Name)
 		}
 		taken = append(taken, o.Subnet)

@@ -60,9 +60,9 @@ func (m *Manager) sweepNetwork(wait, work context.Context, dir string, fw firewa
 	return fail(errors.Join(m.raise(n), n.clean()))
 }
 
-// clean frees addresses that no user has, and removes temporary files of processes that
-// ended. A plug-in that outlived the process which started it can have taken an address
-// after its container was detached. The network is locked.
+// clean frees addresses that no user has, and removes temporary files of processes that ended. A
+// plug-in that outlived the process which started it can have taken an address after its container was
+// detached. The caller has locked the network.
 func (n *network) clean() error {
 	users, err := n.users()
 	if err != nil {
@@ -82,7 +82,7 @@ func (n *network) clean() error {
 			errs = append(errs, os.RemoveAll(filepath.Join(n.dir, part)))
 		}
 	}
-	dir := filepath.Join(n.ipam(), n.Bridge) // where host-local keeps those of a network of that name
+	dir := filepath.Join(n.ipam(), n.Bridge) // where host-local keeps the network's addresses
 	files, err := names(dir)
 	if err != nil {
 		return err
