@@ -6,15 +6,15 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// agentFile is where the agent's program is on the host.
+// agentFile is the agent's program on the host.
 type agentFile struct {
 	mu   sync.Mutex
-	path string // empty until it is there, and known to be what it should be
+	path string // empty until the program was written or compared
 }
 
-// agentPath returns the path of the agent's program on the host, where it is put if it
-// isn't there. Containers run it as their first process, so that it is compared with
-// what it should be once in the life of this process.
+// agentPath returns the path of the agent's program on the host. It writes the program if it is missing
+// or differs. Containers run it as their first process, so agentPath compares it once in the life of
+// this process.
 func (r *Runtime) agentPath() (string, error) {
 	r.agent.mu.Lock()
 	defer r.agent.mu.Unlock()

@@ -8,14 +8,14 @@ import (
 // closeTimeout is how long Close waits for chores.
 const closeTimeout = 5 * time.Second
 
-// chores is work that outlives its calls.
+// chores runs work that outlives the calls that began it.
 type chores struct {
 	mu   sync.Mutex
 	n    int
 	idle chan struct{} // closed when the last one under way ends
 }
 
-// background runs what nobody waits for but Close.
+// background runs f in a goroutine that only Close waits for.
 func (c *chores) background(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -33,7 +33,7 @@ func (c *chores) background(f func()) {
 	}()
 }
 
-// wait waits for a moment without chores, within reason.
+// wait waits until no chore runs, for at most closeTimeout.
 func (c *chores) wait() {
 	c.mu.Lock()
 	idle := c.idle

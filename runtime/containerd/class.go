@@ -17,9 +17,9 @@ import (
 
 // runtimeClass is one of the engine's OCI runtimes.
 type runtimeClass struct {
-	name   string // of containerd's
-	binary string // for its runc shim; empty is the shim's own
-	deep   bool   // binds what is mounted below a mount's source, too, whatever the spec says
+	name   string // the shim, as containerd names it
+	binary string // the OCI runtime for the runc shim; empty is the shim's default
+	deep   bool   // binds include mounts below the source, whatever the spec says
 	needs  string // program that the host must have
 }
 
@@ -33,8 +33,8 @@ var runtimeClasses = map[string]runtimeClass{
 	"kata":  {name: "io.containerd.kata.v2", needs: "containerd-shim-kata-v2"},
 }
 
-// classOf finds the runtime that a Spec names. The list is closed: containerd would
-// take a name for the path of a program.
+// classOf finds the runtime that a Spec names. It accepts no other names: containerd would take one for
+// the path of a program.
 func classOf(name string) (runtimeClass, error) {
 	c, ok := runtimeClasses[name]
 	if !ok {
@@ -56,10 +56,9 @@ func (c runtimeClass) options(owner int) (typeurl.Any, error) {
 	return out, nil
 }
 
-// hierarchies are the places of cgroups in a container that have to be made read-only,
-// each by itself: those of version 1, which crun leaves writable when only the place
-// above them is listed. In them are the container's own limits. Of version 2 there is but
-// the one at the root, and below it other cgroups of the host.
+// hierarchies returns the directories of cgroups version 1 in a container, each to be made read-only by
+// itself. They hold the container's own limits. crun leaves them writable if only the directory above
+// is listed. Version 2 has a single hierarchy, at the root; below it are the host's other cgroups.
 func (c runtimeClass) hierarchies(root string) []string {
 	if _, err := os.Stat(root + "/cgroup.procs"); c.binary != "crun" || err == nil {
 		return nil
@@ -75,8 +74,8 @@ func (c runtimeClass) hierarchies(root string) []string {
 	return out
 }
 
-// mounts refuses what the runtime would show beyond the spec's mounts: what is mounted
-// below a source was never judged. In a user namespace no runtime can leave it out.
+// mounts refuses mounts whose source has mounts below it, if the runtime would show those. The policy
+// never judged them. In a user namespace, no runtime can leave them out.
 func (c runtimeClass) mounts(mounts []runtime.Mount, userNS bool) error {
 	if !c.deep && !userNS || len(mounts) == 0 {
 		return nil
@@ -99,8 +98,8 @@ func (c runtimeClass) mounts(mounts []runtime.Mount, userNS bool) error {
 	return nil
 }
 
-// explain says that the runtime is missing, if that is why no task could be made:
-// the engine has no class for it.
+// explain returns err, or InvalidArgument if the runtime's program is missing. The engine's error has
+// no class then.
 func (c runtimeClass) explain(err error) error {
 	if errdefs.IsUnavailable(err) || errdefs.IsCanceled(err) || errdefs.IsDeadlineExceeded(err) || installed(c.needs) {
 		return err
@@ -108,7 +107,7 @@ func (c runtimeClass) explain(err error) error {
 	return runtime.Invalid("the runtime can't be used: %s isn't in the engine's PATH: %w", c.needs, err)
 }
 
-// installed looks where the engine does, which is on this host.
+// installed reports whether a program is in the directories of this host where the engine looks.
 func installed(program string) bool {
 	_, err := network.FindProgram(program)
 	return err == nil

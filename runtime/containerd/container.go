@@ -36,9 +36,9 @@ func (r *Runtime) Inspect(ctx context.Context, id string) (runtime.Container, er
 	return out, err
 }
 
-// record is the engine's record of a container.
+// record returns the engine's record of a container.
 func (r *Runtime) record(ctx context.Context, id string) (containers.Container, error) {
-	if !idPattern.MatchString(id) { // else it may be anybody's, and its id no file name
+	if !idPattern.MatchString(id) { // it could be another client's, and its id no file name
 		return containers.Container{}, noContainer(id)
 	}
 	return r.client.ContainerService().Get(ctx, id)
@@ -80,9 +80,9 @@ func (r *Runtime) inspect(ctx context.Context, rec containers.Container) (runtim
 	return out, nil
 }
 
-// tell is what a record and the container's task, nil if it has none, tell. Started must
-// have been looked up before the task: what had been started by then and has no task
-// has ended, while what is started in between has one.
+// tell describes a container by its record and its task, which is nil if it has none. Started must be
+// read before the task. A container that was started by then and has no task has ended. One that is
+// started in between has a task.
 func tell(rec containers.Container, started time.Time, process *tasktypes.Process) (runtime.Container, error) {
 	labels, err := ownLabels(rec)
 	if err != nil {
@@ -121,7 +121,7 @@ func (r *Runtime) tellEnd(ctx context.Context, out *runtime.Container, rec conta
 		out.OOMKilled = rec.Labels[labelOOM] == "true"
 		return nil
 	}
-	if process == nil { // it ended with the host, or with its shim
+	if process == nil { // the main process ended with the host or the shim
 		out.ExitCode, out.FinishedAt = exitLost, out.StartedAt
 		return nil
 	}
@@ -183,7 +183,7 @@ func (r *Runtime) List(ctx context.Context, labels map[string]string) ([]runtime
 // ctx ends, as the engine undoes nothing.
 func (r *Runtime) Remove(ctx context.Context, id string) error {
 	op := "remove container " + id
-	if err := ended(ctx); err != nil || !idPattern.MatchString(id) { // else nothing that we made
+	if err := ended(ctx); err != nil || !idPattern.MatchString(id) { // a malformed ID is none of Berm's
 		return failure(ctx, op, err)
 	}
 	return r.call(ctx, op, func(callCtx context.Context) error {
@@ -207,7 +207,7 @@ func (r *Runtime) Remove(ctx context.Context, id string) error {
 	})
 }
 
-// absent drops the error that there is no such thing.
+// absent returns nil for NotFound, and any other error as it is.
 func absent(err error) error {
 	if errdefs.IsNotFound(err) {
 		return nil
@@ -215,15 +215,15 @@ func absent(err error) error {
 	return err
 }
 
-// settle deletes the task of a container whose main process has ended, and notes in the
-// engine's record how it ended. The log's writer then has all that it printed. Settle does
-// nothing while the container runs.
+// settle deletes the task of a container whose main process has ended, and notes in the record how it
+// ended. The log writer then gets the rest of the output, and ends. Settle does nothing while the
+// container runs.
 func (r *Runtime) settle(ctx context.Context, id string) error {
 	if !idPattern.MatchString(id) {
 		return noContainer(id)
 	}
 	ctx = r.namespaced(ctx)
-	p, err := r.root.ownPlace(ctx, id) // of two that delete a task at once, one gets any error
+	p, err := r.root.ownPlace(ctx, id) // of two that delete a task at once, one gets an arbitrary error
 	if err != nil {
 		return err
 	}
@@ -257,7 +257,7 @@ func (r *Runtime) settle(ctx context.Context, id string) error {
 	return teardown{r: r, id: id}.deleteTask(ctx)
 }
 
-// decodeSpec is the OCI spec in a container's record.
+// decodeSpec returns the OCI spec in a container's record.
 func decodeSpec(rec containers.Container) (*specs.Spec, error) {
 	if rec.Spec == nil {
 		return nil, errors.New("the engine's record has no OCI spec")
@@ -272,7 +272,8 @@ func decodeSpec(rec containers.Container) (*specs.Spec, error) {
 	return &s, nil
 }
 
-// runningPid is FailedPrecondition for a container that can run nothing now.
+// runningPid returns the pid of a main process. FailedPrecondition when the container is paused or
+// doesn't run.
 func (r *Runtime) runningPid(ctx context.Context, id string) (uint32, error) {
 	p, err := r.taskProcess(ctx, id)
 	if err != nil {
@@ -287,9 +288,9 @@ func (r *Runtime) runningPid(ctx context.Context, id string) (uint32, error) {
 	return 0, runtime.Precondition("the container isn't running")
 }
 
-// taskProcess is what the engine tells of a container's main process, also of one that is
-// paused or has just ended. NotFound when there is no such container, FailedPrecondition
-// when it has no task: the main process isn't there any more, or never was.
+// taskProcess returns the engine's state of a container's main process, even of a paused one or one
+// that has just ended. NotFound when there is no such container. FailedPrecondition when it has no
+// task: the main process is gone, or was never started.
 func (r *Runtime) taskProcess(ctx context.Context, id string) (*tasktypes.Process, error) {
 	if !idPattern.MatchString(id) {
 		return nil, noContainer(id)

@@ -33,7 +33,7 @@ import (
 	"github.com/bermhq/berm/runtime/keylock"
 )
 
-// cleanupTimeout is how long it may take to undo what a failed call made.
+// cleanupTimeout bounds the removal of what a failed call made.
 const cleanupTimeout = 10 * time.Second
 
 var (
@@ -74,7 +74,7 @@ type Options struct {
 	// RegistryAuth returns the credentials for a registry by its host name and port;
 	// an empty user with a secret is an identity token. Nil, and empty strings, send none.
 	RegistryAuth func(ctx context.Context, host string) (user, secret string, err error)
-	// Logger logs what errors don't tell callers. Nil discards.
+	// Logger logs failures that no error reports. Nil discards.
 	Logger *slog.Logger
 }
 
@@ -83,7 +83,7 @@ type Runtime struct {
 	opts     Options
 	root     root
 	client   *client.Client
-	host     runtime.Info // what doesn't depend on the engine
+	host     runtime.Info // fields that don't depend on the engine
 	log      *slog.Logger
 	agent    agentFile
 	images   *image.Store
@@ -132,7 +132,7 @@ func New(opts Options) (*Runtime, error) {
 	if r.host, err = hostInfo(); err != nil {
 		return nil, err
 	}
-	// It dials when it is used, and again whenever the connection is lost.
+	// The client dials when it is used, and again whenever the connection is lost.
 	if r.client, err = client.New(opts.Address, client.WithDefaultNamespace(opts.Namespace), client.WithTimeout(time.Second),
 		client.WithExtraDialOpts([]grpc.DialOption{grpc.WithChainUnaryInterceptor(tracedCall), grpc.WithChainStreamInterceptor(tracedStream)})); err != nil {
 		return nil, fmt.Errorf("engine address %q: %w", opts.Address, err)
@@ -206,8 +206,8 @@ func (r *Runtime) Pull(ctx context.Context, ref string, progress func(runtime.Pu
 	return r.Image(ctx, ref)
 }
 
-// EnsureNetwork makes a network unless one of its name exists. It repairs an existing one that
-// the host has lost a part of, as after a reboot.
+// EnsureNetwork makes a network unless one of its name exists. It repairs an existing one if the host
+// has lost parts of it, as after a reboot.
 func (r *Runtime) EnsureNetwork(ctx context.Context, want runtime.Network) error {
 	return r.networks.EnsureNetwork(ctx, want)
 }
@@ -250,8 +250,7 @@ func (r *Runtime) linger(ctx context.Context) (context.Context, context.CancelFu
 	return runtime.Linger(ctx, r.opts.CallTimeout)
 }
 
-// failure puts an error into the class that runtime.Runtime promises; ctx is the
-// caller's own.
+// failure gives an error the class that runtime.Runtime promises. Ctx is the caller's own.
 func failure(ctx context.Context, op string, err error) error {
 	if err == nil {
 		return nil

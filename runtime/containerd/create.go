@@ -54,8 +54,7 @@ func (r *Runtime) Create(ctx context.Context, spec runtime.Spec) (runtime.Contai
 			return err
 		}
 		defer c.place.release()
-		// A call to the engine is better brought to its end: the engine may leave the parts
-		// of one that is cancelled.
+		// Don't cancel calls to the engine: it may leave the parts of a cancelled call behind.
 		workCtx, cancel := r.linger(callCtx)
 		defer cancel()
 		if err = c.run(callCtx, workCtx); err == nil {
@@ -76,8 +75,8 @@ type creation struct {
 	id      string
 	image   *image.Image
 	account image.Account
-	ids     int      // of the host, the first in its user namespace; 0 if that is the host's
-	dirs    []string // that the image lacks
+	ids     int      // the first of the host's IDs in its user namespace; 0 without one
+	dirs    []string // directories that the image lacks
 	agent   string
 	class   runtimeClass
 	place   *place
@@ -86,7 +85,7 @@ type creation struct {
 	linux   *specs.Linux // of the record's OCI spec
 }
 
-// prepare finds what the container will be made of. It makes nothing.
+// prepare checks the spec, and finds the image, the account and the agent. It makes nothing.
 func (c *creation) prepare(ctx context.Context) error {
 	var err error
 	if c.class, err = classOf(c.spec.RuntimeClass); err != nil {
@@ -147,7 +146,8 @@ func newID() string {
 	return hex.EncodeToString(b)
 }
 
-// run makes the container and starts it, on ctx, unless asked ends between two steps.
+// run makes the container and starts it, on ctx. It stops between two steps if asked, the caller's
+// context, ends.
 func (c *creation) run(asked, ctx context.Context) error {
 	var netns string
 	var err error
@@ -163,8 +163,8 @@ func (c *creation) run(asked, ctx context.Context) error {
 	if err := c.writeFiles(); err != nil {
 		return err
 	}
-	// If one fails the other stops between two steps: nobody learns what a cancelled call has
-	// made.
+	// If one fails, the other stops between two steps. Cancelling a call would leave parts that nobody
+	// knows of.
 	going, stop := context.WithCancel(asked)
 	defer stop()
 	var wg sync.WaitGroup
@@ -222,7 +222,7 @@ func (c *creation) makeTask(asked, ctx context.Context, netns string) error {
 	return g.Wait()
 }
 
-// ended is the error of a context that is over, else nil.
+// ended returns the error of a context that has ended, or nil.
 func ended(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return runtime.Ended(ctx)
@@ -258,7 +258,7 @@ func (c *creation) snapshot(ctx context.Context) ([]mount.Mount, error) {
 		case swept || len(recs) > 0:
 			return nil, runtime.WithClass(errdefs.ErrAlreadyExists, fmt.Errorf("the name %q is taken", c.spec.Name))
 		}
-		// A Create that was cut short may have left it.
+		// A Create that was cut short may have left the snapshot.
 		if err := c.r.Sweep(ctx); err != nil {
 			return nil, err
 		}
@@ -334,8 +334,8 @@ func (c *creation) start(asked, ctx context.Context) error {
 	return native(err)
 }
 
-// undo cleans up after a failed Create, even if its context has ended. A sweep, or a caller
-// by the labels, finds what it can't remove.
+// undo cleans up after a failed Create, even if its context has ended. A sweep finds what it can't
+// remove, or a caller does by the labels.
 func (c *creation) undo(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
@@ -344,5 +344,5 @@ func (c *creation) undo(ctx context.Context) {
 	}
 }
 
-// hostname is the container's.
+// hostname returns the container's host name.
 func (c *creation) hostname() string { return cmp.Or(c.spec.Hostname, c.id[:12]) }

@@ -19,15 +19,15 @@ import (
 )
 
 const (
-	// removalDelay is how long the news of a removal is held back for that of the end
-	// of the container's main process: they come from the engine and from its shim.
+	// removalDelay is how long a removal is held back to wait for the exit of the main process. The
+	// engine reports the removal, and its shim the exit.
 	removalDelay = 2 * time.Second
 
-	// The first try to hear something is repeated after readyDelay, later ones after more.
+	// The pauses between events that heard publishes: the first, and the longest.
 	readyDelay, maxReadyDelay = 4 * time.Millisecond, 200 * time.Millisecond
 )
 
-// eventTopics are what is listened to.
+// eventTopics are the topics that Watch subscribes to.
 var eventTopics = []string{
 	"/containers/create", "/containers/delete",
 	"/tasks/start", "/tasks/exit", "/tasks/oom", "/tasks/paused", "/tasks/resumed",
@@ -38,7 +38,7 @@ func (r *Runtime) Watch(ctx context.Context, labels map[string]string, ready fun
 	w := &watch{r: r, nonce: "/berm/ready/" + uuid.NewString(), track: newTracker(labels)}
 	err := w.run(ctx, ready, f)
 	if ctx.Err() != nil {
-		return nil //nolint:nilerr // it is how a watch is meant to end
+		return nil //nolint:nilerr // the usual end of a watch
 	}
 	return failure(ctx, "watch containers", err)
 }
@@ -46,7 +46,7 @@ func (r *Runtime) Watch(ctx context.Context, labels map[string]string, ready fun
 // watch is one call of Watch.
 type watch struct {
 	r     *Runtime
-	nonce string // topic of the event that shows that events come
+	nonce string // topic of the event that proves that events arrive
 	track *tracker
 
 	messages <-chan *coreevents.Envelope
@@ -68,7 +68,7 @@ func (w *watch) run(caller context.Context, ready func(), f func(runtime.Event))
 	if err := w.heard(setUp); err != nil {
 		return err
 	}
-	// Events tell what happens from here on, list what is so already.
+	// Events report changes from here on; list reads what exists already.
 	if err := w.list(setUp); err != nil {
 		return err
 	}
@@ -92,8 +92,7 @@ func (w *watch) run(caller context.Context, ready func(), f func(runtime.Event))
 	}
 }
 
-// heard waits until events come: the engine answers before it subscribes. So an event
-// is published until it is heard.
+// heard publishes an event until it arrives: the engine answers before it subscribes.
 func (w *watch) heard(ctx context.Context) error {
 	for delay := readyDelay; ; delay = min(2*delay, maxReadyDelay) {
 		if err := w.r.client.EventService().Publish(ctx, w.nonce, &events.ContainerCreate{}); err != nil {
@@ -105,7 +104,7 @@ func (w *watch) heard(ctx context.Context) error {
 				if m.Topic == w.nonce {
 					return nil
 				}
-				// It happened before, and isn't asked for.
+				// The event is from before the watch.
 			case err := <-w.failed:
 				return streamError(err)
 			case <-ctx.Done():
@@ -151,7 +150,7 @@ func (w *watch) list(ctx context.Context) error {
 	return nil
 }
 
-// take returns the tracker one of the engine's messages.
+// take passes one of the engine's messages to the tracker.
 func (w *watch) take(ctx context.Context, m *coreevents.Envelope) error {
 	if m.Event == nil {
 		return nil
@@ -175,7 +174,7 @@ func (w *watch) take(ctx context.Context, m *coreevents.Envelope) error {
 			return err
 		}
 	case *events.TaskExit:
-		if v.ID != v.ContainerID { // a command's
+		if v.ID != v.ContainerID { // a program's
 			return nil
 		}
 		e.Type, e.ContainerID, e.ExitCode = runtime.EventExit, v.ContainerID, int(v.ExitStatus)
@@ -192,7 +191,7 @@ func (w *watch) take(ctx context.Context, m *coreevents.Envelope) error {
 	return nil
 }
 
-// meet looks the labels of a container up that may be new.
+// meet gives the tracker the labels of a container that it doesn't know.
 func (w *watch) meet(ctx context.Context, id string) error {
 	if w.track.knows(id) {
 		return nil
@@ -200,7 +199,7 @@ func (w *watch) meet(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, w.r.opts.CallTimeout)
 	defer cancel()
 	rec, err := w.r.record(ctx, id)
-	if errdefs.IsNotFound(err) { // it is somebody else's, or has gone already
+	if errdefs.IsNotFound(err) { // it is another client's, or gone already
 		return nil
 	}
 	if err != nil {

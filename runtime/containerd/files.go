@@ -11,13 +11,13 @@ import (
 	"github.com/bermhq/berm/runtime/containerd/network"
 )
 
-// etcFiles are the files of /etc that tell a container of its place on the network.
+// etcFiles are the files of /etc that describe a container's name and network.
 var etcFiles = []string{"hostname", "hosts", "resolv.conf"}
 
 const hosts = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 
-// writeFiles writes them for a container that is on no network, and makes the
-// directories that its image lacks.
+// writeFiles writes the etcFiles for a container without a network, and makes the directories that its
+// image lacks.
 func (c *creation) writeFiles() error {
 	for i := range c.dirs {
 		if err := os.Mkdir(c.place.file(dirName(i)), 0o755); err != nil { //nolint:gosec // as Docker makes them
@@ -31,8 +31,8 @@ func (c *creation) writeFiles() error {
 	)
 }
 
-// writeNetworkFiles writes them anew, in place, once the container is on a network:
-// they may be mounted by then.
+// writeNetworkFiles rewrites hosts and resolv.conf once the container is on a network. It does so in
+// place, as the files may be mounted by then.
 func (c *creation) writeNetworkFiles(e network.Endpoint) error {
 	err := c.writeFile("hosts", hosts+e.IP+"\t"+c.hostname()+"\n")
 	if e.Internal || err != nil {
@@ -45,15 +45,15 @@ func (c *creation) writeNetworkFiles(e network.Endpoint) error {
 	return c.writeFile("resolv.conf", resolv)
 }
 
-// dirName is the name of the directory behind one that the image lacks.
+// dirName names the host's directory behind the i-th directory that the image lacks.
 func dirName(i int) string { return fmt.Sprintf("dir-%d", i) }
 
 func (c *creation) writeFile(name, text string) error {
 	return os.WriteFile(c.place.file(name), []byte(text), 0o644) //nolint:gosec // every user in the container reads it
 }
 
-// hostResolvConf is the first of the files that names a server that a container can
-// reach too: a resolver on the host's loopback isn't one. Without any, it is empty.
+// hostResolvConf returns the first of the files that names a server that a container can reach, too. A
+// resolver on the host's loopback is none. Without such a file, the text is empty.
 func hostResolvConf(files ...string) (string, error) {
 	for _, file := range files {
 		b, err := os.ReadFile(file)

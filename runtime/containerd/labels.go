@@ -13,19 +13,19 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// Labels of our own in the engine's record of a container; callers don't see them.
+// Berm's own labels in the engine's record of a container. Callers don't see them.
 const (
 	labelPrefix   = "berm.containerd."
 	labelName     = labelPrefix + "name"
 	labelImage    = labelPrefix + "image"
 	labelRoot     = labelPrefix + "root"
-	labelExitCode = labelPrefix + "exit-code" // these three of one that is settled
+	labelExitCode = labelPrefix + "exit-code" // this and the next two are set by settle
 	labelExitedAt = labelPrefix + "exited-at"
 	labelOOM      = labelPrefix + "oom-killed"
 
-	// emptyValue stands for an empty value of a caller's label: the engine would drop
-	// the label. And longValue, with a digest, for one that is too long for it, or
-	// looks like one of these; the value itself is in the extension.
+	// emptyValue stands for an empty value of a caller's label: the engine would drop the label.
+	// longValue, with a digest, stands for a value that is too long or begins with labelPrefix. The
+	// extension longExtension has the value itself.
 	emptyValue = labelPrefix + "empty"
 	longValue  = labelPrefix + "sha256:"
 
@@ -35,19 +35,19 @@ const (
 	maxLabel = 4096
 )
 
-// encodeLabel is the value that the engine is given for a caller's.
+// encodeLabel returns the value that the engine gets for a caller's value.
 func encodeLabel(name, value string) string {
 	switch {
 	case value == "":
 		return emptyValue
-	case len(name)+len(value) > maxLabel, strings.HasPrefix(value, labelPrefix): // it mustn't pass for one of ours
+	case len(name)+len(value) > maxLabel, strings.HasPrefix(value, labelPrefix): // it mustn't pass for Berm's
 		sum := sha256.Sum256([]byte(value))
 		return longValue + hex.EncodeToString(sum[:])
 	}
 	return value
 }
 
-// encodeLabels returns a caller's labels to a record, beside ours.
+// encodeLabels adds a caller's labels to a record.
 func encodeLabels(rec *containers.Container, labels map[string]string) error {
 	long := map[string]string{}
 	for name, value := range labels {
@@ -68,7 +68,7 @@ func encodeLabels(rec *containers.Container, labels map[string]string) error {
 	return nil
 }
 
-// ownLabels are the caller's own, as they came.
+// ownLabels returns the caller's labels, decoded.
 func ownLabels(rec containers.Container) (map[string]string, error) {
 	var long map[string]string
 	if ext := rec.Extensions[longExtension]; ext != nil {

@@ -18,13 +18,13 @@ import (
 // have it.
 const labelHolder = labelPrefix + "holder"
 
-// callLease is the prefix of such leases.
+// callLease is the prefix of the IDs of leases with labelHolder.
 const callLease = "call-"
 
-// underWay has those that calls of this process use.
+// underWay holds the IDs of the leases that calls of this process use.
 var underWay sync.Map
 
-// holder identifies this process among all of the host, also those that get its pid later.
+// holder returns a name that identifies this process, even among later processes with the same pid.
 func holder() (string, error) {
 	p, err := readProcess(os.Getpid())
 	if err != nil {
@@ -33,8 +33,8 @@ func holder() (string, error) {
 	return fmt.Sprintf("%d-%d", p.pid, p.start), nil
 }
 
-// holderGone reports whether the process that a holder names has ended. One that can't be
-// understood is left alone: the lease has an end of its own.
+// holderGone reports whether the process that a holder names has ended. It returns false for a
+// malformed name: the lease expires anyway.
 func holderGone(name string) bool {
 	number, start, found := strings.Cut(name, "-")
 	pid, perr := strconv.Atoi(number)
@@ -71,8 +71,8 @@ func (r *Runtime) sweepLeases(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// withLease runs f with a lease that keeps all that f makes from the engine's
-// collector. It ends with f, or with a sweep if that can't be done, or after a time.
+// withLease runs f with a lease that keeps all that f makes from the engine's collector. It deletes the
+// lease after f. If that fails, a sweep deletes the lease, or it expires.
 func (r *Runtime) withLease(ctx context.Context, expiry time.Duration, f func(context.Context) error) error {
 	service := r.client.LeasesService()
 	name, err := holder()
@@ -82,7 +82,7 @@ func (r *Runtime) withLease(ctx context.Context, expiry time.Duration, f func(co
 	lease := leases.Lease{ID: callLease + newID()}
 	underWay.Store(lease.ID, true)
 	defer underWay.Delete(lease.ID)
-	// The engine may make it even if the call is cancelled.
+	// The engine may make the lease even if the call is cancelled.
 	lingering, cancel := r.linger(r.namespaced(ctx))
 	_, err = service.Create(lingering, leases.WithID(lease.ID), leases.WithExpiration(expiry),
 		leases.WithLabel(labelRoot, r.opts.Root), leases.WithLabel(labelHolder, name))

@@ -27,7 +27,7 @@ const (
 	lostTick = time.Second
 )
 
-// logIO sends the main process's output to a writer of its own, which outlives this process.
+// logIO makes the engine send the main process's output to a log writer, which outlives this process.
 func (c *creation) logIO() (cio.Creator, error) {
 	dir := c.place.file("log")
 	agent, err := c.r.agentPath()
@@ -95,8 +95,8 @@ func (x logReader) over(ctx context.Context) (bool, error) {
 	return p.GetStatus() == tasktypes.Status_STOPPED, err
 }
 
-// finish waits until the log of a container that has ended has all that it printed.
-// The engine keeps the writer waiting for more until it deletes the process.
+// finish waits until the log of a container that has ended is complete. The engine keeps the log writer
+// waiting for more until it deletes the process.
 func (x logReader) finish(ctx context.Context) error {
 	err := x.r.call(ctx, "settle", func(ctx context.Context) error { return x.r.settle(ctx, x.id) })
 	if err != nil && !errdefs.IsNotFound(err) {
@@ -116,7 +116,7 @@ func (x logReader) awaitEnd(ctx context.Context) error {
 		if over || err != nil {
 			return true, absent(err)
 		}
-		// It fails if the engine loses the process, or goes.
+		// Wait fails if the engine loses the process or ends.
 		_, err = x.r.client.TaskService().Wait(x.r.namespaced(ctx), &tasks.WaitRequest{ContainerID: x.id})
 		return err == nil, nil
 	})

@@ -24,7 +24,7 @@ func (r *Runtime) Pause(ctx context.Context, id string) error {
 	})
 }
 
-// Resume lets them run on.
+// Resume lets a container's processes go on.
 func (r *Runtime) Resume(ctx context.Context, id string) error {
 	return r.call(ctx, "resume container "+id, func(ctx context.Context) error {
 		return r.bring(ctx, id, runtime.StateRunning, func() error {
@@ -34,9 +34,8 @@ func (r *Runtime) Resume(ctx context.Context, id string) error {
 	})
 }
 
-// bring brings a container to a state by f, unless it is there. How the engine
-// refuses a call that isn't needed depends on the OCI runtime; so does whether it
-// tells of it as an event, which is why it isn't asked.
+// bring calls f to bring a container to a state, unless it is in that state. So it doesn't rely on the
+// engine's error or event for a needless call, which depend on the OCI runtime.
 func (r *Runtime) bring(ctx context.Context, id string, want runtime.State, f func() error) error {
 	there := func() (bool, error) {
 		p, err := r.taskProcess(ctx, id)

@@ -35,8 +35,8 @@ func readProcess(pid int) (process, error) {
 	return parseStat(pid, b)
 }
 
-// parseStat reads /proc/PID/stat, as proc_pid_stat(5) has it. The name in it is the
-// process's own choice: any bytes, in parentheses.
+// parseStat reads /proc/PID/stat, see proc_pid_stat(5). The process chose the name in it: any bytes, in
+// parentheses.
 func parseStat(pid int, stat []byte) (process, error) {
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 	if len(fields) < 21 || len(fields[0]) != 1 {

@@ -22,10 +22,10 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// runcRoot is where containerd's runc shim has runc keep its state.
+// runcRoot is the directory of runc's state, as containerd's runc shim sets it.
 const runcRoot = "/run/containerd/runc"
 
-// shimSockets is where shims listen, whatever their engine.
+// shimSockets is the directory of the shims' sockets, of all engines.
 const shimSockets = "/run/containerd/s"
 
 // shim is the engine's process for one container. The engine loses track of it if the engine
@@ -65,7 +65,7 @@ func (h remains) shims() ([]shim, error) {
 		if id == "" {
 			continue
 		}
-		// A shim runs in its bundle. One that has just ended isn't of interest.
+		// A shim runs in its bundle. Skip one that has just ended.
 		bundle, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", pid))
 		if err == nil {
 			out = append(out, shim{process: p, id: id, bundle: bundle})
@@ -154,9 +154,9 @@ func (h remains) remove(ctx context.Context, id string) error {
 	return errors.Join(errs...)
 }
 
-// removeSockets removes the sockets of a killed shim, including the one for debugging. Their
-// names derive from the engine's address, as in SocketAddress of containerd's pkg/shim. It
-// misses them if the engine has its own socket's address by another path.
+// removeSockets removes the sockets of a killed shim, including the one for debugging. Their names
+// derive from the engine's address, as in SocketAddress of containerd's pkg/shim. It misses them if the
+// engine knows its own socket by another path.
 func (h remains) removeSockets(id string) error {
 	var errs []error
 	for _, of := range []string{id, id + "/debug"} {

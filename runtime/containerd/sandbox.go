@@ -7,11 +7,10 @@ import (
 	"github.com/containerd/errdefs"
 )
 
-// An engine from 1.7 on that starts takes a shim without processes for one whose
-// container was never made, and ends it: how the main process ended would be lost.
-// It spares those that carry the id of a sandbox (loadShim in its shim_load.go), and
-// so each container gets a record of one, which is nothing but that. It goes with the
-// task, and is there only while the container's own is. Engines before 1.7 have neither the habit nor sandboxes.
+// When containerd 1.7 or newer starts, it ends a shim without processes, as if its container was never
+// made. How the main process ended would be lost. containerd spares shims with the ID of a sandbox
+// (loadShim in its shim_load.go). So each container gets a sandbox record, which has no other use. The
+// record goes with the task, and exists only while the container's record does.
 
 func (c *creation) makeSandbox(ctx context.Context) error {
 	_, err := c.r.client.SandboxStore().Create(ctx, coresandbox.Sandbox{

@@ -12,7 +12,7 @@ import (
 // opens them one after the other, at once.
 const freeTime = 100 * time.Millisecond
 
-// sweepPatience is how long a lost program may take to end after its input has.
+// sweepPatience is how long a lost program may take to end after its input has ended.
 const sweepPatience = time.Second
 
 // freePipes opens the pipes of programs whose client was killed while it started them. Until
@@ -35,11 +35,11 @@ func (r root) lostCommands(id string) []*place {
 	dir := r.path("containers", id, "exec")
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return nil // most containers have never run one
+		return nil // most containers never ran a program
 	}
 	var out []*place
 	for _, e := range entries {
-		// On an error it is being removed.
+		// On an error, the directory is being removed.
 		if p, err := lockPlace(filepath.Join(dir, e.Name())); err == nil && p != nil {
 			out = append(out, p)
 		}

@@ -23,10 +23,10 @@ import (
 )
 
 const (
-	// stderrGrace is how long the last of a program's standard error may follow its end.
+	// stderrGrace is how long Wait waits for standard error after the program's end.
 	stderrGrace = time.Second
 
-	// endPatience is how long a program may take to end after its input has.
+	// endPatience is how long a program may take to end after its input has ended.
 	endPatience = 20 * time.Second
 
 	// endTimeout bounds the calls that delete a program in the engine. The engine waits up
@@ -157,7 +157,7 @@ func (x program) end(ctx context.Context, patience time.Duration) bool {
 		if err = native(err); err == nil || errdefs.IsNotFound(err) {
 			return true
 		}
-		if time.Since(begun) >= patience { // else it ends with the container
+		if time.Since(begun) >= patience { // else it would end only with the container
 			_, _ = service.Kill(ctx, &tasks.KillRequest{ContainerID: x.container, ExecID: x.id, Signal: uint32(unix.SIGKILL)})
 		}
 		select {
@@ -173,7 +173,7 @@ func (x program) end(ctx context.Context, patience time.Duration) bool {
 type stdio struct {
 	program
 	stdin, stdout, stderr *os.File
-	spare                 []*os.File // writing ends, so that a reader isn't at the end before the shim has opened its own
+	spare                 []*os.File // write ends: a reader gets no EOF before the shim has opened its own
 
 	said   runtime.Head  // the program's standard error
 	read   chan struct{} // closed at the end of standard error
@@ -192,7 +192,7 @@ func newStdio(ctx context.Context, r *Runtime, container string) (*stdio, error)
 	if err == nil || errors.Is(err, fs.ErrExist) {
 		s.place, err = newPlace(ctx, filepath.Join(dir, s.id))
 	}
-	if errors.Is(err, fs.ErrNotExist) { // it goes with the container
+	if errors.Is(err, fs.ErrNotExist) { // the parent goes with the container
 		return nil, runtime.Precondition("the container has no directory here: it is being removed, or another root's")
 	}
 	if err != nil {

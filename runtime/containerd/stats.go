@@ -47,8 +47,8 @@ func (r *Runtime) Stats(ctx context.Context, id string) (runtime.Stats, error) {
 	return out, err
 }
 
-// metrics are what the engine measures of a container, of version 1 or 2 of cgroups.
-// NotFound says that there is nothing to be measured.
+// metrics returns the engine's metrics of a container, of cgroups version 1 or 2. NotFound when there
+// are none.
 func (r *Runtime) metrics(ctx context.Context, id string) (any, error) {
 	res, err := r.client.TaskService().Metrics(ctx, &tasks.MetricsRequest{Filters: []string{"id==" + id}})
 	if err != nil {
@@ -88,8 +88,7 @@ func fromMetrics(metrics any) (runtime.Stats, error) {
 	return out, nil
 }
 
-// traffic adds up what went over the interfaces of a process's network namespace,
-// loopback left out.
+// traffic adds up the bytes on all interfaces of a process's network namespace but loopback.
 func traffic(pid uint32) (rx, tx int64, err error) {
 	b, err := readLimited(fmt.Sprintf("/proc/%d/net/dev", pid), 1<<20)
 	if err != nil {
@@ -123,9 +122,9 @@ func parseTraffic(dev string) (rx, tx int64, err error) {
 	return rx, tx, nil
 }
 
-// oomKills counts the processes that the kernel killed in a container for want of
-// memory. It asks the kernel, which takes no time, or the engine, where the container's
-// cgroup isn't. NotFound when the engine can't tell any more.
+// oomKills counts the processes that the kernel killed in a container for want of memory. It asks the
+// kernel, which is fast, or the engine if the container's cgroup isn't found. NotFound when the engine
+// can't tell any more.
 func (r *Runtime) oomKills(ctx context.Context, id string) (uint64, error) {
 	own := filepath.Join(r.opts.CgroupParent, id)
 	for _, file := range []string{

@@ -12,8 +12,8 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// Survey asks the engine how it is set up, and looks for what it and Berm need on this
-// host. Nothing is made.
+// Survey asks the engine for its configuration, and looks for what the engine and Berm need on this
+// host. It changes nothing.
 func (r *Runtime) Survey(ctx context.Context) (runtime.Survey, error) {
 	out := runtime.Survey{Storage: r.opts.Snapshotter}
 	var err error

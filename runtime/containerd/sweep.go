@@ -32,8 +32,8 @@ func (r *Runtime) Sweep(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		// A container that has parts and no record now may be under way. Then its maker has a
-		// lock on it.
+		// A container with parts and without a record may be in the making. Then its Create holds its
+		// lock.
 		recs, err := r.client.ContainerService().List(ctx)
 		if err != nil {
 			return err
@@ -89,8 +89,8 @@ func (x sweep) parts(ctx context.Context) ([]string, error) {
 	return ids, nil
 }
 
-// one removes what is left of a container, unless somebody holds its lock. It goes on when
-// ctx ends: the directory may be there only because of it.
+// one removes what is left of a container, unless its lock is held. It goes on when ctx ends, as it may
+// have made the directory only to lock it.
 func (x sweep) one(ctx context.Context, id string) error {
 	if err := ended(ctx); err != nil {
 		return err
@@ -99,7 +99,7 @@ func (x sweep) one(ctx context.Context, id string) error {
 	defer cancel()
 	p, err := lockPlace(x.r.root.path("containers", id))
 	if errors.Is(err, fs.ErrNotExist) {
-		p, err = x.r.root.makePlace(ctx, id) // so that nobody else is at it either
+		p, err = x.r.root.makePlace(ctx, id) // to have its lock
 	}
 	if err != nil || p == nil {
 		return err
@@ -107,7 +107,7 @@ func (x sweep) one(ctx context.Context, id string) error {
 	defer p.release()
 	switch rec, err := x.r.client.ContainerService().Get(ctx, id); {
 	case err == nil && rec.Labels[labelName] != "":
-		return nil // it was made or is listed
+		return nil // List returns it
 	case err == nil: // removeStray was cut short
 	case !errdefs.IsNotFound(err):
 		return err
@@ -122,8 +122,8 @@ func (x sweep) one(ctx context.Context, id string) error {
 	return nil
 }
 
-// removeStray removes a task whose record is gone. The engine finds a task by its
-// record only, and so it gets one for the while.
+// removeStray makes a record for a task whose record is gone: the engine finds a task by its record
+// only. A teardown then removes both.
 func (x sweep) removeStray(ctx context.Context, id string) error {
 	res, err := x.r.client.TaskService().List(ctx, &tasks.ListTasksRequest{})
 	if err != nil {

@@ -39,8 +39,8 @@ func (x teardown) all(ctx context.Context, p *place) error {
 	return err
 }
 
-// run removes a container, or what is left of it. It removes the records by which a sweep finds
-// the rest last.
+// run removes a container, or what is left of it. A sweep finds the rest by the records, so run removes
+// them last.
 func (x teardown) run(ctx context.Context) error {
 	defer x.r.root.freePipes(x.id)()
 	rec, err := x.r.client.ContainerService().Get(ctx, x.id)
@@ -59,7 +59,7 @@ func (x teardown) run(ctx context.Context) error {
 		g.Go(func() error { return absent(x.r.client.ContainerService().Delete(ctx, x.id)) })
 	}
 	if rec.SnapshotKey != "" {
-		// The engine's collector would remove it later. But its name must be free now.
+		// The engine's collector would remove the snapshot later. But its name must be free now.
 		g.Go(func() error {
 			return absent(x.r.client.SnapshotService(rec.Snapshotter).Remove(ctx, rec.SnapshotKey))
 		})
@@ -84,7 +84,7 @@ func (x teardown) removeParts(ctx context.Context, there bool) error {
 		}
 	}
 	processes := func() error {
-		if there { // even without a known task: there may be a shim, which nothing else would end
+		if there { // even without a known task, a shim may be left that nothing else would end
 			if err := x.deleteTask(ctx); err != nil {
 				return err
 			}

@@ -8,8 +8,8 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// traced tells the engine which trace a call belongs to, if any, after W3C and in the
-// call's metadata, where OpenTelemetry looks for it.
+// traced adds the trace of a call, if any, to the call's metadata. The format is W3C's, as
+// OpenTelemetry expects.
 func traced(ctx context.Context) context.Context {
 	fields := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(ctx, fields)

@@ -19,12 +19,12 @@ type tracker struct {
 // tracked is a container that carries the labels.
 type tracked struct {
 	labels  map[string]string
-	alive   bool // its exit is to come
-	fresh   bool // its start is to come
+	alive   bool // it runs, and its exit will come
+	fresh   bool // its start will come
 	removed bool
 }
 
-// removal is one that waits for an exit.
+// removal is a removal event that waits for the container's exit.
 type removal struct {
 	event runtime.Event
 	until time.Time
@@ -51,7 +51,7 @@ func (t *tracker) meet(id string, own map[string]string) {
 	}
 }
 
-// happened takes an event without labels. A busy engine may leave a start out, and tell another
+// happened takes an event without labels. A busy engine may omit a start, and report another start
 // twice.
 func (t *tracker) happened(e runtime.Event, now time.Time) {
 	c := t.known[e.ContainerID]
@@ -59,19 +59,19 @@ func (t *tracker) happened(e runtime.Event, now time.Time) {
 		return
 	}
 	e.Labels = maps.Clone(c.labels)
-	if c.fresh && e.Type != runtime.EventStart && e.Type != runtime.EventRemoved { // the start was left out
+	if c.fresh && e.Type != runtime.EventStart && e.Type != runtime.EventRemoved { // the start was omitted
 		start := e
 		start.Type, start.ExitCode, start.Labels = runtime.EventStart, 0, maps.Clone(c.labels)
 		t.happened(start, now)
 	}
 	switch e.Type {
 	case runtime.EventStart:
-		if c.alive { // told twice
+		if c.alive { // reported twice
 			return
 		}
 		c.alive, c.fresh = true, false
 	case runtime.EventExit:
-		if !c.alive { // the engine says so again when a shim has gone
+		if !c.alive { // the engine repeats it when a shim has gone
 			return
 		}
 		c.alive = false

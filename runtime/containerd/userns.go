@@ -33,8 +33,8 @@ const (
 	rangeCount = 2048
 	rangeSize  = 1 << 16
 
-	// rangeClaims holds a link for each range of this host that is in use, by whatever
-	// instance: its name is the first ID, its target the file of rangeFile's name.
+	// rangeClaims holds a link for each range that any instance on this host uses. The link's name is
+	// the first ID, its target the container's rangeFile.
 	rangeClaims = "/run/berm-userns"
 	rangeFile   = "range"  // in a container's directory, holds the first ID
 	usernsFile  = "userns" // beside it, the namespace is mounted there

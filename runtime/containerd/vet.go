@@ -13,14 +13,14 @@ import (
 	"github.com/bermhq/berm/runtime/containerd/image"
 )
 
-// vet looks from the host at a container that is made and not started. It refuses one whose
-// image, or mounts, led the OCI runtime astray.
+// vet checks from the host a container that was made but not started. It refuses one whose image or
+// mounts misled the OCI runtime.
 //
 // The image decides where a mount ends up: /workspace may be a link to /dev. The runtime then
 // masks files of /proc with what the mount has at /dev/null, which may be a link.
 func (c *creation) vet(pid uint32, linux *specs.Linux) error {
 	if c.class.name != runcShim {
-		return nil // there is a kernel in between, and nothing of this is the host's
+		return nil // such a runtime has its own kernel, and none of this is the host's
 	}
 	root, err := unix.Open(fmt.Sprintf("/proc/%d/root", pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -79,7 +79,7 @@ func vetCgroups(root int) error {
 
 var errAstray = errors.New("the image, or what is mounted, covers a place of the kernel's or Berm's own")
 
-// vetPath returns an error if there is something at a path that isn't good.
+// vetPath returns an error if a path exists and good refuses it.
 func vetPath(root int, path string, good func(unix.Stat_t, unix.Statfs_t) bool) error {
 	fd, err := image.OpenIn(root, path, unix.O_PATH|unix.O_NOFOLLOW, unix.RESOLVE_NO_SYMLINKS)
 	if errors.Is(err, unix.ENOENT) {
@@ -109,7 +109,7 @@ func isKernels(_ unix.Stat_t, fs unix.Statfs_t) bool {
 
 func isReadOnly(_ unix.Stat_t, fs unix.Statfs_t) bool { return fs.Flags&unix.ST_RDONLY != 0 }
 
-// isMasked is for what lies below /proc and /sys.
+// isMasked reports whether a file below /proc or /sys is masked.
 func isMasked(stat unix.Stat_t, fs unix.Statfs_t) bool {
 	if stat.Mode&unix.S_IFMT == unix.S_IFDIR {
 		return !isKernels(stat, fs) && isReadOnly(stat, fs)
