@@ -130,7 +130,7 @@ type ProcessInfo struct {
 	ID        string
 	Label     string
 	Command   []string
-	PID       int    // 0 if it couldn't be started
+	PID       int    // in the container; 0 if it couldn't be started
 	User      string // "uid:gid"
 	Running   bool
 	TTY       bool

@@ -31,8 +31,8 @@ func (r *Runtime) Watch(ctx context.Context, labels map[string]string, ready fun
 	if err != nil {
 		return r.watchEnd(ctx, nil, op, err)
 	}
-	// The engine answers before it subscribes. So ask for all events since now, by the engine's own
-	// clock: it replays those that it would miss.
+	// The engine answers before it subscribes. So ask for the events since now, by the engine's own
+	// clock: it replays those from before the subscription.
 	info, err := s.Info(watchCtx)
 	if err != nil {
 		return r.watchEnd(ctx, s, op, err)
