@@ -133,7 +133,7 @@ func Together[T any](
 	}
 }
 
-// What a Cache keeps at most.
+// Bounds of a Cache.
 const (
 	maxCached      = 1000     // values
 	maxCachedBytes = 64 << 10 // of one value

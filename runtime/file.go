@@ -23,12 +23,12 @@ const (
 	// renames that. Or it appends to the file; a failed append isn't undone. Mode, Parents,
 	// Append, NoClash.
 	FileWrite FileVerb = "write"
-	// FileList lists what is in a directory, sorted by name, and in those below it down
-	// to Depth.
+	// FileList lists the files in a directory, sorted by name, and in the directories below it down to
+	// Depth.
 	FileList  FileVerb = "list"
 	FileMkdir FileVerb = "mkdir" // Mode, Parents
-	// FileMove and FileCopy replace what is at To only with Replace, and never a
-	// directory that isn't empty. FileCopy takes whole trees.
+	// FileMove and FileCopy replace a file at To only with Replace, and never a directory that isn't
+	// empty. FileCopy takes whole trees.
 	FileMove   FileVerb = "move"
 	FileCopy   FileVerb = "copy"
 	FileRemove FileVerb = "remove" // a directory that isn't empty only with Recursive
@@ -98,7 +98,7 @@ const (
 	usualFound = 1000
 )
 
-// FileOpError says what is wrong with a FileOp. Its class is InvalidArgument.
+// FileOpError is the error of an invalid FileOp. Its class is InvalidArgument.
 type FileOpError struct {
 	Field   string
 	Message string

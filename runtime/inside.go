@@ -83,8 +83,7 @@ type Processes interface {
 	Input(ctx context.Context, id, process string) (Input, error)
 	// Events follows the starts and ends of a container's processes.
 	Events(ctx context.Context, id string) (Events, error)
-	// Process returns what is known of one, ListProcesses of all, in the order they
-	// were started.
+	// Process describes one process. ListProcesses describes all, in the order they were started.
 	Process(ctx context.Context, id, process string) (ProcessInfo, error)
 	ListProcesses(ctx context.Context, id string) ([]ProcessInfo, error)
 	// Signal sends a signal to a process' group. FailedPrecondition when it has ended.
@@ -95,8 +94,8 @@ type Processes interface {
 	Kill(ctx context.Context, id, process string) error
 	// Resize sets the size of a process' terminal.
 	Resize(ctx context.Context, id, process string, rows, cols int) error
-	// Forget drops what is kept of a process that has ended. FailedPrecondition when it
-	// hasn't ended. A missing process is no error.
+	// Forget drops a process that has ended, with its output. FailedPrecondition when it hasn't ended.
+	// A missing process is no error.
 	Forget(ctx context.Context, id, process string) error
 }
 

@@ -61,8 +61,8 @@ type Runtime interface {
 	// fields empty that only other methods fill in.
 	List(ctx context.Context, labels map[string]string) ([]Container, error)
 
-	// Remove kills a container, whatever its state, and removes it with all that
-	// Create made for it. Removing one that isn't there is no error.
+	// Remove kills a container, whatever its state, and removes it with all that Create made for it. A
+	// missing container is no error.
 	Remove(ctx context.Context, id string) error
 
 	// Pause freezes a container's processes, and Resume lets them go on. Pausing a
@@ -88,8 +88,8 @@ type Runtime interface {
 	// Networks lists the networks that carry all the given labels.
 	Networks(ctx context.Context, labels map[string]string) ([]Network, error)
 
-	// RemoveNetwork removes a network; one that isn't there is no error, one that
-	// containers use is FailedPrecondition.
+	// RemoveNetwork removes a network. A missing network is no error. One that containers use is
+	// FailedPrecondition.
 	RemoveNetwork(ctx context.Context, name string) error
 
 	// Sweep removes parts of containers that List doesn't return. A Create or Remove
@@ -157,8 +157,7 @@ type Image struct {
 	Labels map[string]string
 }
 
-// PullProgress is the progress of a pull, over all layers. Total grows as the layers' sizes become
-// known.
+// PullProgress is the progress of a pull, over all layers. Total grows as layers' sizes become known.
 type PullProgress struct {
 	Status       string
 	CurrentBytes int64
@@ -305,7 +304,7 @@ type Stats struct {
 // EventType is a kind of event.
 type EventType string
 
-// What can happen to a container.
+// The types of events.
 const (
 	EventStart   EventType = "start"
 	EventExit    EventType = "exit" // the main process ended

@@ -91,7 +91,7 @@ func (h *Head) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// String returns what is kept.
+// String returns the kept text.
 func (h *Head) String() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()

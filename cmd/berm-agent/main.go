@@ -1,4 +1,4 @@
-// Command berm-agent is the init process of a sandbox, and executes Berm's operations in there. On the
+// Command berm-agent is the init process of a sandbox, and executes Berm's operations there. On the
 // host, it writes a sandbox's log, and is the first process of a sandbox's user namespace. Every
 // sandbox runs it, so it is small, starts fast, and needs little but the kernel.
 package main

@@ -317,7 +317,7 @@ func (b *container) rejoin(ctx context.Context, id string, out output, how runti
 		case c.State != runtime.StateRunning && c.State != runtime.StatePaused:
 			return nil, runtime.Interrupted("dead")
 		case c.Pid != 0 && pid != 0 && c.Pid != pid:
-			return nil, runtime.Interrupted("another by now") // somebody has restarted it
+			return nil, runtime.Interrupted("another by now") // the container was restarted
 		default:
 			away = false
 			x, err := b.start(soon, id, request, b.take)

@@ -345,7 +345,7 @@ func (r *Runtime) Resize(ctx context.Context, id, process string, rows, cols int
 	return r.control(ctx, "resize the terminal of", id, req)
 }
 
-// Forget drops what is kept of a process that has ended.
+// Forget drops a process that has ended, with its output.
 func (r *Runtime) Forget(ctx context.Context, id, process string) error {
 	err := r.control(ctx, "forget", id, &wire.Request{Op: wire.OpForget, Process: &wire.Process{ID: process}})
 	if errdefs.IsNotFound(err) && errors.Is(err, errNoProcess) {

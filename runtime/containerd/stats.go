@@ -97,8 +97,8 @@ func traffic(pid uint32) (rx, tx int64, err error) {
 	return parseTraffic(string(b))
 }
 
-// parseTraffic reads /proc/PID/net/dev: two lines of headings, then one per
-// interface, with what it received in the first of 16 columns, and sent in the ninth.
+// parseTraffic reads /proc/PID/net/dev: two lines of headings, then one per interface, with the
+// received bytes in the first of 16 columns, and the sent bytes in the ninth.
 func parseTraffic(dev string) (rx, tx int64, err error) {
 	for line := range strings.Lines(dev) {
 		name, counts, ok := strings.Cut(line, ":")

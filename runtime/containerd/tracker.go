@@ -105,8 +105,8 @@ func (t *tracker) due() <-chan time.Time {
 	return time.After(time.Until(t.held[0].until))
 }
 
-// flush returns the events that are due. If a removal is due and its exit hasn't come, the
-// shim ended before it told the engine, and flush adds the exit.
+// flush returns the events that are due. If a removal is due and its exit hasn't come, the shim ended
+// before it reported the exit, and flush adds the exit.
 func (t *tracker) flush(now time.Time) []runtime.Event {
 	for len(t.held) > 0 && !now.Before(t.held[0].until) {
 		e := t.held[0].event

@@ -274,9 +274,8 @@ func (c *creation) makeUserNS(ctx context.Context) (netns string, err error) {
 	return netns, err
 }
 
-// becomeOwner makes an ID of the host the owner of the user namespaces that this thread makes.
-// The kernel also counts what is used in a namespace against its owner. The thread keeps its
-// capabilities.
+// becomeOwner makes an ID of the host the owner of the user namespaces that this thread makes. The
+// kernel also counts a namespace's resources against its owner. The thread keeps its capabilities.
 func becomeOwner(id int) error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var caps [2]unix.CapUserData

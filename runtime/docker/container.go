@@ -113,7 +113,7 @@ func (r *Runtime) undo(ctx context.Context, name string, err error, f func(conte
 	return err
 }
 
-// removalWait is how long remove waits for somebody else's removal until it tries again.
+// removalWait is how long remove waits for another removal until it tries again.
 const removalWait = time.Second
 
 // remove kills and removes a container with its anonymous volumes, and returns when
@@ -133,8 +133,8 @@ func remove(ctx context.Context, s *session, id string) error {
 	}
 }
 
-// awaitRemoval waits until somebody else has removed a container. It doesn't wait for long, as
-// the engine doesn't tell of every removal that fails.
+// awaitRemoval waits until another removal of a container has finished. It doesn't wait for long, as
+// the engine doesn't report every removal that fails.
 func awaitRemoval(ctx context.Context, s *session, id string) error {
 	wait, cancel := context.WithTimeout(ctx, removalWait)
 	defer cancel()

@@ -249,7 +249,7 @@ func (s *stdio) Write(p []byte) (int, error) {
 func (s *stdio) Close() error {
 	_ = s.out.Close()
 	half, ok := s.conn.(types.CloseWriter)
-	if !ok || !s.writing.TryLock() { // a Write under way may wait for ever
+	if !ok || !s.writing.TryLock() { // a Write under way may wait forever
 		return s.conn.Close()
 	}
 	defer s.writing.Unlock()

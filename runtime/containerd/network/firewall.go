@@ -16,9 +16,9 @@ import (
 // ruleTables are the tables in the order in which they are filled. mangle, which drops, comes first.
 var ruleTables = []string{"mangle", "nat", "filter"}
 
-// tableRules are the rules of one network in one table of iptables: those of its
-// own chain, and those that lead there from the built-in ones. Each is written as
-// iptables-save prints it, so that the two can be compared.
+// tableRules are the rules of one network in one table of iptables: those of its own chain, and the
+// jumps to that chain from the built-in ones. Each is written as iptables-save prints it, so that the
+// two can be compared.
 type tableRules struct {
 	jumps []string // each "-A CHAIN …"
 	rules []string // each "-A BERM-… …"

@@ -126,9 +126,8 @@ func (n *network) same(want runtime.Network) error {
 	return nil
 }
 
-// call runs f on the host's side, within the call timeout, and classes its error. F waits
-// with a context that ends with the caller's, and works with one that lasts for the grace
-// longer.
+// call runs f on the host's side, within the call timeout, and classes its error. F waits with a
+// context that ends with the caller's. It works with a context that lasts for the grace longer.
 func (m *Manager) call(ctx context.Context, op string, f func(wait, work context.Context) error) error {
 	if ctx.Err() != nil {
 		return fail(ctx, op, ctx.Err())

@@ -107,7 +107,7 @@ func (m *Manager) networkDirs() ([]string, error) {
 	return found, err
 }
 
-// names lists a directory; one that isn't there is empty.
+// names lists a directory; a missing one is empty.
 func names(dir string) ([]string, error) {
 	f, err := os.Open(dir)
 	if errors.Is(err, fs.ErrNotExist) {
