@@ -37,7 +37,7 @@ const (
 	maxBuildTime = time.Hour
 	lastWords    = 10 * time.Second // to tell a client that its build has run out of time
 
-	tellsID upstream.Version = 30 // the first in which a build reports its image's ID
+	tellsID upstream.Version = 30 // the first that reports the ID of a built image
 )
 
 // never refuses a parameter that has a value, unless the value means the default.
@@ -59,7 +59,7 @@ func builder(name, value string) (string, error) {
 	return value, nil
 }
 
-// buildTurn waits until the tenant may have one more build. The caller calls over at its end.
+// buildTurn waits until the tenant may have one more build. The caller calls over when the build ends.
 func buildTurn(c *call) (over func(), err error) {
 	waiting, left := c.limits.enter("waiting builds "+c.caller.Tenant, 1)
 	defer left()
@@ -137,8 +137,8 @@ func buildImage(c *call) error {
 	return nil
 }
 
-// buildBefore bounds the call, whether it waits for the client or the engine. It ends after
-// maxBuildTime, or at the expiry of the image if that is earlier. The caller calls done at the end.
+// buildBefore ends the call after maxBuildTime, or when the image expires if that is earlier. It also
+// bounds reads from the client and writes to it. The caller calls done at the end.
 func buildBefore(c *call, labels map[string]string) (done func()) {
 	until := time.Now().Add(maxBuildTime)
 	if expires, err := time.Parse(time.RFC3339Nano, labels[lifecycle.LabelExpiresAt]); err == nil && expires.Before(until) {
@@ -153,7 +153,7 @@ func buildBefore(c *call, labels map[string]string) (done func()) {
 	return func() {
 		cancel()
 		c.ctx = client
-		_ = conn.SetWriteDeadline(time.Time{}) // that of reading bounds what the server still reads, and is its own with the next request
+		_ = conn.SetWriteDeadline(time.Time{}) // net/http resets the read deadline, which bounds the rest of the body
 	}
 }
 
@@ -230,7 +230,7 @@ func judgeArgs(c *call, asked map[string]string) (map[string]string, error) {
 	if err := c.judged(err); err != nil {
 		return nil, err
 	}
-	maps.DeleteFunc(env, func(name, _ string) bool { _, ok := asked[name]; return !ok }) // what is pinned isn't a build's
+	maps.DeleteFunc(env, func(name, _ string) bool { _, ok := asked[name]; return !ok }) // not the policy's pinned ones
 	return env, nil
 }
 
@@ -363,7 +363,7 @@ func judgeDockerfile(c *call, text []byte, args map[string]string, auth authOf) 
 	return out, nil
 }
 
-// authOf returns what a caller has sent for a registry; nil is nothing.
+// authOf returns a caller's credentials for a registry, or nil if the caller sent none.
 type authOf func(registry string) (json.RawMessage, error)
 
 // buildBase returns an image that a build reads: one of the caller's own, or one that the policy
@@ -418,8 +418,8 @@ func fetchBase(c *call, ref string, auth authOf) error {
 	return eachMessage(c, upstream.Ask{Method: http.MethodPost, Path: "/images/create", Query: query, Header: header}, http.StatusNotFound, func(buildMessage) {})
 }
 
-// eachMessage asks the engine, and calls each with every message of progress in the answer. It
-// returns the error in a message as an error with the status failed.
+// eachMessage sends a request, and calls each for every progress message in the answer. If a message has
+// an error, eachMessage returns it as an *upstream.Error with the status failed.
 func eachMessage(c *call, ask upstream.Ask, failed int, each func(buildMessage)) error {
 	resp, err := c.open(ask)
 	if err != nil {
@@ -440,7 +440,7 @@ func eachMessage(c *call, ask upstream.Ask, failed int, each func(buildMessage))
 	}
 }
 
-// builtFrom is the Dockerfile's name in the archive for the engine, whatever the caller's name is.
+// builtFrom is the Dockerfile's name in the archive for the engine, whatever name the caller gave.
 const builtFrom = "Dockerfile"
 
 // buildMessage is one message of progress of a build.
@@ -479,7 +479,7 @@ func relayBuild(c *call, body io.Reader) (id string) {
 		}
 		var m buildMessage
 		if json.Unmarshal(raw, &m) == nil && m.Aux != nil && builtID.MatchString(m.Aux.ID) {
-			id = m.Aux.ID // of a stage; the last one's is the build's
+			id = m.Aux.ID // each stage has one; the last is the image's
 		}
 		failed = failed || m.Error != ""
 		if c.flag("q") && m.Error == "" {

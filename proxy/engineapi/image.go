@@ -86,8 +86,7 @@ func seesImage(c *call, img *imageInfo) bool {
 	return ok
 }
 
-// listImages leaves out the images that the caller may not see, and the names of those
-// that it may.
+// listImages lists the images that the caller may see, each with only the names that it may see.
 func listImages(c *call) error {
 	for _, name := range []string{"before", "since"} {
 		for i, ref := range c.filter[name] { // an unseen image would show its existence
@@ -99,7 +98,7 @@ func listImages(c *call) error {
 		}
 	}
 	names := c.filter["reference"]
-	delete(c.filter, "reference") // the engine would match names that aren't the caller's to know
+	delete(c.filter, "reference") // the engine would also match names that the caller may not see
 	if len(c.filter) > 0 {
 		c.passed.Set("filters", c.filter.String())
 	}
@@ -163,7 +162,7 @@ func matching(names, patterns []string) ([]string, error) {
 	for _, name := range names {
 		ref, err := reference.ParseDockerRef(name)
 		if err != nil {
-			continue // of an image without a name
+			continue // such as "<none>:<none>"
 		}
 		for _, pattern := range patterns {
 			ok, err := reference.FamiliarMatch(pattern, ref)
@@ -221,7 +220,7 @@ func imageHistory(c *call) error {
 	if err := c.engine.Get(c.ctx, c.version, "/images/"+img.ID+"/history", c.passed, &layers); err != nil {
 		return err
 	}
-	labels := img.Config.Labels // of the image itself, which is the first
+	labels := img.Config.Labels // the first entry is the image itself
 	for i := range layers {
 		layers[i], err = edit(layers[i], func(tags *[]string) { *tags, _, _ = listedImage(c, *tags, nil, labels) }, "Tags")
 		if err != nil {
@@ -232,7 +231,7 @@ func imageHistory(c *call) error {
 	return c.answer(http.StatusOK, layers)
 }
 
-// tagImage gives a name of the caller's to an image that it may see.
+// tagImage tags an image that the caller may see, if the policy allows the name.
 func tagImage(c *call) error {
 	img, err := visibleImage(c, c.name)
 	if err != nil {
@@ -263,8 +262,8 @@ func lockName(c *call, name string) (unlock func(), err error) {
 	return c.names.Lock(ctx, name)
 }
 
-// lockNames is lockName for references. It ignores those that aren't tags. A name that is judged
-// and then sent to the engine must not become that of another image in between.
+// lockNames is lockName for references. It ignores those that aren't tags. Without the lock, a judged
+// name could move to another image before the engine uses it.
 func lockNames(c *call, refs ...string) (unlock func(), err error) {
 	names := map[string]bool{}
 	for _, ref := range refs {
@@ -326,7 +325,7 @@ func judgedName(c *call, rule func(profile, ref string) (string, error), ref str
 	if err := c.judged(err); err != nil {
 		return nil, err
 	}
-	return taggedName(cmp.Or(name, ref)) // of mode audit
+	return taggedName(cmp.Or(name, ref)) // name may be empty in mode audit
 }
 
 // taggedName returns an image's full name.
@@ -342,8 +341,8 @@ func taggedName(name string) (reference.NamedTagged, error) {
 	return tagged, nil
 }
 
-// verifyImage fails unless a new image has exactly those of Berm's own labels with which it was
-// made. Claims reports whether its labels say that it is this image. Otherwise it may be any image.
+// verifyImage fails unless a new image has exactly the labels of Berm's that it was made with. Claims
+// reports whether img has the caller's labels and the session ID in want. If not, it may be any image.
 func verifyImage(c *call, img *imageInfo, rule string, want map[string]string) (claims bool, err error) {
 	if img == nil {
 		return false, errors.New("the image is gone")
@@ -362,7 +361,7 @@ func verifyImage(c *call, img *imageInfo, rule string, want map[string]string) (
 }
 
 // nameVerified gives a new image its names once verifyImage accepts it. It removes an image that
-// only claims to be this one.
+// verifyImage refuses although it claims to be the new one.
 func nameVerified(c *call, img *imageInfo, rule string, want map[string]string, names []reference.NamedTagged, named func(name string)) error {
 	claims, err := verifyImage(c, img, rule, want)
 	if err == nil {
@@ -385,9 +384,8 @@ func nameImage(c *call, img *imageInfo, names []reference.NamedTagged, named fun
 	return nil
 }
 
-// replaceable refuses to remove an image that isn't the caller's own and that the caller couldn't
-// restore. The caller may remove an image from a registry if it may pull, and a name that it may
-// give to images itself.
+// replaceable refuses to remove names that the caller couldn't restore from an image that isn't its own.
+// It can restore a name that it may give to images, and an image from a registry if it may pull.
 func replaceable(c *call, img *imageInfo, names []string) error {
 	if othersImage(c, img.Config.Labels) {
 		return denied("images.foreign", "", "the image isn't the caller's own", "images of one's own")
@@ -412,8 +410,8 @@ func replaceable(c *call, img *imageInfo, names []string) error {
 	return nil
 }
 
-// removeImage removes a name of an image, and the image with its last name. By its ID, it removes
-// an image only if the caller may remove every name of it.
+// removeImage removes a name of an image, and the image with its last name. Given an ID, it removes the
+// image only if the caller may remove all of its names.
 func removeImage(c *call) error {
 	if err := c.untilEnd(lockNames(c, c.name)); err != nil {
 		return err
@@ -485,7 +483,7 @@ func saveNamed(c *call, refs []string) error {
 		if err != nil {
 			return err
 		}
-		name := img.ID // by which it has no name in the archive
+		name := img.ID // saved by its ID, an image has no name in the archive
 		if slices.ContainsFunc(img.RepoTags, func(tag string) bool { return sameImage(tag, ref) }) {
 			if _, _, ok := listedImage(c, []string{ref}, nil, img.Config.Labels); ok {
 				name = familiar(ref)

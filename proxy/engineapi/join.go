@@ -115,7 +115,7 @@ func joinedNetworks(c *call, b *body.Create) ([]policy.ContainerNetwork, map[str
 	return list, endpoints, hostLinks(b.HostConfig.Links, &list[0], endpoints)
 }
 
-// identity returns a string that distinguishes a network from others. A missing network has its
+// identity returns a string that distinguishes a network from others. For a missing network, it uses the
 // name.
 func identity(n policy.ContainerNetwork) string {
 	if n.ID == "" && n.Mode == policy.NetNamed {
@@ -155,8 +155,8 @@ const modeField = "HostConfig.NetworkMode"
 
 func isDefaultNetwork(name string) bool { return name == "" || name == "default" || name == "bridge" }
 
-// resolveNetwork resolves a client's name of a network. Only in a network mode can it be the
-// network of another container.
+// resolveNetwork looks up a network by a client's name for it. With mode, ref is a network mode, which
+// may also be the network of another container.
 func resolveNetwork(c *call, ref string, mode bool) (policy.ContainerNetwork, error) {
 	n := policy.ContainerNetwork{Asked: ref}
 	if of, ok := strings.CutPrefix(ref, "container:"); ok && mode {
@@ -198,7 +198,7 @@ func meantNetwork(c *call, n *policy.ContainerNetwork, info *network.Inspect) {
 		n.ID, n.Name, n.Own, n.Internal = info.ID, info.Name, true, info.Internal
 	case policyOwn(c, info), info.Labels[lifecycle.LabelDoor] != lifecycle.DoorEngine && !policyName(c, info.Name):
 		n.ID, n.Name, n.Internal = info.ID, info.Name, info.Internal
-	} // another caller's, and one with a name of the policy's, stay ones that aren't there
+	} // another caller's network, or one with just the name of a policy network, counts as missing
 }
 
 const maxAliases = 64
@@ -291,10 +291,10 @@ func findPeer(c *call, p *policy.ContainerPeer) error {
 	return err
 }
 
-// related looks up a container of the caller's, and what it was allowed. It isn't confined if
+// related looks up a container of the caller's, and the spec that it was allowed. Confined is false if
 // the caller may not work in it; see bars.
 func related(c *call, ref string) (ct *seen, e effective, confined bool, err error) {
-	defer func(was bool) { c.unconfined = was }(c.unconfined) // that of the call's own container
+	defer func(was bool) { c.unconfined = was }(c.unconfined) // restores the value for the call's own container
 	if ct, _, err = c.container(ref); err != nil {
 		return nil, e, false, err
 	}
@@ -303,9 +303,9 @@ func related(c *call, ref string) (ct *seen, e effective, confined bool, err err
 	return ct, e, !barred, nil
 }
 
-// mountsFrom adds the mounts of the containers in HostConfig.VolumesFrom as if they had been
-// asked for: the policy judges each, and the engine gets no VolumesFrom. Of two for one path
-// the last one's counts, as with the engine.
+// mountsFrom adds the mounts of the containers in HostConfig.VolumesFrom to the plan. The policy judges
+// each mount, and the engine gets no VolumesFrom. Of two mounts with one target the last counts, as with
+// the engine.
 func mountsFrom(c *call, p *plan) error {
 	const field = "HostConfig.VolumesFrom"
 	for i, entry := range slices.Backward(p.Body.HostConfig.VolumesFrom) {
@@ -331,9 +331,8 @@ func mountsFrom(c *call, p *plan) error {
 	return nil
 }
 
-// holdsMounts reports whether a container of the caller's has a volume without a name, and
-// another mount in it. Such a container is started again only while nobody else can write to
-// the volume.
+// holdsMounts reports whether a container of the caller's has an anonymous volume with another mount
+// inside it. At each start of such a container, nobody else may be able to write to the volume.
 func holdsMounts(c *call, volume string) (held bool, err error) {
 	err = eachOwn(c, lifecycle.ObjectContainer, filters{"volume": {volume}}, func(o *labelled) {
 		e, _ := effectiveOf(o.Labels)

@@ -30,8 +30,8 @@ type filters map[string][]string
 // maxFilters bounds the values of all filters together.
 const maxFilters = 256
 
-// parseFilters parses filters. It refuses unknown names. It takes both forms of clients: a list of
-// values, and a map of values to true.
+// parseFilters parses the parameter filters. It refuses unknown names. Clients send the values of a name
+// as a list, or as a map of values to true.
 func parseFilters(text string, known []string) (filters, error) {
 	out := filters{}
 	if text == "" {
@@ -75,7 +75,7 @@ func filterValues(raw json.RawMessage) ([]string, error) {
 	return slices.Sorted(maps.Keys(set)), nil
 }
 
-// String is the filters as the engine reads them in a query.
+// String returns the filters as JSON, as the engine takes them in a query.
 func (f filters) String() string {
 	sets := make(map[string]map[string]bool, len(f))
 	for name, values := range f {
@@ -88,8 +88,8 @@ func (f filters) String() string {
 	return string(text)
 }
 
-// listOwn relays a list of what the caller owns, after the first entries. The engine selects
-// by labels, which anybody can forge, so listOwn checks each entry's seal.
+// listOwn relays a list of the caller's own objects, after the entries in first. The engine selects by
+// labels, which anybody can forge, so listOwn checks each entry's seal.
 func listOwn(c *call, kind lifecycle.ObjectKind, query url.Values, first ...json.RawMessage) error {
 	begin, end := "[", "]\n"
 	if kind == lifecycle.ObjectVolume {
@@ -274,7 +274,7 @@ func pruneContainers(c *call) error {
 	told := container.PruneReport{ContainersDeleted: []string{}}
 	for _, ct := range list {
 		if row, _ := c.restarts.Row(ct.ID); !row.Next.IsZero() {
-			continue // the engine counts it as restarting, and keeps it
+			continue // Berm will restart it; an engine keeps such containers
 		}
 		if own, err := c.ownContainer(ct.ID, ct.Labels); err != nil {
 			return err
@@ -317,8 +317,8 @@ func (f filters) before() (int64, error) {
 	return before, nil
 }
 
-// pruneImages removes the images that the caller built and nobody uses: one by one, as
-// the engine's own way takes every image that was made without a configuration.
+// pruneImages removes the caller's own unused images one by one. The engine's prune would take all images
+// that were made without a configuration, those of other callers included.
 func pruneImages(c *call) error {
 	leave, err := c.enter("prunes", maxPrunes)
 	if err != nil {
@@ -333,7 +333,7 @@ func pruneImages(c *call) error {
 	for _, img := range list {
 		refs := []string{img.ID}
 		if img.named() {
-			refs, _, _ = listedImage(c, img.RepoTags, nil, img.Labels) // pins are builds'
+			refs, _, _ = listedImage(c, img.RepoTags, nil, img.Labels) // without the pins of builds
 		}
 		for _, ref := range refs {
 			gone, err := pruneImage(c, img.ID, ref)
@@ -350,11 +350,11 @@ func pruneImages(c *call) error {
 	return c.answer(http.StatusOK, told)
 }
 
-// pruneImage removes an image by its ID or a name. One that is in use stays, and so does a name
-// that is another image's by now: the list is older than the engine's walk through all layers.
+// pruneImage removes an image by its ID or a name. It keeps an image in use, and a name that means
+// another image by now: the list is older than the engine's walk through all layers.
 func pruneImage(c *call, id, ref string) (gone []image.DeleteResponse, err error) {
 	unlock, err := lockNames(c, ref)
-	if err != nil { // it is being pushed
+	if err != nil { // somebody is pushing it
 		return nil, c.ctx.Err()
 	}
 	defer unlock()
@@ -368,8 +368,8 @@ func pruneImage(c *call, id, ref string) (gone []image.DeleteResponse, err error
 	return gone, err
 }
 
-// prunableImages lists those of the caller's own images that the filters leave, with what
-// would be free without them.
+// prunableImages lists the caller's own images that match the filters. SharedSize is that of the disk
+// usage, or all of Size if the image is missing there.
 func prunableImages(c *call, f filters) ([]listed, error) {
 	before, err := f.before()
 	if err != nil {
@@ -411,7 +411,7 @@ func prunableImages(c *call, f filters) ([]listed, error) {
 	return list, nil
 }
 
-// hasLabel tells whether one of the labels is there, each "name" or "name=value".
+// hasLabel reports whether labels has one of the given labels, each as "name" or "name=value".
 func hasLabel(labels map[string]string, any []string) bool {
 	return slices.ContainsFunc(any, func(s string) bool {
 		name, want, valued := strings.Cut(s, "=")

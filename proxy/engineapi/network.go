@@ -97,7 +97,7 @@ func inspectNetwork(c *call) error {
 	}
 	var failed error
 	raw, err = edit(raw, func(joined *map[string]json.RawMessage) {
-		for id := range *joined { // somebody else could have connected another
+		for id := range *joined { // an operator may have connected others' containers
 			if _, err := c.containerID(id); isMissing(err) {
 				delete(*joined, id)
 			} else {
