@@ -51,11 +51,11 @@ type Audit struct {
 
 	mu     sync.Mutex
 	file   *os.File
-	looked time.Time // when the file was last compared with what the path leads to
+	looked time.Time // when rotated last looked at the path
 	broken error     // of the last write
 }
 
-// OpenAudit opens a log for appending, or makes it with mode 0600.
+// OpenAudit opens a log at an absolute path for appending. It creates a missing file with mode 0600.
 func OpenAudit(path string) (*Audit, error) {
 	if !filepath.IsAbs(path) {
 		return nil, fmt.Errorf("audit log %q: the path must be absolute", path)
@@ -107,7 +107,7 @@ func (a *Audit) write(r Record) {
 	a.broken = err
 }
 
-// ok reports whether the last record could be written. If not, it tries again to open the file.
+// ok reports whether the last record could be written. If not, the next write opens the file again.
 func (a *Audit) ok() bool {
 	if a == nil {
 		return true

@@ -18,8 +18,8 @@ import (
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
-// maxStreams bounds the streams of one tenant at a time: hijacked connections, and answers that go
-// on until the caller leaves. Each holds two files and up to 200 KiB.
+// maxStreams bounds the streams of one tenant at a time: hijacked connections, and answers that go on
+// until the caller leaves. Each holds two file descriptors and up to 200 KiB.
 const maxStreams = 256
 
 // hijack connects the caller with the engine in both directions, until one of them is gone or the
@@ -40,7 +40,7 @@ func (c *call) hijack(a upstream.Ask) error {
 	defer func() { _ = conn.Close() }()
 	caller, ok := conn.(upstream.Half)
 	if !ok {
-		return nil // nobody can be told any more; listeners have only such connections
+		return nil // no listener has other connections, and the caller can't get an error any more
 	}
 	stop := context.AfterFunc(c.ctx, func() {
 		_ = up.Close()
@@ -51,8 +51,8 @@ func (c *call) hijack(a upstream.Ask) error {
 		return nil // the caller is gone
 	}
 	c.writeAudit(nil) // before the stream, which may go on for days
-	// Beyond its buffered bytes, that reader would take the end of the caller's input for the
-	// end of the request.
+	// The server's reader is only good for its buffered bytes. It would cancel the request when the caller
+	// ends its input.
 	p := pipe{caller: caller, engine: up, fromCaller: upstream.Behind(buffered.Reader, conn), fromEngine: io.TeeReader(fromEngine, c.closeMessage), grace: c.hangupGrace, linger: linger}
 	c.closeMessage.begin(told.Get("Content-Type"))
 	p.run(func() []byte {
@@ -140,13 +140,13 @@ func copyPooled(w io.Writer, r io.Reader) (int64, error) {
 	return io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, *buf)
 }
 
-// awaitHangup tells whether the peer of a connection has gone altogether, not only ended
-// its input; false is that ended was closed before. It needn't read what the peer said.
+// awaitHangup waits until the peer has closed its connection, and not only ended its input. It returns
+// false if ended is closed before. The peer's input needn't be read.
 //
-// A unix socket tells at once. Over TLS a peer ends its input by a message, so that one
-// whose TCP connection has ended is gone. Over plain TCP it is only seen when something
-// is sent: when the engine says something, or by the kernel's keep-alive. Over both, the
-// end comes after what the peer said, and isn't seen before there is room for that.
+// A unix socket shows a hangup at once. Over TLS, a peer ends its input by a message, so a peer that ends
+// its TCP connection is gone. Over plain TCP, only a write shows it: of the engine's output, or the
+// kernel's keep-alive. Over both, a hangup comes after the peer's input, and shows only once there is
+// room for that.
 func awaitHangup(conn net.Conn, ended <-chan struct{}) bool {
 	var events int16
 	if t, ok := conn.(*tls.Conn); ok {
@@ -171,13 +171,13 @@ var farewell = "berm: " + proxy.ErrGoingDown.Error()
 
 const frameHead = 8 // bytes of a frame's header: the stream, three zeros, the length of the data
 
-// closeMessage forms the last message of a stream that the server or the engine breaks off. Every
-// byte that the caller is sent is written to it, by which it knows the stream's format. A nil
-// closeMessage forms empty messages.
+// closeMessage writes the last message of a stream that the server or the engine breaks off. It learns
+// the stream's format from all bytes sent to the caller, which are written to it too. A nil closeMessage
+// writes empty messages.
 type closeMessage struct {
 	form streamForm
-	head []byte // of the frame that has begun
-	left uint32 // bytes of it that are still to come
+	head []byte // of the frame under way
+	left uint32 // bytes of the frame that are still to come
 	mid  bool   // the last line hasn't ended
 }
 
@@ -187,7 +187,7 @@ const (
 	unknown   streamForm = iota // framed, unless something shows that it is raw
 	framed                      // bytes of stdout and stderr in frames
 	terminal                    // bytes of a terminal
-	textLine                    // nothing is sent before the one answer
+	textLine                    // one line, with nothing before it
 	jsonLines                   // messages of progress
 )
 

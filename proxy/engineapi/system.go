@@ -148,8 +148,8 @@ type usageEntry struct {
 	raw  json.RawMessage
 }
 
-// of returns the entries of all callers, or fails when the call's context ends. A walk is of all
-// types, and there is one for each API version, so that no caller can queue many.
+// of returns the entries of all callers. It fails if the call's context ends first. A walk is of all
+// types, and there is at most one for each API version, so that no caller can queue many.
 func (u *usage) of(c *call) ([]usageEntry, error) {
 	walk := u.group.DoChan(c.version.String(), func() (any, error) {
 		u.walking <- struct{}{}
@@ -205,7 +205,7 @@ func streamEvents(c *call) error {
 	}
 	defer func() { _ = resp.Body.Close() }()
 	c.writeAudit(nil)                 // before the stream, which may go on for days
-	resp.Header.Del("Content-Length") // of all events
+	resp.Header.Del("Content-Length") // it counts all callers' events
 	c.head(resp)
 	_ = http.NewResponseController(c.w).Flush()
 	defer c.hurry()()
@@ -265,8 +265,8 @@ type witness struct {
 
 const maxWitnessed = 16 << 10
 
-// seed notes the caller's networks and volumes at the begin of the stream. Without that, the
-// caller wouldn't see the events of their removal.
+// seed notes the caller's networks and volumes at the start of the stream. Without that, the caller
+// wouldn't see the events of their removal.
 func (s *witness) seed() error {
 	if err := surveyContainers(s.call); err != nil {
 		return err
@@ -297,7 +297,7 @@ func (s *witness) sees(e events.Message) bool {
 		return s.own(lifecycle.ObjectContainer, e.Actor.ID, attributes) && (!known || first == e.Actor.ID)
 	case events.NetworkEventType:
 		if tenant, ok := s.known.get(attributes["container"]); ok && tenant == s.caller.Tenant {
-			return true // it joins or leaves, be it a network of the policy's
+			return true // the caller's container joins or leaves a network, maybe one of the policy's
 		}
 		if tenant, ok := s.known.get(e.Actor.ID); ok {
 			return tenant == s.caller.Tenant

@@ -25,7 +25,7 @@ import (
 )
 
 const (
-	maxTarEntries = 1 << 18 // of one archive, for which the table of them takes 9 MiB
+	maxTarEntries = 1 << 18 // of one archive; the table of their names takes 9 MiB
 	maxTarName    = 4096    // bytes of a name or of a link's target
 	tarXattr      = "SCHILY.xattr."
 )
@@ -104,7 +104,7 @@ func (f *tarFilter) judge(h *tar.Header) (*tar.Header, error) {
 	refuse := func(rule, reason, allowed string) (*tar.Header, error) {
 		return nil, denied(rule, "", fmt.Sprintf("archive entry %q is refused: %s", body.Shorten(h.Name), reason), allowed)
 	}
-	name := path.Clean(strings.TrimLeft(h.Name, "/")) // of an absolute name, as engines do
+	name := path.Clean(strings.TrimLeft(h.Name, "/")) // engines strip the slashes too
 	components := strings.Split(h.Name, "/")
 	switch {
 	case h.Name == "" || len(h.Name) > maxTarName || strings.Contains(h.Name, "\x00"):
@@ -177,7 +177,8 @@ func (f *tarFilter) kind(name string) byte {
 	return f.kinds[maphash.String(f.seed, path.Clean(name))]
 }
 
-// parents tells whether an entry's parents may be what they are in the archive.
+// parents reports whether all parents of an entry are directories in the archive. Unless the filter is
+// closed, they may also be missing there.
 func (f *tarFilter) parents(name string) bool {
 	var h maphash.Hash
 	h.SetSeed(f.seed)
@@ -210,7 +211,7 @@ func isCompressed(first []byte) bool {
 	return skippable || slices.ContainsFunc(compressed, func(magic []byte) bool { return bytes.HasPrefix(first, magic) })
 }
 
-// decompressor decompresses what isCompressed, which begins with first.
+// decompressor returns a decompressing reader of r, whose first bytes isCompressed has accepted.
 func decompressor(r io.Reader, first []byte) (io.Reader, error) {
 	switch first[0] {
 	case 0x1f:
@@ -224,8 +225,8 @@ func decompressor(r io.Reader, first []byte) (io.Reader, error) {
 	return zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
 }
 
-// inflate decompresses a body that begins as a compressed one, once, up to most bytes.
-// Others it passes through, however large they are.
+// inflate decompresses a compressed body once, up to most bytes. It passes on any other body, however
+// large it is.
 func inflate(r io.Reader, most int64) (io.Reader, error) {
 	in := &source{Reader: r}
 	br := bufio.NewReaderSize(in, upstream.BufferSize)
@@ -240,7 +241,7 @@ func inflate(r io.Reader, most int64) (io.Reader, error) {
 	})
 }
 
-// source keeps the error with which reading ended.
+// source keeps the error that ended reading, unless it is io.EOF.
 type source struct {
 	io.Reader
 	err error
@@ -254,7 +255,7 @@ func (s *source) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// inflated reads what is decompressed.
+// inflated reads decompressed bytes, and fails once there are more than most.
 type inflated struct {
 	io.Reader
 	in         *source
