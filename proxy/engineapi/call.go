@@ -29,10 +29,10 @@ type call struct {
 	socket  string // the path at which it came in; empty over TCP
 	rules   *policy.Policy
 	route   *route
-	version upstream.Version // of the API, in which the engine is asked
-	name    string           // the name in the path, as the client has it
+	version upstream.Version // of the API, for requests to the engine
+	name    string           // the name in the path, as the client sent it
 	query   url.Values       // only parameters that the route knows
-	passed  url.Values       // those of them that were checked, as the engine gets them
+	passed  url.Values       // the checked ones of them, as the engine gets them
 	filter  filters          // empty without any
 
 	objects      []string        // IDs of what the call was about, for the audit log
@@ -40,7 +40,7 @@ type call struct {
 	written      bool            // the decision is in the audit log already
 	closeMessage *closeMessage   // sent when the server breaks the answer off; nil sends nothing
 
-	concealed *strings.Replacer // of paths of held binds in errors; nil is none
+	concealed *strings.Replacer // replaces paths of held binds in errors; nil is none
 
 	mine map[string]string // the images of the caller's containers, by ID; nil until they are looked up
 
@@ -145,7 +145,7 @@ func (c *call) forward(a upstream.Ask, stream bool) error {
 	return c.relay(resp, stream)
 }
 
-// relay gives the caller the engine's answer.
+// relay copies the engine's answer to the caller. It returns an *upstream.Error for a status from 400 on.
 func (c *call) relay(resp *http.Response, stream bool) error {
 	if resp.StatusCode >= 400 {
 		return upstream.Failure(resp)
@@ -229,7 +229,7 @@ func (c *call) answer(status int, v any) error {
 			return err
 		}
 	}
-	keep, release := proxy.ExchangeOf(c.ctx).LeaseOutput(c.ctx) // a caller that doesn't read keeps it in memory
+	keep, release := proxy.ExchangeOf(c.ctx).LeaseOutput(c.ctx) // it is in memory until the caller reads it
 	defer release()
 	if err := keep(len(body)); err != nil {
 		return err
@@ -251,7 +251,7 @@ func (c *call) status(status int) error {
 	return nil
 }
 
-// say sends a part of an answer at once. A caller that doesn't take it ends the call.
+// say writes and flushes a part of an answer. It aborts the call if the write fails.
 func (c *call) say(part []byte) {
 	if _, err := c.w.Write(part); err != nil {
 		panic(http.ErrAbortHandler)

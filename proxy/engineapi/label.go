@@ -66,8 +66,7 @@ func edit[T any](raw json.RawMessage, change func(*T), path ...string) (json.Raw
 	return json.Marshal(value)
 }
 
-// hideFilters changes filters for Berm's own labels to find what they would find if no object
-// had such labels.
+// hideFilters rewrites filters for Berm's own labels so that they match as if no object had such labels.
 func hideFilters(c *call, f filters) {
 	if len(f["label"])+len(f["label!"]) == 0 || showsLabels(c) {
 		return

@@ -41,10 +41,9 @@ const (
 
 var loadedID = regexp.MustCompile(`Loaded image ID: (sha256:[0-9a-f]{64})`)
 
-// loadImages has the engine make images of the caller's from an archive, as docker save
-// writes it. The engine gets an archive of Berm's own writing without names, in which each
-// configuration has the labels of what the caller owns. The images get their names only
-// when they have been looked at.
+// loadImages loads images from an archive in the format of docker save. The engine gets an archive that
+// Berm writes: without names, and with the caller's labels in each configuration. The images get their
+// names once they are verified.
 func loadImages(c *call) error {
 	if err := c.untilEnd(c.enter("loads of images", maxLoads)); err != nil {
 		return err
@@ -72,12 +71,12 @@ func loadImages(c *call) error {
 	})
 }
 
-// imageArchive is an archive of images, in a file that has no name any more.
+// imageArchive is an archive of images, in an unlinked file.
 type imageArchive struct {
 	file   *os.File
 	files  map[string]*archivedFile
 	links  map[string]string // targets, in the archive
-	size   int64             // of the layers that were looked at, decompressed
+	size   int64             // of the layers that were read, decompressed
 	layers map[string]*archivedFile
 }
 
@@ -85,7 +84,7 @@ type imageArchive struct {
 type archivedFile struct {
 	at, size int64
 	plain    int64  // bytes of a layer, decompressed
-	digest   string // of a layer, decompressed: hex digits; empty until it was looked at
+	digest   string // of a layer, decompressed: hex digits; empty until it was read
 }
 
 // manifestEntry is an image in an archive's manifest.
@@ -140,7 +139,7 @@ func (a *imageArchive) read(from io.Reader, to *spoolWriter) error {
 			a.links[place] = path.Clean("/" + path.Join(path.Dir(place), h.Linkname))[1:]
 		default:
 			at := to.size
-			if _, err := io.Copy(struct{ io.Writer }{to}, tr); err != nil { // not the file's own ReadFrom, past the lease
+			if _, err := io.Copy(struct{ io.Writer }{to}, tr); err != nil { // File.ReadFrom would bypass the lease
 				return archiveError(err)
 			}
 			a.files[place] = &archivedFile{at: at, size: to.size - at}
@@ -148,7 +147,7 @@ func (a *imageArchive) read(from io.Reader, to *spoolWriter) error {
 	}
 }
 
-// find returns a file by its name in the archive, through links.
+// find returns a file by its name in the archive. It follows links.
 func (a *imageArchive) find(name string) (*archivedFile, error) {
 	place := path.Clean("/" + name)[1:]
 	for range maxLoadedLinks {
@@ -184,8 +183,7 @@ func (a *imageArchive) decode(name string, into any) error {
 	return nil
 }
 
-// judge gives the images of the archive with the configurations and the names that they
-// may have.
+// judge returns the images of the archive with their judged configurations and names.
 func (a *imageArchive) judge(c *call) ([]*loadedImage, error) {
 	var manifest []manifestEntry
 	if err := a.decode("manifest.json", &manifest); err != nil {
@@ -222,8 +220,8 @@ func (a *imageArchive) judge(c *call) ([]*loadedImage, error) {
 	return images, nil
 }
 
-// layer reads a layer to its end, and returns its digest. The engine doesn't look at the
-// content of a layer that it has: a digest alone would give others' layers away.
+// layer reads a whole layer, and returns its digest. The engine ignores the content of a layer that it
+// has already: with only a digest, a caller could get another's layer.
 func (a *imageArchive) layer(name string) (digest string, err error) {
 	f, err := a.find(name)
 	if err != nil {
@@ -248,7 +246,7 @@ func (a *imageArchive) layer(name string) (digest string, err error) {
 	return f.digest, nil
 }
 
-// configure writes an image's configuration anew, as that of an image of the caller's.
+// configure encodes an image's configuration anew, with the labels of an image of the caller's.
 func (a *imageArchive) configure(c *call, img *loadedImage, name string) error {
 	var config image.DockerOCIImage
 	if err := a.decode(name, &config); err != nil {
@@ -317,7 +315,7 @@ func (a *imageArchive) write(to io.Writer, images []*loadedImage) error {
 	return errors.Join(add("manifest.json", int64(len(text)), bytes.NewReader(text)), tw.Close())
 }
 
-// sendArchive has the engine load the images, and returns the IDs that it tells.
+// sendArchive makes the engine load the images, and returns the IDs that it reports.
 func sendArchive(c *call, a *imageArchive, images []*loadedImage) (ids []string, err error) {
 	r, w := io.Pipe()
 	defer func() { _ = r.Close() }()
@@ -331,8 +329,7 @@ func sendArchive(c *call, a *imageArchive, images []*loadedImage) (ids []string,
 	return ids, err
 }
 
-// finishLoad looks at the images that the engine made, gives them their names, and tells
-// of them.
+// finishLoad verifies the loaded images, gives them their names, and answers the caller.
 func finishLoad(c *call, ids []string, images []*loadedImage) error {
 	if len(ids) != len(images) {
 		return fmt.Errorf("load images: the engine told of %d, not of %d", len(ids), len(images))

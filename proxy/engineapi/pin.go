@@ -25,7 +25,7 @@ func (j *buildJudge) Pin(id string) (ref string, release func(), err error) {
 			return removePin(buildCaller{j.call}.fresh(ctx), name, leave)
 		}}.run(j.ctx, j.log)
 	}
-	if err != nil { // it may be there all the same
+	if err != nil { // the tag may exist all the same
 		release()
 		return "", nil, err
 	}
@@ -56,7 +56,7 @@ func (d *Proxy) sweepPins(ctx context.Context) error {
 	return err
 }
 
-// removePin removes a pin, unless a build uses it that hasn't left.
+// removePin calls leave, and removes the pin unless another build uses it.
 func removePin(c *call, name string, leave func()) error {
 	unlock, err := lockName(c, name)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/bermhq/berm/proxy/engineapi/body"
 )
 
-// parse reads the query, and looks at what the headers say of the body.
+// parse parses the query, and checks the headers that describe the body.
 func (c *call) parse() (err error) {
 	var dropped int
 	if c.query, c.passed, dropped, err = parseQuery(c.r.URL.RawQuery, c.route.query); err != nil {
@@ -31,7 +31,7 @@ func (c *call) parse() (err error) {
 		hideFilters(c, c.filter)
 	}
 	h := c.r.Header
-	// Engines look at how an archive begins, and not at this header, which docker-py sends.
+	// Engines ignore this header, which docker-py sends, and look at an archive's first bytes.
 	if h.Get("Content-Encoding") != "" && !c.route.upload || len(h.Values("Content-Type")) > 1 {
 		return proxy.Malformed("the body is encoded, or has several types")
 	}
@@ -41,8 +41,8 @@ func (c *call) parse() (err error) {
 	return nil
 }
 
-// dropBody reads the body of a route that takes none. Some clients send what is in the query
-// there again, an empty object or null; the engine reads none of it.
+// dropBody reads and checks the body of a route that takes none. Some clients send an empty object, null,
+// or parameters of the query again. The engine ignores all of these.
 func dropBody(c *call) error {
 	var repeated *map[string]json.RawMessage // null is nil
 	err := proxy.DecodeBody(c.w, c.r, maxFormBody, true, &repeated)
@@ -64,15 +64,14 @@ func dropBody(c *call) error {
 // maxFormBody bounds the bodies of dropBody, in bytes.
 const maxFormBody = 64 << 10
 
-// params are the query parameters that a route knows. Each has what checks its value, which
-// is not empty, and returns the value for the engine, empty for none. Nil leaves that to the
-// route. Of a name without a "*" the first value counts, as to the engine. On a route that
-// changes something they are all that any engine from API 1.24 on knows.
+// params are the query parameters that a route knows, with their checks. A check gets a value that isn't
+// empty, and returns the value for the engine, or "" to leave it out. A parameter without a check is the
+// route's to handle. If its name has no "*", the first value counts, as to the engine. A route that
+// changes something knows all parameters of any engine from API 1.24 on.
 type params map[string]func(name, value string) (string, error)
 
-// parseQuery reads a query. It returns what of it is known, what of that was checked for the
-// engine, and how many parameters it dropped: an engine would ignore them, or they only select
-// what a read shows.
+// parseQuery parses a query. Query has the known parameters, and passed the checked values for the
+// engine. Dropped counts the others: an engine would ignore them, or they only select what a read shows.
 func parseQuery(raw string, known params) (query, passed url.Values, dropped int, err error) {
 	if len(raw) > 64<<10 || strings.Contains(raw, ";") {
 		return nil, nil, 0, proxy.Malformed("the query is too long, or has a semicolon")
@@ -117,7 +116,7 @@ func isTrue(s string) bool {
 // flag reads a query parameter that is a boolean.
 func (c *call) flag(name string) bool { return isTrue(c.query.Get(name)) }
 
-// boolean passes a boolean on.
+// boolean passes true on as "1", and leaves false out.
 func boolean(_, value string) (string, error) {
 	if isTrue(value) {
 		return "1", nil
@@ -125,7 +124,7 @@ func boolean(_, value string) (string, error) {
 	return "", nil
 }
 
-// like passes a value on that matches a pattern.
+// like returns a check that passes on values that match a pattern.
 func like(pattern *regexp.Regexp, refusal string) func(name, value string) (string, error) {
 	return func(_, value string) (string, error) {
 		if !pattern.MatchString(value) {
@@ -135,7 +134,7 @@ func like(pattern *regexp.Regexp, refusal string) func(name, value string) (stri
 	}
 }
 
-// between passes a whole number on.
+// between returns a check that passes on whole numbers from least to most.
 func between(least, most int64) func(name, value string) (string, error) {
 	return func(name, value string) (string, error) {
 		n, err := strconv.ParseInt(value, 10, 64)
@@ -157,7 +156,7 @@ var (
 	consoleSize = params{"h": between(0, math.MaxUint16), "w": between(0, math.MaxUint16)}
 )
 
-// emptyValues are those of parameters that ask for nothing.
+// emptyValues are the values of parameters that ask for nothing.
 var emptyValues = []string{"", "0", "false", "[]", "{}", "null"}
 
 // unoffered refuses a parameter that would change what an engine does.
@@ -178,8 +177,8 @@ func ociPlatform(_, value string) (string, error) {
 	return string(text), err
 }
 
-// stopTime passes on how long a container may take to end. An end that is waited for as long
-// as it takes is bounded.
+// stopTime passes on how many seconds a container may take to stop. It replaces -1, which is no limit, by
+// body.MaxStopSeconds.
 func stopTime(name, value string) (string, error) {
 	if value, err := between(-1, body.MaxStopSeconds)(name, value); err != nil || value != "-1" {
 		return value, err

@@ -18,8 +18,8 @@ import (
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
-// acts are what is counted until it is over: the engine goes on with it also when the caller
-// has left.
+// acts names the calls that count until the engine is done with them: it goes on with them when the
+// client leaves.
 const acts = "starts, restarts and stops"
 
 // endTime is how long a container may take to stop.
@@ -190,8 +190,8 @@ func verifyStarted(c *call, e effective, before *container.InspectResponse, v up
 	return verifyHeld(c, e, before, now, v)
 }
 
-// updateContainer changes a container's resources and restart policy, within what its
-// profile allows a new one.
+// updateContainer changes a container's resources and restart policy, within what the profile allows a
+// new container.
 func updateContainer(c *call, b *body.Update) error {
 	if err := body.CheckChangeable(&b.Resources, b.RestartPolicy); err != nil {
 		return err
@@ -225,7 +225,7 @@ func updateContainer(c *call, b *body.Update) error {
 		}
 		b.RestartPolicy, verdict.Spec.Restart = container.RestartPolicy{}, "" // the engine keeps none
 	}
-	var change any = b // of mode audit
+	var change any = b // as asked, in mode audit
 	if verdict.Allowed() {
 		change = b.Encode(verdict.Spec)
 	}
@@ -252,8 +252,8 @@ func updateContainer(c *call, b *body.Update) error {
 	return c.answer(http.StatusOK, answer)
 }
 
-// verifyUpdate looks at what became of the container, also after an update that failed
-// half-way. One that is out of bounds goes.
+// verifyUpdate verifies a container after an update, even after one that failed halfway. It removes a
+// container that is out of bounds.
 func verifyUpdate(c *call, id string, v upstream.Version) error {
 	ct, err := c.inspect(id, v)
 	if err != nil {
@@ -273,10 +273,9 @@ func verifyUpdate(c *call, id string, v upstream.Version) error {
 	return nil
 }
 
-// stillAllowed judges a container once more that was allowed before, by the policy in
-// force now and the profile that it was made with: its image, its user, its mounts,
-// networks and ports, its privileges and its limits. Its variables and its life aren't
-// judged again. What an update changed has been judged by withinLimits.
+// stillAllowed judges an existing container again, by the policy in force now and the profile that it was
+// made with: its image, user, mounts, networks, ports, privileges and limits. It doesn't judge the
+// environment and the lifetime again, nor limits that an update has changed: withinLimits judges these.
 func stillAllowed(c *call, e effective, h *container.HostConfig) error {
 	req := e.request()
 	if err := findPeer(c, req.PidOf); err != nil {
@@ -285,7 +284,7 @@ func stillAllowed(c *call, e effective, h *container.HostConfig) error {
 	same := body.SameResources(e.ContainerSpec, h) && body.RestartIs(h, e.ContainerSpec)
 	if !same {
 		req.CPUs, req.MemoryBytes, req.PidsLimit = 0, 0, nil
-		if len(e.Binds) == 0 { // else Berm carries it out, and the update of it isn't the engine's
+		if len(e.Binds) == 0 { // with binds, Berm carries out the policy that is in e
 			req.Restart = ""
 		}
 	}
@@ -305,7 +304,7 @@ func stillAllowed(c *call, e effective, h *container.HostConfig) error {
 	return differ(narrowed(e.ContainerSpec, verdict.Spec, same), "verify.policy")
 }
 
-// request asks for what was allowed, in so many words.
+// request returns the create request that asks for exactly what was allowed.
 func (e *effective) request() policy.ContainerRequest {
 	req := policy.ContainerRequest{
 		Profile: e.Profile, Image: e.Image, User: e.User, Groups: e.Groups,
@@ -330,8 +329,8 @@ func (e *effective) request() policy.ContainerRequest {
 	return req
 }
 
-// narrowed tells what the policy would make less of now. Limits that are as they were
-// made are compared too.
+// narrowed returns the fields in which the policy now allows less. With limits, it also compares CPUs,
+// memory and the number of processes.
 func narrowed(was, now policy.ContainerSpec, limits bool) body.Differences {
 	var d body.Differences
 	d.Add(now.Image == was.Image, "Image")

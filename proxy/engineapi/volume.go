@@ -24,7 +24,7 @@ var volumeName = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,254}$`)
 
 func noVolume(name string) error { return notFound("get " + body.Shorten(name) + ": no such volume") }
 
-// ownVolumeOf gives a volume of the caller's, by its name, which may be another's tomorrow.
+// ownVolumeOf returns a volume of the caller's by its name. Another volume may have the name later.
 func ownVolumeOf(c *call, name string) (*volume.Volume, json.RawMessage, error) {
 	v, raw, err := anyVolume(c, name)
 	if err == nil && !c.own(lifecycle.ObjectVolume, v.Name, v.Labels) {
@@ -37,7 +37,7 @@ func ownVolumeOf(c *call, name string) (*volume.Volume, json.RawMessage, error) 
 	return v, raw, nil
 }
 
-// anyVolume is volume for a volume that may be anybody's.
+// anyVolume is ownVolumeOf for a volume of any owner.
 func anyVolume(c *call, name string) (*volume.Volume, json.RawMessage, error) {
 	return anyObject(c, lifecycle.ObjectVolume, name, noVolume, func(v *volume.Volume) bool { return v.Name == name })
 }
@@ -56,11 +56,11 @@ func inspectVolume(c *call) error {
 
 // volumeBody is the body of a volume's creation.
 type volumeBody struct {
-	ClusterVolumeSpec json.RawMessage // before the one that is embedded
+	ClusterVolumeSpec json.RawMessage // hides the embedded field
 	volume.CreateOptions
 }
 
-// createVolume makes a volume, or answers the caller's own of this name, as the engine does.
+// createVolume creates a volume, or answers the caller's existing one of that name, as the engine does.
 func createVolume(c *call, body *volumeBody) error {
 	req := policy.VolumeCreateRequest{Name: body.Name, Driver: body.Driver, Options: body.DriverOpts}
 	if body.ClusterVolumeSpec != nil {
@@ -91,8 +91,8 @@ func volumeTaken(name string) error {
 	return conflict(fmt.Sprintf("the volume name %q is taken", body.Shorten(name)))
 }
 
-// makeVolume makes a volume of the caller's. A driver other than the local one and options
-// are only ever those of a caller in mode audit.
+// makeVolume creates a volume of the caller's. Only a caller in mode audit can ask for options, or for a
+// driver other than the local one.
 func makeVolume(c *call, name, driver string, options, own map[string]string) (*volume.Volume, json.RawMessage, error) {
 	labels, err := stampLabels(c, lifecycle.ObjectVolume, own)
 	if err != nil {
@@ -117,7 +117,7 @@ func makeVolume(c *call, name, driver string, options, own map[string]string) (*
 	if err := json.Unmarshal(raw, &made); err != nil {
 		return nil, nil, fmt.Errorf("create volume: the engine's answer can't be read: %w", err)
 	}
-	// The engine answers with another's volume of the name, if there is one by now.
+	// The engine answers with an existing volume of that name, which another caller may just have created.
 	if made.Labels[lifecycle.LabelSessionID] != labels[lifecycle.LabelSessionID] {
 		return nil, nil, volumeTaken(made.Name)
 	}
@@ -129,8 +129,8 @@ func makeVolume(c *call, name, driver string, options, own map[string]string) (*
 	return &made, raw, nil
 }
 
-// lockVolume keeps a volume from being made or removed until unlock: the engine removes volumes
-// by their names, and one may be another's once it has been looked at.
+// lockVolume keeps others from creating or removing a volume of that name until unlock. The engine
+// removes volumes by name, and after a check the name may mean another volume.
 func lockVolume(ctx context.Context, c *call, name string) (unlock func(), err error) {
 	return c.names.Lock(ctx, "volume "+name)
 }
@@ -141,7 +141,7 @@ func removeVolume(c *call) error {
 	}
 	v, _, err := ownVolumeOf(c, c.name)
 	if isMissing(err) && c.flag("force") {
-		return c.status(http.StatusNoContent) // as the engine says of what isn't there
+		return c.status(http.StatusNoContent) // the engine's answer for a missing volume
 	}
 	if err != nil {
 		return err
@@ -151,17 +151,17 @@ func removeVolume(c *call) error {
 
 func pruneVolumes(c *call) error {
 	if c.version < 42 {
-		delete(c.filter, "all") // it is what older engines do
+		delete(c.filter, "all") // older engines always prune all
 	}
 	return c.forward(upstream.Ask{Path: "/volumes/prune", Query: url.Values{"filters": {c.onlyOwn(c.filter).String()}}}, false)
 }
 
-// lookUpVolumes finds out whose the volumes are, and which aren't there.
+// lookUpVolumes sets Own for the volumes in list, and returns the names of those that are missing.
 func lookUpVolumes(c *call, list []body.Mounted) (missing []string, err error) {
 	for i := range list {
 		m := &list[i]
 		if m.Type != "volume" || !volumeName.MatchString(m.Source) {
-			continue // what is no name is the policy's to refuse
+			continue // the policy refuses a malformed name
 		}
 		v, _, err := anyVolume(c, m.Source)
 		switch {
@@ -176,7 +176,7 @@ func lookUpVolumes(c *call, list []body.Mounted) (missing []string, err error) {
 		default:
 			m.Own = ownVolume(c, v)
 		}
-		if !fullID.MatchString(m.Source) { // no container's volume without a name
+		if !fullID.MatchString(m.Source) { // it isn't an anonymous volume
 			continue
 		}
 		if held, err := holdsMounts(c, m.Source); err != nil {
@@ -191,7 +191,7 @@ func lookUpVolumes(c *call, list []body.Mounted) (missing []string, err error) {
 	return missing, nil
 }
 
-// ownVolume tells whether a volume is the caller's, and nothing but a directory of the engine's.
+// ownVolume reports whether a volume is the caller's, local, and without options.
 func ownVolume(c *call, v *volume.Volume) bool {
 	return c.own(lifecycle.ObjectVolume, v.Name, v.Labels) && v.Driver == "local" && len(v.Options) == 0
 }
