@@ -62,8 +62,8 @@ func getArchive(c *call, a upstream.Ask, id string) error {
 	return transfer(c, id, func(io.Reader) error { return statArchive(c, a, id) })
 }
 
-// exportContainer exports a container without quietly. For an export or a commit, the engine
-// mounts only the container's root.
+// exportContainer exports a container without the checks of quietly. For an export or a commit, the
+// engine mounts only the container's root.
 func exportContainer(c *call, a upstream.Ask, id string) error {
 	return transfer(c, id, func(io.Reader) error {
 		return c.forward(a, false)
@@ -122,7 +122,7 @@ func (w *plainWriter) Write(b []byte) (int, error) {
 	return w.Writer.Write(b)
 }
 
-// openTar is plainTar for an archive that may be compressed, to at most most bytes.
+// openTar is plainTar for an archive that may be compressed. It decompresses at most most bytes.
 func openTar(r io.Reader, most int64) (io.Reader, error) {
 	r, err := inflate(r, most)
 	if err != nil {
@@ -131,12 +131,12 @@ func openTar(r io.Reader, most int64) (io.Reader, error) {
 	return plainTar(r)
 }
 
-// plainTar looks at how an archive begins. Its first block has to be the header of a
-// file, or zeros, and nothing that an engine could take for a compressed archive.
+// plainTar checks the first block of an archive. It must be the header of a file, or zeros, and no engine
+// may take it for a compressed archive.
 func plainTar(r io.Reader) (io.Reader, error) {
 	br := bufio.NewReaderSize(r, upstream.BufferSize)
 	first, err := br.Peek(tarBlock)
-	if fault, ok := errors.AsType[*proxy.Fault](err); ok { // of what decompresses it
+	if fault, ok := errors.AsType[*proxy.Fault](err); ok { // from decompression
 		return nil, fault
 	}
 	if err != nil {
@@ -152,20 +152,20 @@ func plainTar(r io.Reader) (io.Reader, error) {
 const (
 	// maxTransfers bounds the archives of one tenant that go in and out at a time.
 	maxTransfers = 16
-	// maxCompressed bounds those of them that are decompressed, each with maxWindow of memory.
+	// maxCompressed bounds the compressed ones of them. Each takes maxWindow of memory.
 	maxCompressed = 4
 	// transferStall is how long a caller may take for another 64 KiB of an archive.
 	transferStall = 30 * time.Second
 	// transferTime bounds a whole archive.
 	transferTime = 10 * time.Minute
-	// maxSaves bounds the archives of images of one tenant, of which the engine keeps a copy
-	// as long as one lasts.
+	// maxSaves bounds the saves of images of one tenant at a time. The engine keeps a copy of each archive
+	// until its transfer ends.
 	maxSaves = 2
 	saveTime = time.Hour
 )
 
-// transfers are the archives that go in and out of containers now. The engine holds a
-// container's lock for as long as one lasts: nobody can remove it meanwhile, nor look at it.
+// transfers tracks the archives that are copied into and out of containers. During a copy, the engine
+// holds the container's lock: nobody can remove or inspect the container.
 type transfers struct {
 	stall, most time.Duration
 
@@ -178,7 +178,7 @@ type transferOf struct {
 	end context.CancelCauseFunc
 }
 
-// end breaks off what goes in and out of a container that is to be removed.
+// end aborts the transfers of a container that is about to be removed.
 func (t *transfers) end(id string) {
 	t.ends.Range(func(_, value any) bool {
 		if of, ok := value.(transferOf); ok && of.id == id {
@@ -188,13 +188,13 @@ func (t *transfers) end(id string) {
 	})
 }
 
-// slow is what a caller is told whose archive took too long.
+// slow returns the fault for an archive that took too long.
 func slow(what string) error {
 	return &proxy.Fault{Status: http.StatusRequestTimeout, Code: "too_slow", Title: "Too slow", Detail: "the archive is broken off: " + what, Cause: os.ErrDeadlineExceeded}
 }
 
-// transfer serves an archive of a container: not for longer than the container has to
-// live, nor for a caller that doesn't go on taking or giving it.
+// transfer serves an archive of a container. It aborts the transfer when the container expires, after
+// transfers.most, or when the caller stalls.
 func transfer(c *call, id string, serve func(body io.Reader) error) error {
 	until, err := archiveUntil(c, id)
 	if err != nil {
@@ -210,7 +210,7 @@ func transfer(c *call, id string, serve func(body io.Reader) error) error {
 	})
 }
 
-// transferArchive serves an archive until a time, to a caller that goes on taking or giving it.
+// transferArchive serves an archive. It aborts the transfer at the time until, or when the caller stalls.
 func transferArchive(c *call, until time.Time, serve func(end context.CancelCauseFunc, body io.Reader) error) error {
 	client, w := c.ctx, c.w
 	limited, cancel := context.WithDeadlineCause(client, until, slow("its time is up"))
@@ -239,13 +239,13 @@ func transferArchive(c *call, until time.Time, serve func(end context.CancelCaus
 	return err
 }
 
-// patient gives the body to a caller that goes on giving it, and ends ctx otherwise.
+// patient returns a reader of the body that calls end if the caller stalls.
 func patient(ctx context.Context, c *call, end context.CancelCauseFunc, body io.Reader) io.Reader {
 	stall := c.transfers.stall
 	return &patientReader{Reader: body, conn: http.NewResponseController(c.w), ctx: ctx, end: end, stall: stall, left: stall}
 }
 
-// archiveUntil is when an archive of a container has to be over.
+// archiveUntil returns the time at which a transfer of a container's archive must end.
 func archiveUntil(c *call, id string) (time.Time, error) {
 	label, ok := c.ends.get(id)
 	if !ok {
@@ -263,7 +263,7 @@ func archiveUntil(c *call, id string) (time.Time, error) {
 	return until, err
 }
 
-// patientWriter breaks off an answer that its caller doesn't take.
+// patientWriter fails when the caller stops reading the answer.
 type patientWriter struct {
 	http.ResponseWriter
 	ctx   context.Context //nolint:containedctx // as long as the writer
@@ -281,15 +281,15 @@ func (w *patientWriter) Write(b []byte) (int, error) {
 // Unwrap lets http.ResponseController through.
 func (w *patientWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// patientReader breaks off a body that its caller doesn't go on giving. The time that the
-// engine takes isn't the caller's.
+// patientReader fails when the caller stops sending the body. The time that the engine takes doesn't
+// count.
 type patientReader struct {
 	io.Reader
 	conn        *http.ResponseController
 	ctx         context.Context //nolint:containedctx // as long as the reader
 	end         context.CancelCauseFunc
-	stall, left time.Duration // for a piece, and for what is missing of it
-	piece       int           // bytes of it that are there
+	stall, left time.Duration // for a piece of BufferSize bytes, and for the rest of it
+	piece       int           // bytes of the piece that were read
 }
 
 func (r *patientReader) Read(b []byte) (int, error) {

@@ -229,7 +229,7 @@ func (c *call) answer(status int, v any) error {
 			return err
 		}
 	}
-	keep, release := proxy.ExchangeOf(c.ctx).LeaseOutput(c.ctx) // it is in memory until the caller reads it
+	keep, release := proxy.ExchangeOf(c.ctx).LeaseOutput(c.ctx) // body stays in memory until it is read
 	defer release()
 	if err := keep(len(body)); err != nil {
 		return err

@@ -26,7 +26,7 @@ import (
 
 const maxComment = 4 << 10
 
-// short passes on a text that isn't long.
+// short passes on a text of at most maxComment bytes.
 func short(name, value string) (string, error) {
 	if len(value) > maxComment {
 		return "", proxy.Malformed(fmt.Sprintf("the %s is over %d bytes", name, maxComment))
@@ -34,9 +34,9 @@ func short(name, value string) (string, error) {
 	return value, nil
 }
 
-// commit makes an image of the caller's of one of its containers. A container with variables
-// that the policy keeps back is refused, as the engine notes all of its configuration in
-// the image, whatever that is given instead.
+// commit creates an image of the caller's from one of its containers. It refuses a container with
+// variables that the policy redacts: the engine copies the container's whole configuration into the
+// image, even if the request replaces it.
 func commit(c *call) error {
 	var config *body.Config
 	if c.r.ContentLength != 0 {
@@ -91,8 +91,8 @@ func commit(c *call) error {
 	return c.answer(http.StatusCreated, made)
 }
 
-// configChanges writes the configuration in a commit's body as instructions, which are judged
-// like a caller's. Ok is false if it has fields that none of them sets.
+// configChanges translates the configuration in a commit's body into Dockerfile instructions, to be
+// judged like a caller's. Ok is false if the body has a field that no instruction sets.
 func configChanges(config *body.Config) (changes []string, ok bool) {
 	if config == nil {
 		return nil, true
@@ -101,7 +101,7 @@ func configChanges(config *body.Config) (changes []string, ok bool) {
 	for _, set := range []struct {
 		name  string
 		words []string
-	}{{"ENTRYPOINT", left.Entrypoint}, {"CMD", left.Cmd}, {"VOLUME", slices.Sorted(maps.Keys(left.Volumes))}} { // in this order: ENTRYPOINT takes CMD away
+	}{{"ENTRYPOINT", left.Entrypoint}, {"CMD", left.Cmd}, {"VOLUME", slices.Sorted(maps.Keys(left.Volumes))}} { // in this order: ENTRYPOINT resets CMD
 		if text, err := json.Marshal(set.words); err == nil && len(set.words) > 0 {
 			changes = append(changes, set.name+" "+string(text))
 		}
@@ -126,7 +126,7 @@ func configChanges(config *body.Config) (changes []string, ok bool) {
 	return changes, reflect.ValueOf(left).IsZero()
 }
 
-// askedName judges the name in the query for a new image; none without one.
+// askedName judges the name for a new image in the query. It returns none if the query has none.
 func askedName(c *call, rule func(profile, ref string) (string, error)) ([]reference.NamedTagged, error) {
 	if c.query.Get("repo") == "" {
 		return nil, nil
@@ -135,8 +135,7 @@ func askedName(c *call, rule func(profile, ref string) (string, error)) ([]refer
 	return []reference.NamedTagged{name}, err
 }
 
-// committed looks at a new image before it gets its name. It removes one that isn't as it was
-// asked for, or can't get the name.
+// committed verifies a new image, and then names it. If that fails, it removes the image.
 func committed(c *call, id string, labels map[string]string, names []reference.NamedTagged) error {
 	c.about(id)
 	img, err := lookUpImage(c, id)
@@ -157,7 +156,7 @@ func dockerfileQuote(s string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `$`, `\$`).Replace(s) + `"`
 }
 
-// createImage pulls an image, or makes one of the files that come along.
+// createImage pulls an image, or imports one from the files in the body.
 func createImage(c *call) error {
 	if c.query.Get("fromImage") == "" && c.query.Get("fromSrc") == "-" {
 		return importImage(c)
@@ -180,8 +179,8 @@ func createImage(c *call) error {
 	return pullImage(c)
 }
 
-// importImage has the engine make an image of the caller's of one layer, whose files come as
-// an archive. The image gets its name only when it has been looked at.
+// importImage makes the engine create an image of one layer from an archive of files. The image gets its
+// name once it is verified.
 func importImage(c *call) error {
 	if err := c.operation(policy.OpLoad); err != nil {
 		return err
@@ -219,7 +218,7 @@ func importImage(c *call) error {
 	})
 }
 
-// sendImport has the engine import the files, and returns the image's ID.
+// sendImport makes the engine import the files, and returns the image's ID.
 func sendImport(c *call, query url.Values, files io.Reader) (id string, err error) {
 	ask := upstream.Ask{Path: "/images/create", Query: query, Header: http.Header{"Content-Type": {"application/x-tar"}}, Body: files, Length: -1}
 	err = eachMessage(c, ask, http.StatusInternalServerError, func(m buildMessage) { id = m.Status })
@@ -229,8 +228,8 @@ func sendImport(c *call, query url.Values, files io.Reader) (id string, err erro
 	return id, err
 }
 
-// imageChanges judges the changes that are asked for of an image's configuration, and adds the
-// labels of what the caller owns. Those of a body come first.
+// imageChanges judges the changes to an image's configuration, and adds the labels of the owner. The
+// changes in configured, from a body, come before those of the query.
 func imageChanges(c *call, configured []string) (changes []string, labels map[string]string, err error) {
 	if changes, err = readChanges(append(configured, c.query["changes"]...)); err != nil {
 		return nil, nil, denied("commit.config", "changes", "the changes are refused: "+err.Error(), strings.Join(commitInstructions, ", "))

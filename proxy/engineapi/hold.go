@@ -201,10 +201,10 @@ func mountPoints(c *call, e *effective, nested []body.Nested) error {
 	return nil
 }
 
-// refuseWriters refuses to start a container with mounts in a bind while another container
-// could write to the bind. With a link, that one could redirect runc's mounts, which only newer
-// releases of runc notice. Every running container of the tenant counts: a process may have
-// received a file descriptor while the bind was shared.
+// refuseWriters refuses to start a container with mounts in a bind while another container could write to
+// the bind. With a link, the other one could redirect runc's mounts, which only newer releases of runc
+// notice. Every running container of the tenant counts: a process may have received a file descriptor
+// while the bind was shared.
 func refuseWriters(c *call, e effective, ct *container.InspectResponse) error {
 	if len(e.Nested()) == 0 {
 		return nil

@@ -144,7 +144,7 @@ func othersImage(c *call, labels map[string]string) bool {
 	return labels[lifecycle.LabelDoor] == lifecycle.DoorEngineImage && !ownImage(c, labels)
 }
 
-// proxyLabels select what was made through the engine proxy in the filters of lists.
+// proxyLabels are label filters that select objects made through the engine proxy.
 func (d *Proxy) proxyLabels() []string {
 	return []string{lifecycle.LabelOwner + "=" + d.opts.Owner, lifecycle.LabelDoor + "=" + lifecycle.DoorEngine}
 }
@@ -276,7 +276,7 @@ func noContainer(ref string) error { return notFound("No such container: " + bod
 func ownExec(c *call, id string) error {
 	missing := notFound("No such exec instance: " + body.Shorten(id))
 	if !fullID.MatchString(id) {
-		return missing // the engine takes no prefixes of these
+		return missing // the engine takes no prefixes of exec IDs
 	}
 	of, ok := c.execs.get(id)
 	if !ok {
@@ -364,9 +364,9 @@ func imageFilters(c *call) filters {
 	return f
 }
 
-// stampLabels returns the labels of an object that the caller makes now: the caller's own, which
-// it judges, those of the owner and the expiry, and the seal. For an image it sets further
-// labels to the empty string, which the base image may have.
+// stampLabels judges the caller's own labels for a new object. It returns them with the labels of the
+// owner and the expiry, and the seal. For an image, it also overrides labels that the base image may
+// have.
 func stampLabels(c *call, kind lifecycle.ObjectKind, own map[string]string) (map[string]string, error) {
 	ttl, err := c.callersLabels(own)
 	if err != nil {

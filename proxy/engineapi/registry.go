@@ -18,7 +18,7 @@ import (
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
-// pullImage has the engine bring an image that the policy allows from its registry.
+// pullImage pulls an image that the policy allows.
 func pullImage(c *call) error {
 	ref := c.query.Get("fromImage")
 	if tag := c.query.Get("tag"); tag != "" {
@@ -49,13 +49,14 @@ func pullImage(c *call) error {
 	return c.forward(upstream.Ask{Path: "/images/create", Query: query, Header: auth}, true)
 }
 
-// runRef judges an image's reference, and returns the one that runs in its stead.
+// runRef judges an image's reference, and returns the reference to run, which may be a pinned one.
 func runRef(c *call, ref string) (string, error) {
 	run, _, err := c.rules.ImageRef(c.caller.Profile, ref)
-	return cmp.Or(run, ref), c.judged(err) // the former in mode audit
+	return cmp.Or(run, ref), c.judged(err) // run may be empty in mode audit
 }
 
-// pullQuery asks the engine for one image: without a tag it would bring all of the repository.
+// pullQuery returns the query for a pull of one image. Without a tag, the engine would pull all of a
+// repository.
 func pullQuery(c *call, ref string) (url.Values, error) {
 	named, err := reference.ParseNormalizedNamed(ref)
 	if err != nil {
@@ -74,7 +75,7 @@ func pullQuery(c *call, ref string) (url.Values, error) {
 	return query, nil
 }
 
-// distribution looks an image up at its registry, as a pull of it would.
+// distribution looks an image up at its registry, as a pull does.
 func distribution(c *call) error {
 	run, err := runRef(c, c.name)
 	if err != nil {
@@ -91,8 +92,8 @@ func distribution(c *call) error {
 	return c.forward(upstream.Ask{Path: "/distribution/" + reference.TagNameOnly(named).String() + "/json", Header: auth}, false)
 }
 
-// pushImage has the engine send an image to its registry. The image keeps the name by which
-// the engine finds it until it is sent.
+// pushImage pushes an image to its registry. It locks the name, by which the engine finds the image,
+// until the push ends.
 func pushImage(c *call) error {
 	ref := withTag(c.name, c.query.Get("tag"))
 	named, err := reference.ParseNormalizedNamed(c.name)
@@ -127,8 +128,8 @@ func pushImage(c *call) error {
 	})
 }
 
-// pushAuth is registryAuth for a push, in which engines want the header, and whose
-// credentials have to be those of the image's registry.
+// pushAuth is registryAuth for a push. It always returns the header, which engines require, and refuses
+// credentials for another registry than the image's.
 func pushAuth(h http.Header, name reference.Named) (http.Header, error) {
 	auth, err := registryHeader[credentials](h, authHeader)
 	if err != nil {
@@ -140,10 +141,10 @@ func pushAuth(h http.Header, name reference.Named) (http.Header, error) {
 	return encodedAuth(auth)
 }
 
-// dockerHub is how clients name the registry of docker.io.
+// dockerHub is the name of the registry docker.io in credentials.
 const dockerHub = "https://index.docker.io/v1/"
 
-// registryName is a registry as images name it, of how credentials do.
+// registryName returns the name that images have for a registry, from its address in credentials.
 func registryName(address string) string {
 	switch address {
 	case dockerHub, "index.docker.io":
@@ -152,13 +153,13 @@ func registryName(address string) string {
 	return strings.TrimSuffix(strings.TrimPrefix(address, "https://"), "/")
 }
 
-// credentials are those of a registry, as clients give them.
+// credentials are a client's credentials for a registry.
 type credentials = registry.AuthConfig
 
 const maxLogins = 4 // of a tenant at once
 
-// login has the engine try a caller's credentials. The engine connects to the registry
-// that they name, and to where that sends it for a token.
+// login makes the engine check a caller's credentials. The engine connects to the registry that they
+// name, and to the token server that the registry names.
 func login(c *call, asked *credentials) error {
 	name := registryName(cmp.Or(asked.ServerAddress, dockerHub))
 	asked.ServerAddress = name
@@ -179,8 +180,8 @@ const (
 	authHeader      = "X-Registry-Auth"
 )
 
-// registryAuth takes the header with which a client gives its credentials of a registry
-// to the engine: a JSON object in base64. The header may be missing.
+// registryAuth checks the header with a client's credentials for a registry, a JSON object in base64, and
+// writes it anew. Without the header, it returns nil.
 func registryAuth(h http.Header) (http.Header, error) {
 	auth, err := registryHeader[map[string]json.RawMessage](h, authHeader)
 	if err != nil || auth == nil {
@@ -204,7 +205,7 @@ func registryHeader[T any](h http.Header, name string) (auth T, err error) {
 	}
 	decoded, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(text, "="))
 	bad := err != nil || len(text) > maxRegistryAuth || len(h.Values(name)) > 1
-	if !bad && string(decoded) != "null" { // some clients' way of having none
+	if !bad && string(decoded) != "null" { // some clients send null for none
 		bad = proxy.DecodeJSON(decoded, &auth) != nil
 	}
 	if bad {
@@ -213,7 +214,7 @@ func registryHeader[T any](h http.Header, name string) (auth T, err error) {
 	return auth, nil
 }
 
-// registryOf is an image's registry, as clients name it in a build's credentials.
+// registryOf returns an image's registry, as clients name it in a build's credentials.
 func registryOf(ref string) string {
 	named, err := reference.ParseNormalizedNamed(ref)
 	switch {

@@ -135,7 +135,7 @@ func rewrite(to io.Writer, from io.Reader, name string, judge func([]byte) ([]by
 			if dockerfile, err = io.ReadAll(io.LimitReader(tr, maxDockerfile+1)); err != nil {
 				return archiveError(err)
 			}
-			continue // it comes last, so that nothing takes its place
+			continue // it is written last, so that no other entry replaces it
 		case place == builtFrom || strings.HasPrefix(place, builtFrom+"/"):
 			continue
 		}
