@@ -33,10 +33,10 @@ func limit(name, value string) (string, error) {
 	return value, nil
 }
 
-// noImageID is no image's.
+// noImageID is an ID that no image has.
 var noImageID = "sha256:" + strings.Repeat("0", 64)
 
-// listContainers has the engine leave out what isn't the caller's.
+// listContainers lists the caller's containers.
 func listContainers(c *call) error {
 	if err := roomForSizes(c); err != nil {
 		return err
@@ -45,7 +45,7 @@ func listContainers(c *call) error {
 		if ref := c.query.Get(name); ref != "" {
 			c.filter[name] = append(c.filter[name], ref)
 		}
-		for i, ref := range c.filter[name] { // or it would tell whether somebody else's is there
+		for i, ref := range c.filter[name] { // the filter must not reveal another caller's container
 			id, err := c.containerID(ref)
 			if err != nil {
 				return err
@@ -56,7 +56,7 @@ func listContainers(c *call) error {
 	if err := byAskedPath(c, c.filter); err != nil {
 		return err
 	}
-	for i, ref := range c.filter["ancestor"] { // or it would tell what others' images are named, or their IDs
+	for i, ref := range c.filter["ancestor"] { // the filter must not reveal names or IDs of others' images
 		img, err := seenImage(c, ref)
 		switch {
 		case err != nil:
@@ -79,15 +79,15 @@ func roomForSizes(c *call) error {
 	return c.untilEnd(c.enter("looks at sizes", maxSizes))
 }
 
-// inspectContainer shows a container as it was asked for, without the values of variables
-// that the policy keeps back.
+// inspectContainer shows a container with the bind paths that were asked for, and without the values of
+// variables that the policy redacts.
 func inspectContainer(c *call) error {
 	if err := roomForSizes(c); err != nil {
 		return err
 	}
 	if !c.engine.KnowsHost() {
 		if _, err := c.engine.HostInfo(c.ctx, c.version); err != nil {
-			c.log.DebugContext(c.ctx, "engine_api_info_failed", "error", err) // the profile is shown
+			c.log.DebugContext(c.ctx, "engine_api_info_failed", "error", err) // shows Berm's seccomp profile
 		}
 	}
 	ct, raw, err := c.container(c.name)
@@ -112,10 +112,10 @@ func inspectContainer(c *call) error {
 	return answerShown(c, http.StatusOK, raw, "Config", "Labels")
 }
 
-// redacted stands for what the caller may not see.
+// redacted replaces values that the caller may not see.
 const redacted = "[redacted]"
 
-// redactEnv gives an environment as the caller may see it, and tells whether that differs.
+// redactEnv returns an environment as the caller may see it, and whether any value is redacted.
 func redactEnv(c *call, env []string) (shown []string, changed bool) {
 	shown = make([]string, len(env))
 	for i, e := range env {
@@ -146,7 +146,7 @@ func renameContainer(c *call, _ upstream.Ask, id string) error {
 	return c.status(http.StatusNoContent)
 }
 
-// nameTaken doesn't say by whom, as the engine would.
+// nameTaken returns the engine's error for a name in use, without the ID of the container that has it.
 func nameTaken(name string) error {
 	return conflict(fmt.Sprintf("Conflict. The container name %q is already in use. You have to remove (or rename) that container to be able to reuse that name.", "/"+name))
 }
@@ -185,7 +185,7 @@ const (
 type execBody struct {
 	container.ExecOptions
 	LowerKeys string `json:"detachKeys,omitempty"` // as the Python client spells it; becomes DetachKeys
-	Container string `json:",omitempty"`           // some clients repeat the path's; it isn't looked at
+	Container string `json:",omitempty"`           // some clients repeat the ID of the path; ignored
 }
 
 // createExec makes an exec in a container of the caller's. Its variables and user are
@@ -227,11 +227,11 @@ func createExec(c *call, body *execBody) error {
 	return c.answer(http.StatusCreated, made)
 }
 
-// execEnv judges an exec's variables and user, and gives the variables that it gets.
+// execEnv judges an exec's variables and user, and returns the variables for the engine.
 func execEnv(c *call, body *execBody) ([]string, error) {
 	asked, unset := map[string]string{}, map[string]bool{}
 	for _, e := range body.Env {
-		name, value, set := strings.Cut(e, "=") // a name alone takes the container's variable away
+		name, value, set := strings.Cut(e, "=") // a name alone unsets the container's variable
 		asked[name], unset[name] = value, !set
 	}
 	env, _, err := c.rules.ContainerExec(c.caller.Profile, body.Privileged, body.User, asked)
@@ -255,11 +255,11 @@ func execEnv(c *call, body *execBody) ([]string, error) {
 // execStartBody is the body of an exec's start.
 type execStartBody struct {
 	container.ExecStartOptions
-	Hijack bool `json:"hijack,omitempty"` // options of the Node.js client, which no engine reads; so is the next
+	Hijack bool `json:"hijack,omitempty"` // the Node.js client sends Hijack and Stdin, which no engine reads
 	Stdin  bool `json:"stdin,omitempty"`
 }
 
-// startExec runs an exec; unless it is to be detached, the connection becomes its streams.
+// startExec starts an exec. Unless the exec is detached, the connection carries its streams.
 func startExec(c *call, body *execStartBody) error {
 	if c.version < 42 {
 		body.ConsoleSize = nil
@@ -282,7 +282,7 @@ func startExec(c *call, body *execStartBody) error {
 	return c.hijack(a)
 }
 
-// forwardExec asks the engine the same of an exec in a container of the caller's.
+// forwardExec forwards a call on an exec in a container of the caller's.
 func forwardExec(c *call) error {
 	if err := ownExec(c, c.name); err != nil {
 		return err
@@ -295,8 +295,8 @@ func attachContainer(c *call, a upstream.Ask, _ string) error {
 	return c.hijack(a)
 }
 
-// attachWS passes a WebSocket's handshake on as one of its own; what follows is between
-// the client and the engine.
+// attachWS sends the engine a new handshake with the client's key. After that, it copies the WebSocket's
+// bytes in both directions.
 func attachWS(c *call, a upstream.Ask, _ string) error {
 	h := c.r.Header
 	key, err := base64.StdEncoding.DecodeString(h.Get("Sec-Websocket-Key"))
@@ -310,8 +310,8 @@ func attachWS(c *call, a upstream.Ask, _ string) error {
 	return c.hijack(a)
 }
 
-// checkDetails refuses the details of a log that has variables by the engine's configuration:
-// nothing tells whether the policy keeps them back.
+// checkDetails refuses the details of a log with variables, which the engine's configuration can add:
+// they may be variables that the policy redacts.
 func checkDetails(c *call, id string) error {
 	ct, _, err := c.container(id)
 	if err != nil {
@@ -352,9 +352,8 @@ func containerStats(c *call, a upstream.Ask, _ string) error {
 	return c.forward(a, true)
 }
 
-// psArgs are options of ps that show no environment, as a BSD "e" does. What ps doesn't
-// understand as it stands it reads again as BSD options, so that it's whole texts that
-// are known, not letters.
+// psArgs are options of ps that don't show the environment; BSD's "e" does. ps reads options that it
+// doesn't understand again as BSD options, so the list has whole texts and not letters.
 var psArgs = []string{
 	"-e", "-A", "-f", "-F", "-l", "-ef", "-eF", "-el", "-efl", "-elf", "-fe", "-efww",
 	"aux", "auxw", "auxww", "axu", "faux", "auxf", "ax", "axf", "axjf", "axl", "-aux", "-ax", "u", "l",
@@ -374,7 +373,7 @@ func psOptions(name, value string) (string, error) {
 
 var waitCondition = regexp.MustCompile(`^(not-running|next-exit|removed)$`)
 
-// waitContainer answers when the container's state is what was asked for; its header comes at once.
+// waitContainer answers once the container has the state that was asked for. It sends the header at once.
 func waitContainer(c *call, a upstream.Ask, _ string) error {
 	if c.version < 30 {
 		a.Query.Del("condition")

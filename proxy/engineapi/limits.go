@@ -122,9 +122,9 @@ func (e *execCounts) containers(tenant string) (ids []string) {
 	return ids
 }
 
-// execRoom makes sure that the caller may have one more exec that runs or is never started,
-// in this container and in all of its tenant's. The caller calls leave once it is made. The
-// container is looked at after its exec counts, or those made meanwhile would count nowhere.
+// execRoom fails unless the caller may have one more exec in this container, and in all of its tenant's.
+// Execs count that run or were never started. The caller calls leave once the exec exists. The new exec
+// counts before the container is inspected, or execs made meanwhile would count nowhere.
 func execRoom(c *call, ref string) (ct *seen, leave func(), err error) {
 	p, err := c.profile()
 	if err != nil {
@@ -152,9 +152,9 @@ func execRoom(c *call, ref string) (ct *seen, leave func(), err error) {
 	return ct, leave, nil
 }
 
-// recountExecs looks again at those of the tenant's containers that had execs, all but one,
-// and returns how many execs the tenant has. One look of a tenant's goes on at a time. Calls
-// that waited for it look again only if it found no room.
+// recountExecs inspects the tenant's containers that had execs, all but one, and returns how many execs
+// the tenant has. A tenant has one recount at a time. Calls that waited for a recount make another one
+// only if that found no room.
 func recountExecs(c *call, but string, n, most int64) (all int64) {
 	tenant := c.caller.Tenant
 	ctx, cancel := context.WithTimeout(c.ctx, recountTime) // an archive makes the engine wait

@@ -1,10 +1,9 @@
-// Package engineapi answers the Docker Engine API to existing clients, judged by the same
-// policy as the sandbox API.
+// Package engineapi serves the Docker Engine API to existing clients, judged by the same policy as the
+// sandbox API.
 //
-// It forwards nothing. A request is matched with its own table of routes, its
-// path, query and body are decoded strictly, names become the IDs of objects that are
-// the caller's own, what would be made is judged, and then it writes a request of
-// its own for the engine. What came to be is looked at again before the caller hears of it.
+// It forwards no request. It matches each request with a table of routes, and decodes path, query and
+// body strictly. It replaces names by IDs of the caller's own objects, and judges what would be created.
+// Then it writes a new request for the engine, and verifies the result before it answers the caller.
 package engineapi
 
 import (
@@ -100,7 +99,7 @@ type Proxy struct {
 	spooled   *proxy.Budget
 	usage     usage
 	builds    builds
-	names     keylock.Map[string] // held while an image is given a name, or pushed by one, or a volume made or removed
+	names     keylock.Map[string] // held while an image is tagged or pushed, or a volume created or removed
 
 	hangupGrace time.Duration // as the constant
 }
@@ -161,24 +160,24 @@ func New(opts Options) (*Proxy, error) {
 	return d, err
 }
 
-// Close lets go of idle connections to the engine.
+// Close closes idle connections to the engine, and that of BuildKit.
 func (d *Proxy) Close() error {
 	d.engine.Transport.CloseIdleConnections()
 	return d.builds.server.Close()
 }
 
-// Handler answers the requests of one listener, whose connections are told apart by
-// callers. Its server needs ConnContext.
+// Handler serves the requests of one listener, whose callers it tells apart by callers. The http.Server
+// of the listener needs ConnContext.
 func (d *Proxy) Handler(callers Callers) http.Handler {
 	return d.gate.Wrap(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		d.serve(w, r, callers)
 	}))
 }
 
-// serve takes one request from its line to its answer, and writes down what was decided.
+// serve serves one request, and writes the decision about it into the audit log.
 func (d *Proxy) serve(w http.ResponseWriter, r *http.Request, callers Callers) {
 	c := &call{Proxy: d, w: w, r: r, ctx: r.Context(), rules: d.opts.Policy(), socket: callers.Socket}
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Time{}) // that of the connection's last answer
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Time{}) // of the last answer
 	rt, err := c.admit(callers)
 	d.gate.Handle(proxy.Route{Name: rt.template, Quiet: true}, func(http.ResponseWriter, *http.Request) error {
 		defer func() { // also of an answer that is broken off
@@ -194,7 +193,7 @@ func (d *Proxy) serve(w http.ResponseWriter, r *http.Request, callers Callers) {
 	}).ServeHTTP(w, r)
 }
 
-// admit finds out who calls and what for. The route is never nil.
+// admit identifies the caller and the route, and parses the request. The route is never nil.
 func (c *call) admit(callers Callers) (*route, error) {
 	caller, ok := callers.of(c.r)
 	if !ok {
@@ -227,23 +226,22 @@ var errAudit = &proxy.Fault{
 	Detail: "Berm can't write its audit log, and so refuses what would change anything",
 }
 
-// Caller is whom a connection belongs to.
+// Caller is the caller that a connection belongs to.
 type Caller struct {
 	Name    string // as the audit log has it
-	Tenant  string // whose everything is that it makes
+	Tenant  string // the owner of all objects that it creates
 	Profile string // of the policy; empty is "default"
-	Audit   bool   // what the policy denies is let through, and written down
+	Audit   bool   // mode audit: a call that the policy denies goes through, and is logged
 	Socket  bool   // it calls from a container, by the socket of Options.Sockets
 }
 
-// Callers tell one listener's connections apart. A connection that is none of theirs is
-// refused.
+// Callers identify the connections of one listener. A connection that is none of theirs is refused.
 type Callers struct {
 	UIDs  map[uint32]Caller // by the user at the other end of a unix socket
 	Certs map[string]Caller // by the client certificate: its common name, or "sha256:" and the hex digest of it
 	Any   *Caller           // everybody else who can reach the listener; nil is nobody
-	// Socket is the clean path of the listener's unix socket. A bind of it is taken as one of the
-	// engine's socket. Empty: none is.
+	// Socket is the clean path of the listener's unix socket. A bind of this path stands for one of the
+	// engine's socket. Empty: no bind does.
 	Socket string
 }
 
@@ -251,7 +249,8 @@ type Callers struct {
 // as the kernel says.
 type peerKey struct{}
 
-// ConnContext has the requests of a connection know their peer; for http.Server.
+// ConnContext adds the user and process at the other end of a unix socket to the context of the
+// connection. It is for http.Server.
 func ConnContext(ctx context.Context, conn net.Conn) context.Context {
 	if cred, ok := proxy.PeerOf(conn); ok {
 		ctx = context.WithValue(ctx, peerKey{}, cred)
@@ -272,7 +271,7 @@ func (c Callers) of(r *http.Request) (Caller, bool) {
 			return caller, true
 		}
 		name := cert.Subject.CommonName
-		if caller, ok := c.Certs[name]; ok && name != "" && !strings.HasPrefix(name, "sha256:") { // which is another certificate's digest
+		if caller, ok := c.Certs[name]; ok && name != "" && !strings.HasPrefix(name, "sha256:") { // a name can't pose as a digest
 			return caller, true
 		}
 	}
@@ -282,7 +281,7 @@ func (c Callers) of(r *http.Request) (Caller, bool) {
 	return *c.Any, true
 }
 
-// peerName is the other end of the connection, for the audit log.
+// peerName describes the other end of the connection, for the audit log.
 func peerName(c *call) string {
 	r := c.r
 	if cred, ok := r.Context().Value(peerKey{}).(unix.Ucred); ok {

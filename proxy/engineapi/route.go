@@ -18,23 +18,23 @@ type route struct {
 	method   string
 	template string // "/containers/{id}/json"
 	query    params
-	body     bool             // it may have one
+	body     bool             // a request may have a body
 	upload   bool             // the body is an archive
-	op       string           // what the profile must allow; empty is nothing
+	op       string           // operation that the profile must allow; empty is none
 	filters  []string         // filters that its query may have
 	change   bool             // it changes something
 	since    upstream.Version // the first API version that has it; 0 is the oldest
 	serve    func(*call) error
 
 	segments []string // of the template
-	at       int      // which of them is the name; -1 is none
-	long     bool     // the name may have slashes: an image's, or in a read, what isn't there
+	at       int      // index of the name in segments; -1 is none
+	long     bool     // the name may have slashes, as an image's: docker inspect tries it on other kinds too
 }
 
-// unmatched stands for every request that is no route's.
+// unmatched is the route of requests that no other route matches.
 var unmatched = &route{template: "unmatched", serve: func(*call) error { return notFound("page not found") }}
 
-// routes are all endpoints that there are; whatever isn't among them is refused.
+// routes are all endpoints that callers may use. Requests for others are refused.
 var routes = compile([]route{
 	{method: http.MethodGet, template: "/_ping", serve: pingEngine},
 	{method: http.MethodHead, template: "/_ping", serve: pingEngine},
@@ -124,7 +124,7 @@ var routes = compile([]route{
 	{method: http.MethodGet, template: "/events", query: params{"since": moment, "until": moment}, filters: []string{"config", "container", "daemon", "event", "image", "label", "network", "plugin", "scope", "type", "volume"}, serve: streamEvents},
 })
 
-// attachParams are what attaches are told.
+// attachParams are the parameters of attaches.
 var attachParams = params{"detachKeys": detachKeys, "logs": boolean, "stream": boolean, "stdin": boolean, "stdout": boolean, "stderr": boolean}
 
 func compile(list []route) []route {
@@ -154,8 +154,8 @@ func (rt *route) run(c *call) error {
 	return rt.serve(c)
 }
 
-// decoded serves a call with its body decoded, one strict JSON object in which null is what
-// is left out.
+// decoded serves a call with its decoded body. The body is one strict JSON object, in which null means a
+// field that is left out.
 func decoded[T any](serve func(c *call, asked *T) error) func(*call) error {
 	return func(c *call) error {
 		var asked T
@@ -166,8 +166,8 @@ func decoded[T any](serve func(c *call, asked *T) error) func(*call) error {
 	}
 }
 
-// decode reads the body. Some clients send one object as query and body: there the engine
-// ignores parameters, and what it doesn't know. Of the latter only what is empty may be there.
+// decode decodes the body. Some clients send one object as query and body. So the body may also have the
+// route's parameters, and other parameters of the query if they are empty. Engines ignore both there.
 func decode(c *call, v any) error {
 	names := sortedKeys(c.route.query)
 	for i := range names {
@@ -181,8 +181,8 @@ func decode(c *call, v any) error {
 	return proxy.DecodeNulls(c.w, c.r, proxy.MaxBody, v, names...)
 }
 
-// onContainer serves a call on a container of the caller's. Serve gets the request that is
-// the same to the engine, and the container's ID.
+// onContainer serves a call on a container of the caller's. Serve gets the same request for the engine,
+// and the container's ID.
 func onContainer(serve func(c *call, a upstream.Ask, id string) error) func(*call) error {
 	return func(c *call) error {
 		id, err := c.containerID(c.name)
@@ -193,8 +193,8 @@ func onContainer(serve func(c *call, a upstream.Ask, id string) error) func(*cal
 	}
 }
 
-// inContainer is onContainer for what runs or reads in a container, which isn't for those
-// whom the policy binds if it was denied, and made in mode audit.
+// inContainer is onContainer for calls that run or read something in a container. It refuses a container
+// that bars forbids to the caller, except in mode audit.
 func inContainer(serve func(c *call, a upstream.Ask, id string) error) func(*call) error {
 	return onContainer(func(c *call, a upstream.Ask, id string) error {
 		if err := refuseUnconfined(c); err != nil {
@@ -204,25 +204,25 @@ func inContainer(serve func(c *call, a upstream.Ask, id string) error) func(*cal
 	})
 }
 
-// askFor is the call's request of an object with an ID.
+// askFor returns the call's request for the engine, on the object with this ID.
 func (c *call) askFor(id string) upstream.Ask {
 	path := slices.Clone(c.route.segments)
 	path[c.route.at] = id
 	return upstream.Ask{Path: "/" + strings.Join(path, "/"), Query: c.passed}
 }
 
-// forwardContainer asks the engine the same of a container of the caller's.
+// forwardContainer forwards a call on a container of the caller's.
 var forwardContainer = onContainer(func(c *call, a upstream.Ask, _ string) error { return c.forward(a, false) })
 
 // maxName bounds each segment of a path, in bytes.
 const maxName = 512
 
-// segment is a part of a path between slashes, as it was sent and with its escapes
-// decoded once. Only names may have any.
+// segment is a part of a path between slashes: as it was sent, and with its escapes decoded once. Only
+// names may have escapes.
 type segment struct{ raw, name string }
 
-// splitPath reads a request's path as it was sent: an optional version, and segments.
-// What the engine would redirect, clean, or read otherwise than it looks is refused.
+// splitPath splits a path as it was sent into an optional version, and segments. It refuses paths that
+// the engine would redirect, clean, or read differently.
 func splitPath(raw string) (v upstream.Version, segments []segment, err error) {
 	bad := func(why string) (upstream.Version, []segment, error) {
 		return 0, nil, proxy.Malformed("the path " + why)
@@ -331,7 +331,7 @@ func (rt *route) fits(segments []segment) (name string, ok bool) {
 	return name[1:], true
 }
 
-// literally tells whether segments are those of a template, without escapes.
+// literally reports whether segments are those of a template, without escapes.
 func literally(template []string, segments []segment) bool {
 	return slices.EqualFunc(template, segments, func(want string, s segment) bool { return s.raw == want })
 }
