@@ -25,18 +25,18 @@ import (
 	"github.com/bermhq/berm/proxy/engineapi/upstream"
 )
 
-// makeTimeout bounds what makes or starts a container, whoever waits for it.
+// makeTimeout bounds a create or start of a container, even if the client leaves.
 const makeTimeout = 10 * time.Minute
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// createContainer makes a container of what the policy makes of the body, and looks at
-// what came to be before it tells of it.
+// createContainer creates a container from what the policy allows of the body. It verifies the container
+// before it answers.
 func createContainer(c *call, asked *body.Create) error {
 	query := c.passed
 	if name := strings.TrimPrefix(c.query.Get("name"), "/"); name != "" {
 		query.Set("name", name)
-		if strings.HasPrefix(name, "buildx_buildkit_") { // which buildx starts where it finds no /grpc
+		if strings.HasPrefix(name, "buildx_buildkit_") { // buildx starts it if there is no /grpc
 			if err := c.judged(noBuildKit("name")); err != nil {
 				return err
 			}
@@ -59,7 +59,7 @@ func createContainer(c *call, asked *body.Create) error {
 	return c.answer(http.StatusCreated, made)
 }
 
-// anonymous is how many volumes without a name come to be with the container.
+// anonymous returns how many anonymous volumes the engine creates with the container.
 func (p *plan) anonymous() (n int64) {
 	for _, m := range p.Mounts {
 		if m.Type == "volume" && m.Source == "" {
@@ -69,14 +69,14 @@ func (p *plan) anonymous() (n int64) {
 	return n
 }
 
-// makeContainer does what is planned, whole or not at all: from here on nobody's leaving stops it.
+// makeContainer creates the planned container. It undoes all if that fails or the client left meanwhile.
 func makeContainer(c *call, p *plan, query url.Values) (container.CreateResponse, error) {
 	client := c.ctx
 	defer c.detach(makeTimeout)()
 	var undo undo
 	m, err := makePlanned(c, p, query, &undo)
 	if err == nil && client.Err() != nil {
-		err = context.Cause(client) // nobody would ever know of it
+		err = context.Cause(client) // nobody would know of the container
 	}
 	if err != nil {
 		undo.run(c.ctx, c.log)
@@ -117,7 +117,7 @@ func makePlanned(c *call, p *plan, query url.Values, undo *undo) (out container.
 	} else {
 		body = p.Encode(c.rules.InjectedEnv(), int(v))
 	}
-	// An answer that is lost doesn't mean that there is no container.
+	// The container may exist even if the engine's answer is lost.
 	undo.add(func(ctx context.Context) error { return removeSession(ctx, c, v, session) })
 	ask := upstream.Ask{Method: http.MethodPost, Version: v, Path: "/containers/create", Query: query, JSON: body, Long: true}
 	if err := c.engine.Do(c.ctx, ask, &out); err != nil {
@@ -144,7 +144,7 @@ func makePlanned(c *call, p *plan, query url.Values, undo *undo) (out container.
 	return out, nil
 }
 
-// makeMissing makes what is missing of a bind's source. It stays if the create fails, as with
+// makeMissing makes the missing directories of a bind's source. They stay if the create fails, as with
 // the engine.
 func makeMissing(c *call, p *plan, b policy.Mount) error {
 	if b.Missing == "" || p.audited {
@@ -156,8 +156,8 @@ func makeMissing(c *call, p *plan, b policy.Mount) error {
 	return nil
 }
 
-// holdPlanned holds the binds of a container that is to be made. In mode audit a
-// container whose binds can't be held becomes one that was denied.
+// holdPlanned holds the binds of a planned container. In mode audit, a container whose binds can't be
+// held counts as one that was denied.
 func holdPlanned(c *call, p *plan) (release func(), err error) {
 	e := effective{Granted: body.Granted{ContainerSpec: p.Spec, Audit: p.audited}}
 	if release, err = holdBinds(c, &e, nil); err != nil {
@@ -170,7 +170,7 @@ func holdPlanned(c *call, p *plan) (release func(), err error) {
 	return release, nil
 }
 
-// createError doesn't tell of others' containers.
+// createError replaces an error of the engine's that names another container.
 func createError(err error, name string) error {
 	if upstream.StatusOf(err) == http.StatusConflict && strings.Contains(err.Error(), "already in use") {
 		return nameTaken(name)
@@ -178,8 +178,7 @@ func createError(err error, name string) error {
 	return err
 }
 
-// makeVolumes makes the volumes that aren't there, so that they are labelled from the
-// start.
+// makeVolumes creates the missing volumes, so that they have their labels from the start.
 func makeVolumes(c *call, p *plan, undo *undo) error {
 	for _, name := range p.missing {
 		if p.audited && !slices.ContainsFunc(p.Spec.Volumes, func(m policy.ContainerMount) bool { return m.Source == name }) {
@@ -196,7 +195,7 @@ func makeVolumes(c *call, p *plan, undo *undo) error {
 	return nil
 }
 
-// removeMade removes a volume that was made, unless another has its name by now.
+// removeMade removes a volume that was created, unless another volume has its name by now.
 func removeMade(ctx context.Context, c *call, name, session string) error {
 	unlock, err := lockVolume(ctx, c, name)
 	if err != nil {
@@ -226,13 +225,12 @@ func removeByForce(ctx context.Context, c *call, v upstream.Version, id string) 
 	return remove(ctx, c, v, "/containers/"+id, url.Values{"force": {"1"}, "v": {"1"}})
 }
 
-// remove removes what may be gone already.
+// remove removes an object of the engine's. An object that is gone already is no error.
 func remove(ctx context.Context, c *call, v upstream.Version, path string, query url.Values) error {
 	return missingIsFine(c.engine.Do(ctx, upstream.Ask{Method: http.MethodDelete, Version: v, Path: path, Query: query}, nil))
 }
 
-// removeUnwanted removes what the proxy made and the caller must not have. It doesn't end
-// with the call.
+// removeUnwanted removes an object that the caller must not have, even if c's context has ended.
 func removeUnwanted(c *call, path string, query url.Values) {
 	undo{func(ctx context.Context) error { return remove(ctx, c, c.version, path, query) }}.run(c.ctx, c.log)
 }
@@ -244,19 +242,19 @@ func missingIsFine(err error) error {
 	return err
 }
 
-// eachContainer gives f the containers, running or not, that have all the labels.
+// eachContainer calls f for each container, running or not, that has all the labels.
 func (d *Proxy) eachContainer(ctx context.Context, v upstream.Version, f func(*listed), labels ...string) error {
 	query := url.Values{"all": {"1"}, "filters": {filters{"label": labels}.String()}}
 	return each(ctx, d, v, lifecycle.ObjectContainer, query, f)
 }
 
-// undo takes back what was done, the last first.
+// undo is a list of steps that undo what was done. The last step runs first.
 type undo []func(context.Context) error
 
 func (u *undo) add(f func(context.Context) error) { *u = append(*u, f) }
 
-// run has its own time, as that of what went before may be up. What can't be taken back
-// carries its labels, so that the sweep finds it.
+// run runs the steps with a timeout of their own, since that of ctx may have passed. If a step fails, the
+// object still has its labels, and the sweep finds it.
 func (u undo) run(ctx context.Context, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), upstream.UndoTimeout)
 	defer cancel()
@@ -267,9 +265,8 @@ func (u undo) run(ctx context.Context, log *slog.Logger) {
 	}
 }
 
-// asAsked is a body that was denied, as it goes through in mode audit: as it came, but
-// with Berm's own labels, and with IDs where it names what may be somebody else's.
-// What is another caller's isn't there in this mode either.
+// asAsked returns a denied body as the engine gets it in mode audit: unchanged but for Berm's own labels,
+// and IDs in place of names. Another caller's objects count as missing in this mode too.
 func asAsked(c *call, p *plan) (*body.Create, error) {
 	if othersImage(c, p.image.Config.Labels) {
 		return nil, notFound("No such image: " + familiar(p.Body.Image))
@@ -307,7 +304,7 @@ func asAsked(c *call, p *plan) (*body.Create, error) {
 	return &b, askedEndpoints(c, &b)
 }
 
-// askedMode makes a namespace's mode name a container by its ID. It fails if the container
+// askedMode replaces the container's name in a namespace's mode by its ID. It fails if the container
 // isn't the caller's.
 func askedMode[M ~string](c *call, mode *M) error {
 	ref, ok := strings.CutPrefix(string(*mode), "container:")
@@ -319,8 +316,8 @@ func askedMode[M ~string](c *call, mode *M) error {
 	return err
 }
 
-// askedNetwork gives the ID of a network that isn't another caller's, or the name of one
-// of the engine's own.
+// askedNetwork returns the ID of a network that isn't another caller's, or the name of one of the
+// engine's own.
 func askedNetwork(c *call, ref string) (string, error) {
 	if ref == "" || ref == "default" {
 		return ref, nil
@@ -368,7 +365,7 @@ func askedEndpoints(c *call, b *body.Create) error {
 	return err
 }
 
-// askedMounts labels the volumes that the engine may make.
+// askedMounts returns the mounts, with labels for volumes that the engine may create.
 func askedMounts(c *call, p *plan) ([]mount.Mount, error) {
 	list := slices.Clone(p.Body.HostConfig.Mounts)
 	for i := range list {

@@ -42,7 +42,7 @@ var (
 // unexpanded are the instructions whose arguments the engine takes as they are.
 var unexpanded = []string{"RUN", "CMD", "ENTRYPOINT", "SHELL", "HEALTHCHECK", "ONBUILD"}
 
-// dockerfile is a Dockerfile that is judged, but for the images that it uses.
+// dockerfile is a Dockerfile that is judged, except for the images that it uses.
 type dockerfile struct {
 	args map[string]string // build arguments of the request
 	urls []string          // prefixes of what ADD may fetch
@@ -63,9 +63,8 @@ type imageUse struct {
 	set   func(id string)
 }
 
-// readDockerfile parses a Dockerfile. It fails if the file uses what needs BuildKit, what
-// engines of different versions read differently, or what the engine would fetch from an
-// address that begins with none of urls.
+// readDockerfile parses a Dockerfile. It fails if the file needs BuildKit, if versions of the engine read
+// it differently, or if ADD names an address that begins with none of urls.
 func readDockerfile(text []byte, args map[string]string, urls []string) (*dockerfile, error) {
 	d, err := parseDockerfile(text)
 	if err != nil {
@@ -86,7 +85,7 @@ func readDockerfile(text []byte, args map[string]string, urls []string) (*docker
 	return d, nil
 }
 
-// parseDockerfile parses what doesn't keep the parser busy for long.
+// parseDockerfile parses a Dockerfile, unless that would keep the parser busy for long.
 func parseDockerfile(text []byte) (*dockerfile, error) {
 	switch {
 	case len(text) > maxDockerfile || !utf8.Valid(text):
@@ -324,8 +323,8 @@ func (d *dockerfile) expand(word string) (string, error) {
 	return word, err
 }
 
-// arg records the arguments that FROM may use. Later ones the engine expands itself, where
-// no image, label name or address is named.
+// arg records the arguments that FROM may use. The engine expands later ones itself: they can't be part
+// of an image's name, a label's name or an address.
 func (d *dockerfile) arg(args []instructions.KeyValuePairOptional) error {
 	for _, a := range args {
 		value, given := d.args[a.Key]
@@ -373,8 +372,8 @@ func (d *dockerfile) from(n *parser.Node, s *instructions.Stage) error {
 	return nil
 }
 
-// copyFrom finds the image of COPY --from. The current stage's name is an image's for the
-// engine, too.
+// copyFrom finds the image of COPY --from. Like the engine, it takes the current stage's name for an
+// image's.
 func (d *dockerfile) copyFrom(n *parser.Node) error {
 	for i, flag := range n.Flags {
 		name, ok := strings.CutPrefix(flag, "--from=")
@@ -389,7 +388,7 @@ func (d *dockerfile) copyFrom(n *parser.Node) error {
 	return nil
 }
 
-// label refuses names that are reserved, or known only when the engine has expanded them.
+// label refuses names that are reserved, or that only the engine's expansion makes known.
 func label(labels instructions.KeyValuePairs) error {
 	for _, l := range labels {
 		if !labelName.MatchString(l.Key) {

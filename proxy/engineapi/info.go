@@ -23,15 +23,15 @@ import (
 	"github.com/bermhq/berm/proxy"
 )
 
-// info is what an engine says of itself, with what newer versions of the API lack.
+// info is the engine's answer about itself, with fields that newer versions of the API lack.
 type info struct {
 	system.Info
 	BridgeNfIptables  *bool `json:",omitempty"`
 	BridgeNfIP6tables *bool `json:"BridgeNfIp6tables,omitempty"`
 }
 
-// engineInfo tells what clients go by, and nothing of the host's or others' affairs: no paths,
-// addresses, names, labels or devices of the host, and counts of the caller's own.
+// engineInfo answers what clients need of the engine's information. It leaves out paths, addresses,
+// names, labels and devices of the host, and counts only the caller's own objects.
 func engineInfo(c *call) error {
 	p, err := c.profile()
 	if err != nil {
@@ -84,11 +84,11 @@ func engineInfo(c *call) error {
 	return c.answer(http.StatusOK, told)
 }
 
-// shownDriverStatus are the facts of a storage driver that tell nothing of the host's disks.
+// shownDriverStatus are the facts of a storage driver that reveal nothing of the host's disks.
 var shownDriverStatus = []string{"Backing Filesystem", "Supports d_type", "Using metacopy", "Native Overlay Diff", "userxattr", "driver-type"}
 
-// shownRegistries keeps that the engine's host is an insecure registry. Others, and mirrors,
-// are the operator's.
+// shownRegistries keeps the insecure registries on loopback addresses. Others, and mirrors, are the
+// operator's.
 func shownRegistries(of *registry.ServiceConfig) *registry.ServiceConfig {
 	told := &registry.ServiceConfig{
 		InsecureRegistryCIDRs: []*registry.NetIPNet{}, Mirrors: []string{},
@@ -144,8 +144,8 @@ func ownContainers(c *call) (map[string]string, error) {
 	return mine, err
 }
 
-// trimContainers leaves the caller's own containers of those that an image is said to have: in
-// their number, where the engine counted them, and in its manifests.
+// trimContainers removes other callers' containers from an image's description: from their number, if the
+// engine counted them, and from the manifests.
 func trimContainers(c *call, entry json.RawMessage, image string) (json.RawMessage, error) {
 	_, number, _ := proxy.CutField(entry, "Containers")
 	_, manifests, _ := proxy.CutField(entry, "Manifests")
@@ -182,13 +182,13 @@ func trimContainers(c *call, entry json.RawMessage, image string) (json.RawMessa
 	return entry, errors.Join(append(errs, err)...)
 }
 
-// imageUsage is what the images take that a caller may see.
+// imageUsage adds up the disk usage of the images that a caller may see.
 type imageUsage struct {
 	list                  []json.RawMessage
-	alone, shared, shares int64 // bytes of layers of one image, the most of others, and of how many images these are
+	alone, shared, shares int64 // bytes of layers of one image; most bytes of others in an image; images with others
 }
 
-// add takes an entry of the engine's, unless the caller may not see it.
+// add adds an image of the engine's answer, unless the caller may not see it.
 func (u *imageUsage) add(c *call, entry json.RawMessage) error {
 	var of listed
 	if err := json.Unmarshal(entry, &of); err != nil {
@@ -208,8 +208,9 @@ func (u *imageUsage) add(c *call, entry json.RawMessage) error {
 	return nil
 }
 
-// size is at least what the images' layers take together: it counts the largest of what they
-// share once. What only images share with it that the caller may not see counts as its own.
+// size returns a lower bound of the bytes of all layers: of the shared ones, it counts only the largest
+// part. If only one image shares layers, it shares them with images that the caller may not see. Its
+// SharedSize becomes 0.
 func (u *imageUsage) size() (size int64, err error) {
 	for i := 0; i < len(u.list) && u.shares == 1 && err == nil; i++ {
 		u.list[i], err = edit(u.list[i], func(n *int64) { *n = 0 }, "SharedSize")
@@ -217,8 +218,8 @@ func (u *imageUsage) size() (size int64, err error) {
 	return u.alone + u.shared, err
 }
 
-// builtinNetworks stand for the networks that every engine has, for clients that look for
-// them. They tell nothing of the engine's.
+// builtinNetworks stand for the networks that every engine has, since clients look for them. They reveal
+// nothing of the engine's networks.
 var builtinNetworks = func() (list []network.Inspect) {
 	for name, driver := range map[string]string{"bridge": "bridge", policy.NetHost: "host", policy.NetNone: "null"} {
 		id := sha256.Sum256([]byte("berm network " + name))
@@ -232,8 +233,8 @@ var builtinNetworks = func() (list []network.Inspect) {
 	return list
 }()
 
-// builtinNetwork returns one by its name, its ID or a short ID; nil for any other. By the name
-// bridge, containers get the profile's network: its addresses are shown.
+// builtinNetwork returns a built-in network by its name, its ID or a short ID, or nil. Containers on
+// bridge get the profile's network, so bridge shows the addresses of that.
 func builtinNetwork(c *call, ref string) (*network.Inspect, error) {
 	i := slices.IndexFunc(builtinNetworks, func(n network.Inspect) bool {
 		return n.Name == ref || len(ref) >= 12 && strings.HasPrefix(n.ID, ref)
@@ -256,8 +257,8 @@ func builtinNetwork(c *call, ref string) (*network.Inspect, error) {
 	return &n, err
 }
 
-// defaultNetwork is the engine's name of the profile's network, which callers know as bridge;
-// empty if the profile has none.
+// defaultNetwork returns the engine's name of the profile's network, which callers know as bridge. It
+// returns "" if the profile has none.
 func defaultNetwork(c *call) (string, error) {
 	p, err := c.profile()
 	rules := c.rules.Networks()
@@ -268,7 +269,7 @@ func defaultNetwork(c *call) (string, error) {
 	return rules[i].EngineNetwork, nil
 }
 
-// meantName is the engine's name of a network that a caller means.
+// meantName returns the engine's name for a network that a caller names; bridge is the profile's network.
 func meantName(c *call, ref string) (string, error) {
 	if ref != "bridge" {
 		return ref, nil
@@ -280,7 +281,7 @@ func meantName(c *call, ref string) (string, error) {
 	return name, err
 }
 
-// listedBuiltins are those that the filters of a list leave.
+// listedBuiltins returns the built-in networks that match the filters of a list.
 func listedBuiltins(c *call) (entries []json.RawMessage, err error) {
 	for _, n := range builtinNetworks {
 		if !c.filter.keepBuiltin(&n) {
@@ -316,8 +317,8 @@ func (f filters) keepBuiltin(n *network.Inspect) bool {
 	return true
 }
 
-// absentSwarm answers reads of Swarm's objects, and a leave, as an engine outside of a swarm;
-// nil for other requests.
+// absentSwarm returns the error of an engine outside of a swarm, for reads of Swarm's objects and for a
+// leave. It returns nil for other requests.
 func absentSwarm(method string, segments []segment) error {
 	if method == http.MethodPost && literally([]string{"swarm", "leave"}, segments) {
 		return &proxy.Fault{Status: http.StatusServiceUnavailable, Code: "no_swarm", Title: "No swarm", Detail: "This node is not part of a swarm"}
@@ -329,12 +330,12 @@ func absentSwarm(method string, segments []segment) error {
 		Detail: `This node is not a swarm manager. Use "docker swarm init" or "docker swarm join" to connect this node to swarm and try again.`}
 }
 
-// noPlugins is the list of an engine without plugins.
+// noPlugins answers the list of an engine without plugins.
 func noPlugins(c *call) error { return c.answer(http.StatusOK, []string{}) }
 
 func noPlugin(c *call) error { return notFound("plugin \"" + c.name + "\" not found") }
 
-// noBuildKit is why BuildKit's endpoints are refused.
+// noBuildKit returns the denial for uses of BuildKit.
 func noBuildKit(field string) error {
 	return denied("build.builder", field, "BuildKit isn't offered here; set DOCKER_BUILDKIT=0", "the classic builder: DOCKER_BUILDKIT=0 docker build; where the policy enables BuildKit, buildx")
 }

@@ -172,7 +172,7 @@ func settleImage(c *call, p *plan, img *imageInfo, byID string, overridden []pol
 	return nil
 }
 
-// stamped tells whether a label is one that every container of the proxy gets.
+// stamped reports whether a label is one that every container of the proxy gets.
 func stamped(name string) bool {
 	return slices.Contains([]string{
 		lifecycle.LabelOwner, lifecycle.LabelDoor, lifecycle.LabelTenant, lifecycle.LabelCaller, lifecycle.LabelProfile, lifecycle.LabelSessionID,
