@@ -75,13 +75,13 @@ func newBuilds(d *Proxy) (err error) {
 		},
 		Status: buildStatus,
 		Lease:  func(tenant string) buildkit.Lease { return memory.Lease(tenant) },
-		// The gate is made later.
+		// A function, as d.gate is set later.
 		Panicked: func(ctx context.Context, v any) { d.gate.Panicked(ctx, v) },
 	})
 	return err
 }
 
-// buildStatus is an error as the client of a build reads it.
+// buildStatus returns the gRPC status for an error of the proxy.
 func buildStatus(err error) error {
 	code, ok := map[int]codes.Code{
 		http.StatusBadRequest: codes.InvalidArgument, http.StatusUnprocessableEntity: codes.InvalidArgument, http.StatusForbidden: codes.PermissionDenied,
@@ -94,7 +94,7 @@ func buildStatus(err error) error {
 	return status.Error(code, proxyText(err))
 }
 
-// readerConn is a connection of which some is read already.
+// readerConn is a connection whose bytes come from r, which has some of them already.
 type readerConn struct {
 	net.Conn
 	r io.Reader
@@ -142,9 +142,9 @@ func (b *builds) allowed(c *call) (policy.BuildKit, error) {
 // offer: Docker's before release 23.
 var oldClient = regexp.MustCompile(`^Docker-Client/(1[89]|2[0-2])\.`)
 
-// builderVersion is the builder that clients use by default.
+// builderVersion returns the builder that clients use by default: "2" is BuildKit, "1" the classic one.
 func builderVersion(c *call) string {
-	asking := *c // whose refusals aren't the ping's
+	asking := *c // so that a denial isn't logged as the ping's
 	if _, err := c.builds.allowed(&asking); err != nil || oldClient.MatchString(c.r.UserAgent()) {
 		return "1"
 	}
@@ -173,7 +173,7 @@ func isPreface(r *http.Request) bool {
 	return r.Method == "PRI" && r.RequestURI == "*" && r.Proto == "HTTP/2.0" && len(r.Header) == 0
 }
 
-// serveSession has the engine use what the client of a build offers.
+// serveSession serves a session, in which the engine uses what the client of a build offers.
 func serveSession(c *call) error {
 	return takingOver(c, func(take func() (net.Conn, error)) error {
 		err := c.builds.server.Session(c.ctx, buildCaller{c}, c.r.Header, take)
@@ -218,15 +218,15 @@ func takingOver(c *call, serve func(take func() (net.Conn, error)) error) error 
 		return readerConn{conn, rest}, err
 	})
 	if taken {
-		return nil // nobody can be told any more
+		return nil // the client can't get an error any more
 	}
 	return err
 }
 
-// buildCaller is the caller of a connection.
+// buildCaller implements buildkit.Caller for the call of a connection.
 type buildCaller struct{ *call }
 
-// Tenant is another one for each Berm, as what it names is in the engine's own cache.
+// Tenant differs for each Berm, since names that are made from it are in the engine's own cache.
 func (b buildCaller) Tenant() string { return b.opts.Owner + "/" + b.caller.Tenant }
 
 // fresh returns a call of its own for a build, by the policy in force.
@@ -367,7 +367,7 @@ func (j *buildJudge) Base(ref string, pull bool, login buildkit.Login) (id strin
 	img, err := buildBase(c, ref, func(registry string) (json.RawMessage, error) {
 		user, password, err := login(c.ctx, registry)
 		if err != nil || user == "" && password == "" {
-			return nil, nil // the registry answers to that
+			return nil, nil // then the registry decides
 		}
 		auth := credentials{Username: user, Password: password, ServerAddress: registry}
 		if user == "" {

@@ -30,8 +30,8 @@ import (
 // engine is no error.
 func (d *Proxy) Run(ctx context.Context) error { return d.restarts.Run(ctx) }
 
-// restartEngine is the engine for the supervisor of restarts. It is asked in its newest
-// version: what is asked is the same in all.
+// restartEngine implements restart.Engine. Its requests name no version of the API, as they are the same
+// in all.
 type restartEngine struct{ *Proxy }
 
 var _ restart.Engine = restartEngine{}
@@ -43,7 +43,7 @@ const (
 	turnTime   = 200 * time.Millisecond // for a container's turn to be started
 )
 
-// Watch is restart.Engine's.
+// Watch implements restart.Engine.
 func (d restartEngine) Watch(ctx context.Context, ready func(life string), changed func(id string)) error {
 	resp, err := d.engine.Open(ctx, upstream.Ask{Method: http.MethodGet, Path: "/events", Query: url.Values{
 		"since":   {strconv.FormatInt(time.Now().Add(-eventSlack).Unix(), 10)},
@@ -69,9 +69,9 @@ func (d restartEngine) Watch(ctx context.Context, ready func(life string), chang
 	}
 }
 
-// life returns what changes when the engine starts anew and never else: its process, or the
-// default bridge network, which an engine without live-restore makes anew. It returns an
-// empty string if Berm can't see either, as with live-restore behind systemd's socket.
+// life returns a text that changes only when the engine starts anew: of its process, or of the default
+// bridge network, which an engine without live-restore makes anew. It returns "" if Berm can see neither,
+// as with live-restore behind systemd's socket.
 func (d restartEngine) life(ctx context.Context) string {
 	if conn, err := d.opts.Dial(ctx); err == nil {
 		cred, _ := proxy.PeerOf(conn)
@@ -94,8 +94,8 @@ func (d restartEngine) life(ctx context.Context) string {
 	return "network " + bridge.ID
 }
 
-// dockerd returns when a process began, in the kernel's ticks, if it is an engine and not
-// one that only listens for it.
+// dockerd returns when a process began, in the kernel's clock ticks. Ok is false if the process isn't the
+// engine, but only listens for it, as systemd does.
 func dockerd(pid int32) (since string, ok bool) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)) // there is no process 0
 	if err != nil {
@@ -109,8 +109,8 @@ func dockerd(pid int32) (since string, ok bool) {
 	return fields[19], true
 }
 
-// List is restart.Engine's. A container of an earlier version with binds that was not sealed
-// isn't among them, but the engine must not start it either: its policy there is removed.
+// List implements restart.Engine. It leaves out unsealed containers with binds, which earlier versions
+// made. It removes their restart policies at the engine, which must not start them either.
 func (d restartEngine) List(ctx context.Context) (ids []string, err error) {
 	var unsealed []string
 	err = d.eachContainer(ctx, 0, func(ct *listed) {
@@ -135,8 +135,7 @@ func (d restartEngine) List(ctx context.Context) (ids []string, err error) {
 	return ids, err
 }
 
-// Inspect is restart.Engine's. A container that the engine may start itself counts as
-// not found.
+// Inspect implements restart.Engine. A container that the engine may start itself counts as not found.
 func (d restartEngine) Inspect(ctx context.Context, id string) (restart.Container, error) {
 	ct, err := d.inspected(ctx, id)
 	if err != nil {
@@ -174,7 +173,7 @@ func (d restartEngine) inspected(ctx context.Context, id string) (*container.Ins
 	return ct, err
 }
 
-// TakeOver is restart.Engine's. A restart for which the engine waits is cancelled.
+// TakeOver implements restart.Engine. It cancels a restart that the engine has scheduled.
 func (d restartEngine) TakeOver(ctx context.Context, id string) error {
 	change := container.UpdateConfig{RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyDisabled}}
 	if err := d.engine.Post(ctx, 0, "/containers/"+id+"/update", nil, change, nil); err != nil {
@@ -188,14 +187,14 @@ func (d restartEngine) TakeOver(ctx context.Context, id string) error {
 	return err
 }
 
-// StartContainer is restart.Engine's. It doesn't wait for what else goes on with the
-// container, as a slow copy of its files would keep other containers waiting.
+// StartContainer implements restart.Engine. It doesn't wait for other calls on the container: a slow copy
+// of its files would keep other containers waiting.
 func (d restartEngine) StartContainer(ctx context.Context, id string) error {
 	_, err := d.engine.Max(ctx)
 	if err == nil {
 		turn, cancel := context.WithTimeout(ctx, turnTime)
 		defer cancel()
-		err = d.Proxy.StartContainer(turn, id) // which goes on without a limit once it has its turn
+		err = d.Proxy.StartContainer(turn, id) // turn bounds only the wait for other calls
 	}
 	var f *proxy.Fault
 	if errors.Is(err, context.DeadlineExceeded) || errors.As(err, &f) && upstream.StatusOf(err) == 0 && f.Status == http.StatusServiceUnavailable {
@@ -204,9 +203,9 @@ func (d restartEngine) StartContainer(ctx context.Context, id string) error {
 	return err
 }
 
-// restartedHere reports whether Berm carries out a container's restart policy, by its
-// labels, and the policy that it was made with. The engine keeps those of containers
-// without binds, and of those that were denied and made in mode audit.
+// restartedHere reports whether Berm carries out a container's restart policy, and returns the policy of
+// its labels. The engine carries out the policies of containers without binds, and of containers that
+// were denied and made in mode audit.
 func (d *Proxy) restartedHere(id string, labels map[string]string) (restart.Policy, bool) {
 	e, ok := effectiveOf(labels)
 	if !ok || e.Audit || len(e.Binds) == 0 || !d.opts.Sealer.Valid(lifecycle.ObjectContainer, id, labels) {
@@ -239,9 +238,9 @@ func restartOf(p *plan) restart.Policy {
 	return r
 }
 
-// endContainer asks the engine to stop or kill a container, which cancels its restarts as far as off
-// says. If it only waited for its restart, or has ended again by itself, there is nothing left to
-// end.
+// endContainer makes the engine stop or kill a container. Off cancels its restarts; see
+// restart.Supervisor.Stopping. If the container was only waiting for a restart, or has ended again by
+// itself, there is nothing left to end.
 func endContainer(c *call, a upstream.Ask, id string, off bool) error {
 	waited, err := c.restarts.Stopping(c.ctx, id, off)
 	if err != nil {
@@ -258,8 +257,8 @@ func endContainer(c *call, a upstream.Ask, id string, off bool) error {
 	return c.relay(resp, false)
 }
 
-// killContainer asks the engine to send a container a signal, which cancels its restarts where the
-// engine would: any signal does unless the container has a stop signal of its own.
+// killContainer makes the engine send a container a signal. It cancels restarts where the engine would:
+// for SIGKILL, for the container's stop signal, and for any signal if the container has none.
 func killContainer(c *call, a upstream.Ask, id string) error {
 	if _, ok := c.restarts.Row(id); !ok {
 		return c.forward(a, false)
@@ -272,7 +271,7 @@ func killContainer(c *call, a upstream.Ask, id string) error {
 	return endContainer(c, a, id, sent == unix.SIGKILL || stop == "" || sent == signalNumber(stop))
 }
 
-// signalNumber returns the number of a signal given as such or by name; 0 is unknown.
+// signalNumber returns a signal's number, given as such or by name. "" is SIGKILL; 0 is unknown.
 func signalNumber(s string) unix.Signal {
 	if n, err := strconv.Atoi(s); err == nil {
 		return unix.Signal(n)
@@ -283,7 +282,7 @@ func signalNumber(s string) unix.Signal {
 	return unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(s), "SIG"))
 }
 
-// showRestarts shows a container of a list that waits for its restart as the engine would.
+// showRestarts shows a list's entry as restarting, as the engine would, if Berm will restart it.
 func showRestarts(c *call, entry json.RawMessage) (json.RawMessage, error) {
 	var ct labelled
 	if err := json.Unmarshal(entry, &ct); err != nil {
@@ -310,8 +309,8 @@ func restarted(c *call, id string) replacing {
 	return values
 }
 
-// replacing are values, by their keys in a JSON object; one that is replacing itself
-// stands for values in the object there.
+// replacing maps keys of a JSON object to new values. A value of type replacing changes the object at its
+// key.
 type replacing map[string]any
 
 // in returns the object with the values, and the rest of it as the engine wrote it. It fails
