@@ -22,9 +22,8 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// Create is the body of a container's creation. It has every field of the API's versions 1.24 to
-// 1.51, and further ones that some clients send. Only in mode audit does the engine get it as it
-// was read.
+// Create is the body of a container's creation. It has every field of the API's versions 1.24 to 1.51,
+// and further ones that some clients send. The engine gets it as it was decoded only in mode audit.
 type Create struct {
 	Config
 	HostConfig       *Host                      `json:"HostConfig,omitempty"`
@@ -39,7 +38,7 @@ type Config struct {
 	PortSpecs   []string `json:"PortSpecs,omitempty"`   // of old versions; may only be empty
 }
 
-// Host is what confines a container.
+// Host is a container's HostConfig.
 type Host struct {
 	container.HostConfig
 	Capabilities []string `json:"Capabilities,omitempty"` // of one version, and withdrawn
@@ -80,7 +79,7 @@ const (
 	minHealthTime  = time.Millisecond // the engine's own minimum
 )
 
-// What names and other short texts look like.
+// Patterns of names and other short texts.
 var (
 	hostName   = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9._-]{0,61}[a-zA-Z0-9])?$`)
 	DomainName = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9._-]{0,251}[a-zA-Z0-9])?$`)

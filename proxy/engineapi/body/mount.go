@@ -15,17 +15,17 @@ import (
 	"github.com/bermhq/berm/proxy"
 )
 
-// Mounted is a mount that a container asks for, and what of it concerns only itself.
+// Mounted is a mount that a container asks for, with the options that affect only the container.
 type Mounted struct {
 	policy.ContainerMount
-	noCopy bool              // of a volume: what the image has there isn't copied into it
+	noCopy bool              // of a volume: the image's files aren't copied into it
 	flags  string            // of a tmpfs: "noexec,mode=755"
-	labels map[string]string // of a volume that is made for it
-	Label  bool              // it asks for a label of the host's, which isn't passed on
+	labels map[string]string // of a volume that is created for the mount
+	Label  bool              // it asks for an SELinux label, which isn't passed on
 }
 
-// Mounts are all mounts that the body asks for, in all of the ways that there are to do so.
-// A bind of socket stands for the engine's; empty is none.
+// Mounts returns the mounts of the body's Binds, Mounts, Tmpfs and Volumes. A bind of the path socket
+// stands for one of the engine's socket; an empty socket matches none.
 func (b *Create) Mounts(socket string) ([]Mounted, error) {
 	h := b.HostConfig
 	var list []Mounted
@@ -62,7 +62,7 @@ func (b *Create) Mounts(socket string) ([]Mounted, error) {
 	return list, nil
 }
 
-// Anonymous adds a volume without a name at each place where nothing is mounted yet.
+// Anonymous adds an anonymous volume at each place where nothing is mounted yet.
 func Anonymous(list []Mounted, places map[string]struct{}, field string) []Mounted {
 	for _, place := range slices.Sorted(maps.Keys(places)) {
 		target := path.Clean(place)
@@ -73,7 +73,7 @@ func Anonymous(list []Mounted, places map[string]struct{}, field string) []Mount
 	return list
 }
 
-// VolumeLabels are those that the mounts ask for, for a volume that isn't there yet.
+// VolumeLabels returns the labels that the mounts ask for, for a volume that is created for them.
 func (p *Judged) VolumeLabels(name string) map[string]string {
 	for _, m := range p.Mounts {
 		if m.Type == "volume" && m.Source == name && len(m.labels) > 0 {
@@ -88,8 +88,7 @@ var (
 	consistency  = []string{"", "default", "consistent", "cached", "delegated"}
 )
 
-// parseBind reads "source:target:options", of which source and options may be missing,
-// as the engine does.
+// parseBind parses "source:target:options" as the engine does. Source and options may be missing.
 func parseBind(raw string) (Mounted, error) {
 	bad := proxy.Malformed("invalid volume specification: '" + Shorten(raw) + "'")
 	parts := strings.Split(raw, ":")
@@ -134,14 +133,14 @@ func parseBind(raw string) (Mounted, error) {
 	return m, nil
 }
 
-// propagation takes none but the private one, and that of binds only.
+// propagation refuses any but a private propagation, and that for binds only.
 func (m *Mounted) propagation(p string) {
 	if p != "" && p != "rprivate" && p != "private" || p != "" && m.Type != "bind" {
 		m.Options = append(m.Options, "propagation="+p)
 	}
 }
 
-// parseMount reads a mount of the form that has a field for everything.
+// parseMount translates an entry of HostConfig.Mounts.
 func parseMount(b *mount.Mount) (Mounted, error) {
 	m := Mounted{ContainerMount: policy.ContainerMount{Type: string(b.Type), Source: b.Source, Target: path.Clean(b.Target), ReadOnly: b.ReadOnly}}
 	option := func(given bool, name, value string) {
@@ -192,7 +191,7 @@ func parseMount(b *mount.Mount) (Mounted, error) {
 	return m, nil
 }
 
-// tmpfsFlags reads a tmpfs's flags. Those that only concern its own files are kept.
+// tmpfsFlags parses a tmpfs's flags. It keeps those that affect only its own files.
 func (m *Mounted) tmpfsFlags(flags []string) error {
 	var kept []string
 	for _, flag := range flags {
@@ -221,7 +220,7 @@ func (m *Mounted) tmpfsFlags(flags []string) error {
 	return nil
 }
 
-// tmpfsSize reads a size as the kernel does for a tmpfs; a share of the memory isn't one.
+// tmpfsSize parses a tmpfs's size in bytes as the kernel does. It refuses a share of the memory.
 func tmpfsSize(s string) (int64, error) {
 	number, shift := s, map[string]int{"k": 10, "m": 20, "g": 30}[strings.ToLower(s[max(len(s)-1, 0):])]
 	if shift != 0 {
@@ -243,9 +242,9 @@ func VolumesFrom(entry string) (ref string, readOnly bool, err error) {
 	return ref, mode == "ro", nil
 }
 
-// From adds to list the mounts that another container was allowed, as if they were asked for,
-// where nothing is mounted yet. Mounted is what the engine says of that container: an anonymous
-// volume is asked for by its name. A tmpfs is left out, as its files are nobody else's.
+// From adds the mounts of another container to list, as if they were asked for, where nothing is mounted
+// yet. Mounted are that container's mounts at the engine, by which an anonymous volume has a name. From
+// leaves out a tmpfs, since containers can't share its files.
 func From(list []Mounted, of policy.ContainerSpec, mounted []container.MountPoint, readOnly bool, field string) []Mounted {
 	add := func(m policy.ContainerMount, noCopy bool) {
 		m.Field, m.ReadOnly = field, m.ReadOnly || readOnly

@@ -55,7 +55,7 @@ func Limits(r *container.Resources, req *policy.ContainerRequest) {
 	}
 }
 
-// cpus is the limit in CPUs; 0 is none.
+// cpus returns the limit in CPUs; 0 is none.
 func cpus(r *container.Resources) float64 {
 	if r.NanoCPUs != 0 {
 		return float64(r.NanoCPUs) / 1e9
@@ -83,7 +83,7 @@ func (h *Host) namespaces() []policy.ContainerNamespace {
 	})
 }
 
-// DeviceList describes the devices that are asked for, in all of the ways to do so.
+// DeviceList describes the devices, device requests and device cgroup rules that are asked for.
 func DeviceList(r *container.Resources) []string {
 	var list []string
 	for _, d := range r.Devices {
@@ -98,7 +98,7 @@ func DeviceList(r *container.Resources) []string {
 	return list
 }
 
-// Others collects fields that may only be left out.
+// Others collects the given fields that no policy allows.
 type Others []policy.OtherField
 
 // Add adds a field if it is given.
@@ -134,7 +134,7 @@ func (b *Create) refused() []policy.OtherField {
 // defaultShares is the weight of a container that asks for none.
 const defaultShares = 1024
 
-// Refused returns the resource fields that no policy allows. At begins their names.
+// Refused returns the resource fields that no policy allows. At is the prefix of their names.
 func Refused(at string, r *container.Resources, diskQuota int64) []policy.OtherField {
 	var o Others
 	o.Add(r.CPUShares > defaultShares, at+"CpuShares", r.CPUShares)

@@ -20,7 +20,7 @@ import (
 type Caller interface {
 	// Tenant owns the builds and sessions.
 	Tenant() string
-	// Rules are the policy's for BuildKit. It fails if the policy or the engine has none.
+	// Rules returns the policy's rules for BuildKit. It fails if the policy or the engine allows none.
 	Rules(ctx context.Context) (policy.BuildKit, error)
 	// Begin acquires room for one build, and returns its judge.
 	Begin(ctx context.Context) (Build, error)
@@ -48,8 +48,8 @@ type Build interface {
 	Base(ref string, pull bool, login Login) (id string, err error)
 	// Pin tags an image as its pin, until release.
 	Pin(id string) (ref string, release func(), err error)
-	// Finish verifies the image that the build made, and gives it the names of Target. The
-	// engine knows the image by the first ID that it knows.
+	// Finish verifies the image that the build made, and gives it the names of Target. Of ids, the image's
+	// is the first that the engine knows.
 	Finish(ids, names []string) error
 	// End releases the room. Err is the build's outcome.
 	End(err error)

@@ -19,7 +19,7 @@ const (
 	maxDepth  = 100
 )
 
-// codec is protobuf's, for messages that don't grow when they are decoded.
+// codec is protobuf's codec. It refuses messages that would grow large when they are decoded.
 type codec struct{ encoding.CodecV2 }
 
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
@@ -32,8 +32,8 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	return c.CodecV2.Unmarshal(data, v)
 }
 
-// fewMessages reports whether an encoded message holds at most as many others as are left.
-// What isn't well formed is for the decoder to find.
+// fewMessages reports whether an encoded message contains at most left others, at most depth deep. The
+// decoder refuses malformed ones.
 func fewMessages(d protoreflect.MessageDescriptor, b []byte, depth int, left *int) bool {
 	for len(b) > 0 {
 		number, kind, n := protowire.ConsumeTag(b)

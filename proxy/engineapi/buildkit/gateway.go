@@ -140,8 +140,8 @@ func (s bridge) Return(ctx context.Context, in *gateway.ReturnRequest) (*gateway
 	return s.bridge().Return(b.inJob(ctx), out)
 }
 
-// own returns the engine's result that has the references of a client's. A client that only
-// asks what the engine can do returns an empty one.
+// own returns the engine's result to which the references of a client's result belong. A client that only
+// asks what the engine can do returns an empty result.
 func (b *build) own(in *gateway.Result) *gateway.Result {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -167,7 +167,7 @@ func (s bridge) Ping(ctx context.Context, _ *gateway.PingRequest) (*gateway.Pong
 	return resp, err
 }
 
-// maxFile is the most of a file or a directory that one call reads.
+// maxFile limits what one call reads of a file or a directory, in bytes.
 const maxFile = 4 << 20
 
 // maxPath limits a path or a pattern, in bytes.

@@ -85,7 +85,7 @@ func relay(from grpc.ServerStream, client *grpc.ClientConn, left *atomic.Int64) 
 	}
 }
 
-// passedOn is a context for a call to the client, with the metadata of the engine's call.
+// passedOn returns a context for a call to the client, with the metadata of the engine's call.
 func passedOn(ctx context.Context) context.Context {
 	in, _ := metadata.FromIncomingContext(ctx)
 	return metadata.NewOutgoingContext(ctx, withoutReserved(in))

@@ -154,7 +154,7 @@ const (
 	maxCalls = 120
 	// maxHeaders limits a call's headers, in bytes, which aren't leased.
 	maxHeaders = 16 << 10
-	// A call that isn't read holds up no other of its connection.
+	// Windows of HTTP/2: a call whose data isn't read blocks no other of its connection.
 	streamBuffer, connBuffer = 128 << 10, 1 << 20
 	// relayBuffer is for what a session reads and writes at once.
 	relayBuffer = 128 << 10
@@ -257,7 +257,7 @@ func (s *Server) status(err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case ok && st.Code() != codes.Unavailable: // of which the text names the engine's address
+	case ok && st.Code() != codes.Unavailable: // whose text names the engine's address
 		return err
 	case ok:
 		return status.Error(codes.Unavailable, "the engine's BuildKit is away")

@@ -47,7 +47,7 @@ type build struct {
 	bytes   int                         // of the results
 	kept    int                         // bytes of metadata in ops
 	ops     map[[32]byte]*pb.OpMetadata // of operations that the engine returned, by their digests
-	digests map[string]bool             // of what the build's record names
+	digests map[string]bool             // of the content that the build's record names
 }
 
 // job is one Solve that the engine runs.
@@ -368,7 +368,7 @@ func (b *build) remember(r *gateway.Result) error {
 	return nil
 }
 
-// metadataOf returns the fields that count of an operation's metadata in a definition.
+// metadataOf returns an operation's metadata in a definition, with only the fields that Berm passes on.
 func metadataOf(def *pb.Definition, op []byte) *pb.OpMetadata {
 	m := def.Metadata[digestOf(op)]
 	return &pb.OpMetadata{IgnoreCache: m.GetIgnoreCache(), Description: m.GetDescription(), Caps: m.GetCaps(), LinuxResources: m.GetLinuxResources()}
