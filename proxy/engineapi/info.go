@@ -209,8 +209,8 @@ func (u *imageUsage) add(c *call, entry json.RawMessage) error {
 }
 
 // size returns a lower bound of the bytes of all layers: of the shared ones, it counts only the largest
-// part. If only one image shares layers, it shares them with images that the caller may not see. Its
-// SharedSize becomes 0.
+// part. An image that alone has shared layers shares them with images that the caller may not see, so
+// size clears its SharedSize.
 func (u *imageUsage) size() (size int64, err error) {
 	for i := 0; i < len(u.list) && u.shares == 1 && err == nil; i++ {
 		u.list[i], err = edit(u.list[i], func(n *int64) { *n = 0 }, "SharedSize")
