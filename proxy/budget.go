@@ -15,7 +15,7 @@ const budgetWait = 10 * time.Second
 // Budget bounds the bytes that requests hold, for each tenant and in all. A nil Budget
 // bounds nothing. It is safe for many goroutines.
 type Budget struct {
-	what  string // that is held, for the error
+	what  string // name of the bytes, for errors
 	share int64  // of one tenant
 	all   *semaphore.Weighted
 
@@ -23,7 +23,7 @@ type Budget struct {
 	tenants map[string]*tenantShare
 }
 
-// tenantShare is freed with its last lease.
+// tenantShare is one tenant's part of a Budget. The release of its last lease deletes it.
 type tenantShare struct {
 	*semaphore.Weighted
 	leases int
@@ -137,10 +137,10 @@ const (
 	outputCopies = 3        // of kept output: the bytes, their text and the answer
 )
 
-// LeaseOutput leases memory for the output of a command. Keep leases memory for the given
-// number of further bytes, and fails for good once Resize has failed. Both functions are safe
-// for many goroutines. The first bytes need no lease: otherwise commands that print much could
-// keep those of other tenants from running.
+// LeaseOutput leases memory for the output of a command. Keep leases memory for further bytes.
+// Once it has failed, it always fails. Both functions are safe for many goroutines. The first
+// bytes need no lease: otherwise commands that print much could keep those of other tenants
+// from running.
 func (ex *Exchange) LeaseOutput(ctx context.Context) (keep func(bytes int) error, release func()) {
 	if ex.bodies == nil {
 		return nil, func() {}

@@ -22,16 +22,16 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 )
 
-// MaxBody is how large a body may be in bytes unless a route says otherwise.
+// MaxBody is the maximum size of a body in bytes, unless a route has its own.
 const MaxBody = 1 << 20
 
 const (
 	maxDepth    = 16       // of objects and arrays within each other
 	maxValues   = 1 << 15  // in one body
-	fewValues   = 128      // for which readBody leases memory before it has counted them
+	fewValues   = 128      // values for which readBody leases memory before they are counted
 	valueCost   = 128      // bytes of memory that a value takes beside its text
 	maxName     = 128      // bytes of a field's name in an error
-	maxMessage  = 4 << 10  // bytes that are kept and logged of an error
+	maxMessage  = 4 << 10  // bytes of an error that are kept and logged
 	bodyStart   = 64 << 10 // bytes of a body of unknown length that are leased first
 	bodyIdle    = 10 * time.Second
 	bodyTimeout = time.Minute     // for a whole body to arrive
@@ -173,7 +173,7 @@ func DecodeNulls(w http.ResponseWriter, r *http.Request, limit int64, v any, ign
 	})
 }
 
-// DecodeJSONNulls is to DecodeNulls what DecodeJSON is to DecodeBody.
+// DecodeJSONNulls is DecodeJSON, but null decodes as the zero value, as in DecodeNulls.
 func DecodeJSONNulls(data []byte, v any) error { return decodeJSON(data, v, withNulls) }
 
 // DecodeJSON reads one JSON value into v, a non-nil pointer to a zero value. Names must match
@@ -277,7 +277,7 @@ func fieldAt(p jsontext.Pointer) string {
 	return b.String()
 }
 
-// mismatch says what a value should have been.
+// mismatch returns what a value of the wrong kind should have been.
 func mismatch(e *jsonv2.SemanticError) string {
 	t := e.GoType
 	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](e.Err); ok {

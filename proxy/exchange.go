@@ -23,13 +23,13 @@ import (
 type Exchange struct {
 	RequestID string
 	Caller    Caller // empty until authenticated
-	// What handlers add for the log line; empty where there is none.
+	// Handlers set these for the log line. Empty ones are left out.
 	Key, SessionID, ContainerID string
 
 	start   time.Time
 	route   string
 	quiet   bool
-	unnamed bool // the route needs no token
+	unnamed bool // the route needs no token, so the caller is unknown
 	fault   Fault
 	cause   error
 
@@ -45,8 +45,8 @@ func (ex *Exchange) KeepBody() *Lease {
 	return l
 }
 
-// Wrap gives every request its Exchange, span, metric and log line, keeps out
-// what isn't meant for this server, and turns a panic into an answer.
+// Wrap gives every request its Exchange, span, metric and log line. It refuses requests whose
+// Host or Origin isn't allowed, and turns a panic into an answer.
 func (g *Gate) Wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		ex := &Exchange{RequestID: requestID(r), start: time.Now(), route: "unmatched", bodies: g.opts.Bodies}
@@ -81,8 +81,8 @@ func (g *Gate) Wrap(next http.Handler) http.Handler {
 	})
 }
 
-// maxTraceState bounds a caller's tracestate in bytes, as Berm passes it on to engines and
-// commands. W3C Trace Context asks that at least this much is passed on.
+// maxTraceState bounds a caller's tracestate in bytes, since Berm passes it on to engines and
+// commands. W3C Trace Context asks to pass on at least this much.
 const maxTraceState = 512
 
 // continued returns a request's context with the W3C trace context of its headers. It leaves
@@ -176,7 +176,7 @@ func (g *Gate) finish(w *writer, r *http.Request, ex *Exchange, span trace.Span)
 	g.opts.Logger.LogAttrs(r.Context(), level, "http_request", attrs...)
 }
 
-// method keeps made-up methods out of the metrics.
+// method returns the request's method for metrics and logs, or OTHER for an unknown one.
 func method(r *http.Request) string {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions:
@@ -209,7 +209,7 @@ func (g *Gate) hostAllowed(r *http.Request) bool {
 	return ip.IsLoopback() || ok && ip.Equal(tcp.IP)
 }
 
-// writer remembers what was answered.
+// writer records the status of the answer.
 type writer struct {
 	http.ResponseWriter
 	status int
@@ -237,5 +237,5 @@ func (w *writer) ReadFrom(r io.Reader) (int64, error) {
 	return io.Copy(w.ResponseWriter, r)
 }
 
-// Unwrap lets http.ResponseController through.
+// Unwrap makes the server's writer available to http.ResponseController.
 func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }

@@ -20,13 +20,13 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// StatusClientClosed is the status that is logged for a caller that went away.
+// StatusClientClosed is logged as the status of a request whose caller went away.
 const StatusClientClosed = 499
 
 // retrySoon is the Retry-After of errors that should pass soon, such as an engine's outage.
 const retrySoon = 2 * time.Second
 
-// Fault is an error as callers see it. It may also be returned by a handler.
+// Fault is an error as callers see it. A handler may return one.
 type Fault struct {
 	Status      int
 	Code        string // stable
@@ -35,7 +35,7 @@ type Fault struct {
 	RetryAfter  time.Duration
 	Differences []policy.Difference
 	Reasons     []policy.Reason
-	Result      *lifecycle.ExecResult // of a command that ran all the same
+	Result      *lifecycle.ExecResult // of a command that ran in spite of the error
 	FirstSeq    *int64                // with code output_gone: output after it is kept; nil if not known
 	Cause       error                 // for the log only; nil if Detail says it all
 }
@@ -60,13 +60,13 @@ func Unreadable(detail string, cause error) *Fault {
 	return &Fault{Status: http.StatusBadRequest, Code: "malformed", Title: "Malformed request", Detail: detail, Cause: cause}
 }
 
-// UnsupportedMedia is the fault of a body in a form that a call doesn't take.
+// UnsupportedMedia is the fault of a body whose type or encoding the call doesn't accept.
 func UnsupportedMedia(detail string) *Fault {
 	return &Fault{Status: http.StatusUnsupportedMediaType, Code: "unsupported_media_type", Title: "Unsupported media type", Detail: detail}
 }
 
-// FaultOf returns an error as callers see it. Only errors whose text was written for callers
-// show it. Of all others, callers learn only the class.
+// FaultOf returns an error as callers see it. It includes only texts that were written for
+// callers. Of all other errors it shows only the class.
 func FaultOf(err error) Fault {
 	if errors.Is(err, ErrGoingDown) {
 		return Fault{Status: http.StatusServiceUnavailable, Code: "going_down", Title: "Server going down",
@@ -80,7 +80,7 @@ func FaultOf(err error) Fault {
 	return f
 }
 
-// rule maps errors of one type; false is another error.
+// rule maps errors of one type to faults. It returns false for an error of another type.
 type rule func(error) (Fault, bool)
 
 func as[E error](f func(E) Fault) rule {
@@ -93,20 +93,20 @@ func as[E error](f func(E) Fault) rule {
 	}
 }
 
-// says maps an error whose own words are for callers.
+// says maps an error whose text is meant for callers.
 func says[E error](status int, code, title string) rule {
 	return as(func(e E) Fault { return Fault{Status: status, Code: code, Title: title, Detail: e.Error()} })
 }
 
 // class is how callers see the errors of one of errdefs' classes.
 type class struct {
-	is          func(error) bool // nil: of any
+	is          func(error) bool // nil matches all errors
 	status      int
 	code, title string
 }
 
-// saysByClass is says for a type whose errors are of several classes. It takes the first
-// class that matches. The last one must match all errors.
+// saysByClass is says for a type whose errors are of several classes. The first class that
+// matches applies. The last one must match all errors.
 func saysByClass[E error](classes ...class) rule {
 	return as(func(e E) Fault {
 		i := slices.IndexFunc(classes, func(c class) bool { return c.is == nil || c.is(e) })
@@ -114,7 +114,7 @@ func saysByClass[E error](classes ...class) rule {
 	})
 }
 
-// rules are tried in this order: an error may wrap others.
+// rules apply in this order, since an error may wrap others.
 var rules = []rule{
 	as(func(e *lifecycle.UnavailableError) Fault { // first, since its cause may match another rule
 		f := faultOfClass(e)
@@ -194,7 +194,7 @@ func publicFault(err error) Fault {
 	}
 	f := faultOfClass(err)
 	if _, start := errors.AsType[*lifecycle.StartError](err); start && f.Code != "backend_unavailable" {
-		// The engine's error is about its own objects, not about what the caller named.
+		// The engine's error is about its own objects, not about the object that the caller named.
 		return Fault{Status: http.StatusServiceUnavailable, Code: "sandbox_start_failed", Title: "Sandbox not started", Detail: startReason(err)}
 	}
 	return f
@@ -221,7 +221,8 @@ func faultOfClass(err error) Fault {
 		Detail: "something went wrong; the server's log tells more under this request id"}
 }
 
-// Unreachable is the fault of a request that the engine of this name didn't answer.
+// Unreachable is the fault of a request that the engine didn't answer. Engine is its name; it
+// may be empty.
 func Unreachable(engine string, err error) *Fault {
 	f := faultOfClass(errdefs.ErrUnavailable)
 	f.Cause = err
@@ -233,8 +234,8 @@ func Unreachable(engine string, err error) *Fault {
 	return &f
 }
 
-// startReason says why a sandbox could not be started, by the error's class only: an
-// engine's text may hold secrets. For a failed pull it adds the text that pullReason leaves.
+// startReason returns why a sandbox could not be started. It uses only the error's class, since
+// an engine's text may hold secrets. For a failed pull it adds the text from pullReason.
 func startReason(err error) string {
 	if pull, ok := errors.AsType[*lifecycle.PullError](err); ok {
 		return fmt.Sprintf("the image %s can't be pulled: %s", cut(pull.Image, maxPullReason), pullReason(pull.Err))
@@ -251,7 +252,7 @@ func startReason(err error) string {
 	return "the container engine could not start the sandbox"
 }
 
-// SetRetryAfter sets the header in whole seconds, rounded up; nothing for 0.
+// SetRetryAfter sets the Retry-After header in whole seconds, rounded up. It does nothing for 0.
 func SetRetryAfter(w http.ResponseWriter, d time.Duration) {
 	if d > 0 {
 		w.Header().Set("Retry-After", strconv.FormatInt(int64((d+time.Second-1)/time.Second), 10))

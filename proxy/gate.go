@@ -22,13 +22,13 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 )
 
-// Handler serves a request. An error that it returns is answered, logged and
-// remembered by the Gate; a handler that has begun its answer returns none.
+// Handler serves a request. The Gate answers, logs and remembers an error that the handler
+// returns. A handler that has begun its answer returns nil.
 type Handler func(w http.ResponseWriter, r *http.Request) error
 
 // GateOptions configure a Gate.
 type GateOptions struct {
-	// Tokens that callers may show. Nil: everybody is let in, as tenant "default"
+	// Tokens that callers may show. Without any, all callers are let in, as tenant "default"
 	// with every scope.
 	Tokens      *Tokens
 	TokenHeader string   // header that carries a token; empty is X-API-Token
@@ -42,12 +42,12 @@ type GateOptions struct {
 	Fail     func(w http.ResponseWriter, r *http.Request, f Fault)
 	Bodies   *Bodies               // memory for bodies, shared with other Gates; nil is NewBodies
 	Logger   *slog.Logger          // nil discards
-	Registry prometheus.Registerer // nil: metrics are kept but not exported
+	Registry prometheus.Registerer // nil: metrics aren't exported
 	Tracer   trace.TracerProvider  // nil: no spans
 }
 
-// Gate stands before an API's handlers. Its methods may be called from many
-// goroutines at once.
+// Gate authenticates, logs and measures the requests of an API before its handlers run. It is
+// safe for many goroutines.
 type Gate struct {
 	opts    GateOptions
 	hosts   map[string]bool
@@ -57,7 +57,7 @@ type Gate struct {
 	ring    *ring
 }
 
-// NewGate checks the options.
+// NewGate checks the options and returns a Gate.
 func NewGate(opts GateOptions) (*Gate, error) {
 	if opts.Fail == nil {
 		return nil, errors.New("proxy: Fail is missing")
@@ -85,9 +85,9 @@ func NewGate(opts GateOptions) (*Gate, error) {
 
 // Route is how the Gate treats the requests of one handler.
 type Route struct {
-	Name  string // the path's template; what metrics, logs and spans show
-	Scope Scope  // what the token must allow; ScopeNone needs no token
-	Quiet bool   // logged at debug level: probes and scrapes
+	Name  string // the path's template, for metrics, logs and spans
+	Scope Scope  // that the token must have; ScopeNone needs no token
+	Quiet bool   // requests are logged at debug level, for probes and scrapes
 }
 
 // Handle passes the route's requests to h if the caller's token allows the route's scope.
@@ -118,7 +118,7 @@ func (g *Gate) Refuse(err error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { g.fail(w, r, err) })
 }
 
-// fail answers an error and is the one place where it is logged and remembered.
+// fail answers an error, and records it for the log line and for RecentErrors.
 func (g *Gate) fail(w http.ResponseWriter, r *http.Request, err error) {
 	ex := ExchangeOf(r.Context())
 	f := FaultOf(Explained(r.Context(), err))
@@ -147,7 +147,7 @@ func (g *Gate) fail(w http.ResponseWriter, r *http.Request, err error) {
 	}
 }
 
-// RecentErrors gives the tenant's last errors, 50 at most, newest first.
+// RecentErrors returns the tenant's last errors, at most 50, newest first.
 func (g *Gate) RecentErrors(tenant string) []RecentError { return g.ring.recent(tenant) }
 
 // admit refuses a request whose Host or Origin isn't allowed. A hostile page in a browser

@@ -22,7 +22,7 @@ func HungUp(c net.Conn, events int16) bool {
 	fds := []unix.PollFd{{Events: events}}
 	err = raw.Control(func(fd uintptr) {
 		fds[0].Fd = int32(fd)
-		_, _ = unix.Poll(fds, 0) // if it is interrupted, the next look tells
+		_, _ = unix.Poll(fds, 0) // after an interrupt, the caller's next call sees the event
 	})
 	return err != nil || fds[0].Revents != 0 // Control fails once Berm has closed the connection
 }

@@ -12,19 +12,19 @@ import (
 const maxPullReason = 400
 
 var (
-	// prefixes are words of clients and engines that say nothing of the cause.
+	// prefixes matches words of clients and engines that don't explain the cause.
 	prefixes = regexp.MustCompile(`^(pull image "[^"]*": |Error response from daemon: |failed to [a-z ]+ "[^"]*": )+`)
 	query    = regexp.MustCompile(`(\w://[^\s"'?#]*)[?#][^\s"']*`)
-	// assigned are values after a word like password, and those of an Authorization header.
+	// assigned matches values after a word like password, and those of an Authorization header.
 	assigned = regexp.MustCompile(`((?i:password|passwd|secret|token|authorization|credentials?|api[-_]?key)["']?\s*[:=]\s*["']?(?i:(?:basic|bearer)\s+)?|\b(?:Basic|Bearer)\s+)[^\s"',;]+`)
-	// opaque matches words that may be keys. It takes in the sha256: of a digest, which isn't one.
+	// opaque matches words that may be keys. The sha256: is for digests, which aren't keys.
 	opaque = regexp.MustCompile(`(?:sha256:)?[A-Za-z0-9+_=~-]{24,}`)
-	// hostPath is a path of the engine's host, not one in an address.
+	// hostPath matches a path of the engine's host, but not one within a URL.
 	hostPath = regexp.MustCompile(`(^|[\s"'(=:,])/[^/\s"':,)][^\s"':,)]*`)
 )
 
-// pullReason tells why a pull failed: what the registry or the engine said, in one line,
-// without credentials, tokens, addresses' queries and paths of the engine's host.
+// pullReason returns why a pull failed: the registry's or engine's message, in one line. It
+// removes credentials, tokens, queries of URLs and paths of the engine's host.
 func pullReason(err error) string {
 	text := strings.ToValidUTF8(err.Error(), "")
 	if len(text) > 16*maxPullReason { // cutting it could leave the end of a secret that no pattern finds

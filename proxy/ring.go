@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	ringSize    = 50 // errors that are remembered for each tenant
-	ringUnnamed = 10 // of them those of requests without a token: anybody with a signed URL sends them
+	ringSize    = 50 // errors for each tenant
+	ringUnnamed = 10 // of these, errors of requests without a token: anyone with a signed URL can cause them
 )
 
 // RecentError is one answered error.
@@ -23,8 +23,8 @@ type RecentError struct {
 	unnamed   bool // the request had no token
 }
 
-// ring remembers each tenant's last errors apart, so that one tenant can't push
-// out another's.
+// ring holds the last errors of each tenant separately, so that no tenant can push out
+// another's.
 type ring struct {
 	mu sync.Mutex
 	m  map[string][]RecentError // oldest first

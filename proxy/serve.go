@@ -41,14 +41,14 @@ func CheckExposure(address string, tokens int) error {
 	return fmt.Errorf("without a token, only a loopback address or a unix socket may be listened on, and %q is neither: configure a token, or listen on 127.0.0.1", address)
 }
 
-// Listen opens "host:port" or "unix:///path". A unix socket has the mode from the moment
-// that it appears at its path. It replaces a socket on which no process listens any more.
+// Listen listens on "host:port" or "unix:///path". A unix socket has its mode as soon as it
+// appears at its path. It replaces a socket on which no process listens any more.
 func Listen(ctx context.Context, address string, mode fs.FileMode) (net.Listener, error) {
 	return ListenOwned(ctx, address, mode, -1, -1)
 }
 
-// ListenOwned is Listen with an owner for the unix socket, which the socket also has from
-// the start. A uid or gid of -1 leaves the user or the group as it is.
+// ListenOwned is Listen, but also sets the owner of a unix socket before the socket appears. A
+// uid or gid of -1 leaves the user or the group as it is.
 func ListenOwned(ctx context.Context, address string, mode fs.FileMode, uid, gid int) (net.Listener, error) {
 	var lc net.ListenConfig
 	path, ok := strings.CutPrefix(address, unixScheme)
@@ -67,7 +67,7 @@ func ListenOwned(ctx context.Context, address string, mode fs.FileMode, uid, gid
 			return nil, fmt.Errorf("listen on %s: another process listens on it", address)
 		}
 	}
-	// Directories like /run/berm are gone after a boot.
+	// A boot removes directories like /run/berm.
 	if err := os.Mkdir(filepath.Dir(path), 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // the socket has a mode
 		return nil, fmt.Errorf("listen on %s: %w", address, err)
 	}
@@ -90,14 +90,14 @@ func ListenOwned(ctx context.Context, address string, mode fs.FileMode, uid, gid
 	return &unixListener{Listener: l, path: path}, nil
 }
 
-// unixListener takes its socket away when it closes.
+// unixListener removes its socket when it closes.
 type unixListener struct {
 	net.Listener
 	path string
 	once sync.Once
 }
 
-// Addr has the path at which the socket is, not the one where it was made.
+// Addr returns the path to which the socket was moved, not the one where it was created.
 func (l *unixListener) Addr() net.Addr { return &net.UnixAddr{Name: l.path, Net: "unix"} }
 
 func (l *unixListener) Close() error {
@@ -108,8 +108,8 @@ func (l *unixListener) Close() error {
 // ErrGoingDown is the cause with which a request's context ends when the server does.
 var ErrGoingDown = errors.New("the server is going down")
 
-// lastWords is how long handlers have, once their requests were cancelled at the end of the
-// drain, to tell their callers so and to clean up.
+// lastWords is how long handlers have to answer and to clean up, once the end of the drain has
+// cancelled their requests.
 const lastWords = 5 * time.Second
 
 // ServeOptions configure Serve.
@@ -117,7 +117,7 @@ type ServeOptions struct {
 	DrainTimeout time.Duration // for requests in flight once ctx has ended; 0 is 30 s
 	Logger       *slog.Logger  // nil discards
 	MaxConns     int           // of one client at a time: a user on a unix socket, else an address; 0 is 2,048
-	OneClient    bool          // whoever connects counts as one client
+	OneClient    bool          // all connections count as those of one client
 	// ConnContext adds to the context of a connection's requests. Nil adds nothing.
 	ConnContext func(ctx context.Context, c net.Conn) context.Context
 }
@@ -186,7 +186,7 @@ type clients struct {
 
 	mu    sync.Mutex
 	conns map[string]int
-	slots sync.Map // of connections that are counted, by the connection
+	slots sync.Map // *connSlot by net.Conn
 }
 
 // connSlot is a connection's place among those of its client.
@@ -251,7 +251,7 @@ func (c *clients) leave(s *connSlot) {
 	}
 }
 
-// clientOf names the client at the other end of a connection.
+// clientOf returns the client of a connection: a user on a unix socket, or else an address.
 func clientOf(conn net.Conn) string {
 	if cred, ok := PeerOf(conn); ok {
 		return "uid " + strconv.FormatUint(uint64(cred.Uid), 10)
@@ -263,7 +263,7 @@ func clientOf(conn net.Conn) string {
 	return host
 }
 
-// PeerOf gives the process at the other end of a unix socket, as the kernel says.
+// PeerOf returns the kernel's record of the process at the other end of a unix socket.
 func PeerOf(conn net.Conn) (cred unix.Ucred, ok bool) {
 	if t, ok := conn.(*tls.Conn); ok {
 		conn = t.NetConn()
@@ -318,7 +318,7 @@ func Draining(ctx context.Context) bool {
 	return ok && drain.Err() != nil
 }
 
-// GoingDown tells whether a context ended because the server goes down.
+// GoingDown reports whether a context ended because the server goes down.
 func GoingDown(ctx context.Context) bool { return errors.Is(context.Cause(ctx), ErrGoingDown) }
 
 // Explained wraps err with ErrGoingDown if ctx ended because the server goes down.

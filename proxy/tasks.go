@@ -9,8 +9,8 @@ import (
 // Tasks are the goroutines of one request. A panic in one of them ends that request and
 // nothing else: Wait repeats it in the request's own goroutine, where Gate.Wrap handles it.
 type Tasks struct {
-	// Abort is called after a panic, by the goroutine that panicked. It must end whatever
-	// Wait waits for. Mandatory.
+	// Abort is called by a goroutine that has panicked. It must make the other goroutines
+	// end. Mandatory.
 	Abort func()
 
 	wg  sync.WaitGroup
@@ -36,7 +36,7 @@ func (t *Tasks) Go(f func()) {
 	})
 }
 
-// Wait waits until all goroutines have ended, and panics if one of them did.
+// Wait waits until all goroutines have ended. If one of them panicked, Wait panics.
 func (t *Tasks) Wait() {
 	t.wg.Wait()
 	if p := t.bad.Load(); p != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/bermhq/berm/policy"
 )
 
-// Scope is something that a token may allow.
+// Scope is a permission that a token may have.
 type Scope string
 
 // The scopes.
@@ -26,37 +26,37 @@ const (
 	ScopeSandboxesWrite Scope = "sandboxes:write"
 	ScopeSandboxesExec  Scope = "sandboxes:exec"
 	ScopeStorageRead    Scope = "storage:read"  // of workspaces, chats and their files
-	ScopeStorageWrite   Scope = "storage:write" // likewise
+	ScopeStorageWrite   Scope = "storage:write" // of the same
 	ScopeStatusRead     Scope = "status:read"
 	ScopeAll            Scope = "*"
 )
 
-// minToken is the shortest token in bytes that isn't refused as guessable.
+// minToken is the minimum length of a token in bytes. Shorter ones could be guessed.
 const minToken = 16
 
 var tokenName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}$`)
 
-// Caller is who sent a request.
+// Caller is the sender of a request.
 type Caller struct {
 	Name         string // of the token; empty without tokens
 	Tenant       string
 	Scopes       []Scope
-	MaxSandboxes int // 0 is no limit of its own
+	MaxSandboxes int // 0 sets no limit
 }
 
-// Allows tells whether the caller may do what the scope stands for.
+// Allows reports whether the caller has the scope.
 func (c Caller) Allows(s Scope) bool {
 	return slices.Contains(c.Scopes, s) || slices.Contains(c.Scopes, ScopeAll)
 }
 
-// Tokens are the tokens that callers may show. It keeps only their hashes. It is immutable,
-// and safe for many goroutines.
+// Tokens is the set of tokens that callers may show. It keeps only their hashes. It is
+// immutable, and safe for many goroutines.
 type Tokens struct {
 	callers []Caller
 	hashes  [][sha256.Size]byte
 }
 
-// Len returns the number of tokens. It is 0 for nil.
+// Len returns the number of tokens, 0 for nil.
 func (t *Tokens) Len() int {
 	if t == nil {
 		return 0
@@ -64,8 +64,8 @@ func (t *Tokens) Len() int {
 	return len(t.callers)
 }
 
-// Find returns the caller that a token belongs to. It takes the same time whether or not a
-// token matches, and whichever it is.
+// Find returns the caller that a token belongs to. The time that it takes depends neither on
+// whether a token matches nor on which.
 func (t *Tokens) Find(token string) (Caller, bool) {
 	sum := sha256.Sum256([]byte(token))
 	found := -1
@@ -80,10 +80,10 @@ func (t *Tokens) Find(token string) (Caller, bool) {
 	return t.callers[found], true
 }
 
-// ParseTokens reads tokens: either YAML or JSON with a list under "tokens", each of
-// name, token or sha256 (hex), and optionally tenant, scopes and max_sandboxes; or
-// one bare token, which allows everything to the tenant "default". All mistakes are
-// reported at once, and none of the messages quotes a value.
+// ParseTokens reads either YAML or JSON with a list under "tokens", or one bare token. Each
+// entry has name, token or sha256 (hex), and optionally tenant, scopes and max_sandboxes. A
+// bare token allows everything to the tenant "default". The error reports all mistakes at once,
+// and quotes no value.
 func ParseTokens(data []byte) (*Tokens, error) {
 	data = bytes.TrimSpace(data)
 	if len(data) == 0 {
@@ -110,7 +110,7 @@ func ParseTokens(data []byte) (*Tokens, error) {
 		switch {
 		case p.Line == 0: // the decoder's own message could quote a token
 			return nil, errors.New("it is neither one bare token nor valid YAML")
-		case strings.HasPrefix(p.Message, "is not a known key"): // and so could the key
+		case strings.HasPrefix(p.Message, "is not a known key"): // the key could be a token
 			errorf(p.Path, "unknown key")
 		case strings.HasPrefix(p.Message, "is there twice"):
 			errorf(p.Path, "a key %s", p.Message)
@@ -142,7 +142,7 @@ type tokenEntry struct {
 	MaxSandboxes int      `yaml:"max_sandboxes"`
 }
 
-// add takes a token over, and reports what is wrong with it.
+// add adds a token, and reports its mistakes.
 func (t *Tokens) add(e tokenEntry, errorf func(format string, args ...any)) {
 	c := Caller{Name: e.Name, Tenant: lifecycle.DefaultTenant, Scopes: []Scope{ScopeAll}, MaxSandboxes: e.MaxSandboxes}
 	if e.Name == "" {
@@ -205,7 +205,7 @@ func joinScopes(s []Scope) string {
 	return strings.Join(out, ", ")
 }
 
-// authenticate finds out who sent the request.
+// authenticate returns the caller of a request.
 func (g *Gate) authenticate(r *http.Request) (Caller, error) {
 	if g.opts.Tokens.Len() == 0 {
 		return Caller{Tenant: lifecycle.DefaultTenant, Scopes: []Scope{ScopeAll}}, nil
@@ -259,7 +259,7 @@ func missingScope(s Scope) *Fault {
 	return &Fault{Status: http.StatusForbidden, Code: "forbidden", Title: "Scope missing", Detail: "the token lacks the scope " + string(s)}
 }
 
-// Require fails unless the request's caller may also do what the scope stands for.
+// Require fails unless the request's caller has the scope.
 func Require(r *http.Request, s Scope) error {
 	if !ExchangeOf(r.Context()).Caller.Allows(s) {
 		return missingScope(s)

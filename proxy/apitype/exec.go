@@ -21,8 +21,8 @@ type ExecRequest struct {
 	// The following fields are for commands that are started or streamed. OutputLimit is
 	// only for commands whose whole result is the answer.
 
-	ExecID    string `json:"exec_id,omitempty"`    // the caller's own ID for it; a repeated start finds the command
-	StdinOpen bool   `json:"stdin_open,omitempty"` // more input follows, by calls of its own
+	ExecID    string `json:"exec_id,omitempty"`    // the caller's own ID; a repeated start finds the command
+	StdinOpen bool   `json:"stdin_open,omitempty"` // more input follows, in further calls
 	TTY       bool   `json:"tty,omitempty"`        // a terminal, whose output is all stdout
 	Rows      int    `json:"rows,omitempty"`       // of the terminal; 0 is 24
 	Cols      int    `json:"cols,omitempty"`       // of the terminal; 0 is 80
@@ -69,7 +69,7 @@ type ExecResult struct {
 	StderrTruncated bool   `json:"stderr_truncated"`
 	DurationMS      int64  `json:"duration_ms"`
 	CPUTimeMS       int64  `json:"cpu_time_ms"`       // of the command and the children it waited for; 0 if not known
-	PeakMemoryBytes int64  `json:"peak_memory_bytes"` // likewise
+	PeakMemoryBytes int64  `json:"peak_memory_bytes"` // of the same
 
 	Timeout           Duration   `json:"timeout"` // the effective one
 	Overridden        []Override `json:"overridden"`
@@ -80,8 +80,7 @@ type ExecResult struct {
 	WorkspaceQuota *WorkspaceQuota `json:"workspace_quota,omitempty"` // nil without one
 }
 
-// LogChunk is one line of the answer to a logs call that asked for
-// application/x-ndjson.
+// LogChunk is one line of a log in the form application/x-ndjson.
 type LogChunk struct {
 	Stream string `json:"stream"` // "stdout" or "stderr"; or EventGoingDown, the last, without data
 	Data   string `json:"data"`

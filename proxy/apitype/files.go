@@ -2,8 +2,8 @@ package apitype
 
 import "time"
 
-// FileInfo is what a file in a sandbox is. Names are bytes: where they aren't UTF-8,
-// the text has U+FFFD for what isn't, and the field in base64 is there beside it.
+// FileInfo describes a file in a sandbox. A name may not be UTF-8. Its text then has U+FFFD for
+// invalid bytes, and the field in base64 has all bytes.
 type FileInfo struct {
 	Path         string    `json:"path"` // absolute
 	PathBase64   []byte    `json:"path_base64,omitempty"`
@@ -17,7 +17,7 @@ type FileInfo struct {
 	TargetBase64 []byte    `json:"target_base64,omitempty"`
 }
 
-// FileList is what a list or a glob found.
+// FileList is the result of a list or a glob.
 type FileList struct {
 	Files     []FileInfo `json:"files"`
 	Truncated bool       `json:"truncated"` // the limit was reached: there may be more
@@ -28,19 +28,19 @@ type FileMatch struct {
 	Path       string `json:"path"`
 	PathBase64 []byte `json:"path_base64,omitempty"`
 	Line       int    `json:"line"` // from 1
-	Text       string `json:"text"` // of the line, at most 4 KiB; what isn't UTF-8 is U+FFFD
+	Text       string `json:"text"` // of the line, at most 4 KiB; U+FFFD for invalid UTF-8
 }
 
-// FileMatches is what a search found.
+// FileMatches is the result of a search.
 type FileMatches struct {
 	Matches   []FileMatch `json:"matches"`
 	Truncated bool        `json:"truncated"` // the limit was reached: there may be more
 }
 
-// FileEvent is a change that a watch tells of.
+// FileEvent is an event of a watch.
 type FileEvent struct {
-	// Type is "ready", the first, from when on changes are seen; "create", "modify",
-	// "remove", "rename" or "attrib"; "overflow": some were lost; or EventGoingDown, the last.
+	// Type is "create", "modify", "remove", "rename" or "attrib". The first is "ready": later
+	// changes are seen. "overflow" means that events were lost. EventGoingDown is the last.
 	Type       string `json:"type"`
 	Path       string `json:"path,omitempty"`
 	PathBase64 []byte `json:"path_base64,omitempty"`
@@ -52,16 +52,16 @@ type MkdirRequest struct {
 	Path       string `json:"path,omitempty"`
 	PathBase64 []byte `json:"path_base64,omitempty"` // instead of Path
 	Mode       string `json:"mode,omitempty"`        // octal; empty is 0755
-	Parents    bool   `json:"parents,omitempty"`     // also those above it; it may be there then
+	Parents    bool   `json:"parents,omitempty"`     // as mkdir -p: create parents, and allow it to exist
 }
 
-// MoveRequest is what to move or copy, and where to.
+// MoveRequest asks to move or copy a file or directory.
 type MoveRequest struct {
 	From       string `json:"from,omitempty"`
 	FromBase64 []byte `json:"from_base64,omitempty"` // instead of From
 	To         string `json:"to,omitempty"`
 	ToBase64   []byte `json:"to_base64,omitempty"` // instead of To
-	Replace    bool   `json:"replace,omitempty"`   // what is there, but for a directory that isn't empty
+	Replace    bool   `json:"replace,omitempty"`   // replace a file or an empty directory at To
 }
 
 // PortURLRequest asks for a signed URL of a port.
@@ -70,9 +70,9 @@ type PortURLRequest struct {
 	TTL  *Duration `json:"ttl,omitempty"` // one second to seven days; nil is an hour
 }
 
-// PortURL lets whoever has it use a port of a sandbox, without a token.
+// PortURL is a signed URL. Anyone who has it can use a port of a sandbox without a token.
 type PortURL struct {
 	URL       string    `json:"url"`
-	Path      string    `json:"path"` // of URL: where the server is known by another name than it knows itself
+	Path      string    `json:"path"` // of URL, for callers that know the server by another name
 	ExpiresAt time.Time `json:"expires_at"`
 }

@@ -36,7 +36,7 @@ type MountRequest struct {
 
 // RenewRequest moves a sandbox's expiry.
 type RenewRequest struct {
-	TTL *Duration `json:"ttl,omitempty"` // from now; nil is the sandbox's own
+	TTL *Duration `json:"ttl,omitempty"` // from now; nil is the sandbox's own TTL
 }
 
 // Sandbox is a sandbox as the API shows it. All times are UTC.
@@ -65,7 +65,7 @@ type Sandbox struct {
 
 	Result    string `json:"result,omitempty"`    // "created", "reused" or "replaced", in the answer to a create
 	Recreated bool   `json:"recreated,omitempty"` // the create replaced a container that had died
-	Pull      *Pull  `json:"pull,omitempty"`      // while the image is on its way
+	Pull      *Pull  `json:"pull,omitempty"`      // while the image is being pulled
 }
 
 // Spec is a sandbox's effective configuration. It shows only the names of environment
@@ -110,7 +110,7 @@ type Override struct {
 	Rule      string `json:"rule"`
 }
 
-// Endpoint is where a service in a sandbox can be reached.
+// Endpoint is the address of a service in a sandbox.
 type Endpoint struct {
 	IP   string `json:"ip"`
 	Port int    `json:"port"` // 0 if none is configured

@@ -39,7 +39,7 @@ type Status struct {
 	Tenant           string   `json:"tenant"`
 	Backend          Backend  `json:"backend"`
 	ActiveSandboxes  int      `json:"active_sandboxes"`
-	MaxSandboxes     int      `json:"max_sandboxes"` // the token's; 0 is no limit of its own
+	MaxSandboxes     int      `json:"max_sandboxes"` // the token's; 0 sets no limit
 	RunningProcesses int      `json:"running_processes"`
 	Profile          string   `json:"profile"`  // of requests that name none
 	Limits           Limits   `json:"limits"`   // that profile's

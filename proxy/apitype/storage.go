@@ -2,7 +2,7 @@ package apitype
 
 import "time"
 
-// Workspace is a user's, which holds the user's chats.
+// Workspace holds the chats of one user.
 type Workspace struct {
 	WorkspaceID string    `json:"workspace_id"` // UUID
 	UserID      string    `json:"user_id"`
@@ -17,12 +17,12 @@ type WorkspaceUsage struct {
 	Enforcement string `json:"enforcement"` // "hard" (the kernel's), "soft", or "none" without a quota
 }
 
-// ChatRequest says whose a chat is to be.
+// ChatRequest names the workspace of a chat.
 type ChatRequest struct {
 	WorkspaceID string `json:"workspace_id"`
 }
 
-// Chat is content that the sandbox of the same key mounts, and that outlives it.
+// Chat holds files that the sandbox of the same key mounts. They outlive the sandbox.
 type Chat struct {
 	ChatID      string    `json:"chat_id"`
 	WorkspaceID string    `json:"workspace_id"`
@@ -35,7 +35,7 @@ type ChatList struct {
 	NextCursor string `json:"next_cursor,omitempty"` // empty on the last page
 }
 
-// ChatFile is an attachment of a chat, whoever wrote it.
+// ChatFile is a file of a chat, uploaded or written by its sandbox.
 type ChatFile struct {
 	FileID      string    `json:"file_id"` // UUID
 	ChatID      string    `json:"chat_id"`
@@ -50,20 +50,20 @@ type ChatFile struct {
 type ChatFileList struct {
 	Files      []ChatFile `json:"files"`
 	NextCursor string     `json:"next_cursor,omitempty"` // empty on the last page
-	Truncated  bool       `json:"truncated"`             // the chat has more files than are ever listed
+	Truncated  bool       `json:"truncated"`             // the chat has more files than the server lists
 }
 
-// UploadedFiles are those that one upload has brought.
+// UploadedFiles are the files of one upload.
 type UploadedFiles struct {
 	Files []ChatFile `json:"files"`
 }
 
-// DeletedFiles is how many were deleted.
+// DeletedFiles is the number of deleted files.
 type DeletedFiles struct {
 	Deleted int `json:"deleted"`
 }
 
-// ChatHistory is what a chat's history is, without its content.
+// ChatHistory describes a chat's history, without its content.
 type ChatHistory struct {
 	SizeBytes  int64     `json:"size_bytes"`
 	ModifiedAt time.Time `json:"modified_at"`
@@ -72,16 +72,17 @@ type ChatHistory struct {
 // FileURLRequest asks for a signed URL of one file of a chat.
 type FileURLRequest struct {
 	Name        string    `json:"name"`
-	Method      string    `json:"method"`                 // "GET", with which HEAD goes, or "PUT"
+	Method      string    `json:"method"`                 // "GET", which allows HEAD too, or "PUT"
 	TTL         *Duration `json:"ttl,omitempty"`          // one second to seven days; nil is an hour
-	ContentType *string   `json:"content_type,omitempty"` // with PUT: what the upload must have; nil is any
-	MaxBytes    *int64    `json:"max_bytes,omitempty"`    // with PUT: the most that the upload may have; nil is no limit but the quota
+	ContentType *string   `json:"content_type,omitempty"` // with PUT: of the upload; nil is any
+	MaxBytes    *int64    `json:"max_bytes,omitempty"`    // with PUT: of the upload; nil is the quota only
 }
 
-// FileURL lets whoever has it read or write one file of a chat, without a token.
+// FileURL is a signed URL. Anyone who has it can read or write one file of a chat without a
+// token.
 type FileURL struct {
 	URL       string    `json:"url"`
-	Path      string    `json:"path"` // of URL: where the server is known by another name than it knows itself
+	Path      string    `json:"path"` // of URL, for callers that know the server by another name
 	Method    string    `json:"method"`
 	ExpiresAt time.Time `json:"expires_at"`
 }

@@ -22,7 +22,7 @@ type Execution struct {
 	Overridden []Override `json:"overridden"`
 	Created    bool       `json:"created"`   // the sandbox was made for this command
 	Recreated  bool       `json:"recreated"` // its container had died and was made anew
-	Existing   bool       `json:"existing"`  // it was there under this exec_id already
+	Existing   bool       `json:"existing"`  // an earlier call with this exec_id started it
 
 	// Output is kept that follows FirstSeq, up to NextSeq.
 	FirstSeq int64 `json:"first_seq"`
@@ -35,7 +35,7 @@ type Exit struct {
 	// "killed" or "oom_killed"; a process is "exited".
 	Status          string `json:"status"`
 	ExitCode        *int   `json:"exit_code"`         // nil unless it ended by itself
-	Signal          int    `json:"signal"`            // that killed it; 0 if none did
+	Signal          int    `json:"signal"`            // that ended it; 0 if none did
 	DurationMS      int64  `json:"duration_ms"`       // so far, if it runs
 	CPUTimeMS       int64  `json:"cpu_time_ms"`       // 0 if not known
 	PeakMemoryBytes int64  `json:"peak_memory_bytes"` // 0 if not known
@@ -58,7 +58,7 @@ type ExecutionList struct {
 
 // The kinds of StreamEvent.
 const (
-	EventStart     = "start"      // the first: what is followed
+	EventStart     = "start"      // the first: the command or process
 	EventStdout    = "stdout"     // output
 	EventStderr    = "stderr"     // output
 	EventExit      = "exit"       // the last: how it ended
@@ -104,7 +104,7 @@ type ProcessRequest struct {
 	Args      []string          `json:"args,omitempty"`
 	Env       map[string]string `json:"env,omitempty"`
 	Cwd       string            `json:"cwd,omitempty"`     // absolute; empty is the mount path
-	Replace   bool              `json:"replace,omitempty"` // stops the one of this ID first
+	Replace   bool              `json:"replace,omitempty"` // stop an earlier process of this ID first
 	TTY       bool              `json:"tty,omitempty"`
 	Rows      int               `json:"rows,omitempty"` // 0 is 24
 	Cols      int               `json:"cols,omitempty"` // 0 is 80
@@ -173,7 +173,7 @@ type AttachControl struct {
 	CloseStdin bool           `json:"close_stdin,omitempty"`
 }
 
-// AttachError is a message that says that an AttachControl or a message of input failed.
+// AttachError is the answer to an AttachControl or a message of input that failed.
 type AttachError struct {
 	Error struct {
 		Code   string `json:"code"`

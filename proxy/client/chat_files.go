@@ -61,8 +61,8 @@ type PutChatFileOptions struct {
 	Size int64
 }
 
-// PutChatFile writes all of r to a file of a chat, whole or not at all, and closes r if that
-// can be closed. It is never repeated.
+// PutChatFile writes all of r to a file of a chat, or nothing. It closes r if r is an
+// io.Closer. The call is never repeated.
 func (c *Client) PutChatFile(ctx context.Context, chatID, name string, r io.Reader, opts PutChatFileOptions) (*apitype.ChatFile, error) {
 	h := http.Header{}
 	if opts.ContentType != "" {
@@ -91,13 +91,13 @@ func (c *Client) PutChatFiles(ctx context.Context, chatID string, files iter.Seq
 	read := make(chan error, 1)
 	go func() {
 		err := writeForm(form, files)
-		_ = w.CloseWithError(err) // nil is the end; the reader gets it
+		_ = w.CloseWithError(err) // the reader gets err, or io.EOF for nil
 		read <- err
 	}()
 	list, err := value[apitype.UploadedFiles](ctx, c, call{
 		method: http.MethodPost, path: at("chats", chatID, "files"), header: http.Header{"Content-Type": {form.FormDataContentType()}}, upload: r,
 	})
-	_ = r.Close() // what hasn't been sent won't be
+	_ = r.Close() // ends the goroutine if the server didn't read everything
 	if readErr := <-read; readErr != nil && !errors.Is(readErr, io.ErrClosedPipe) {
 		return nil, readErr
 	}
@@ -125,8 +125,8 @@ func writeForm(form *multipart.Writer, files iter.Seq2[NewChatFile, error]) erro
 	return form.Close()
 }
 
-// ReadChatFile opens a file of a chat from an offset on. A length of 0 is to the file's end.
-// The caller closes it. The content is complete only if reading ends with io.EOF.
+// ReadChatFile opens a file of a chat at an offset. A length of 0 reads to the file's end. The
+// caller closes the reader. The content is complete only if reading ends with io.EOF.
 func (c *Client) ReadChatFile(ctx context.Context, chatID, name string, offset, length int64) (io.ReadCloser, error) {
 	return c.open(ctx, at("chats", chatID, "files", name), nil, offset, length)
 }
@@ -146,7 +146,7 @@ func (c *Client) DeleteChatFileID(ctx context.Context, fileID string) error {
 	return c.done(ctx, call{method: http.MethodDelete, path: at("files", fileID)})
 }
 
-// DeleteChatFiles removes all files of a chat but its history, and returns how many.
+// DeleteChatFiles removes all files of a chat but its history, and returns their number.
 func (c *Client) DeleteChatFiles(ctx context.Context, chatID string) (int, error) {
 	res, err := value[apitype.DeletedFiles](ctx, c, call{method: http.MethodDelete, path: at("chats", chatID, "files")})
 	return res.Deleted, err

@@ -8,33 +8,33 @@ import (
 	"github.com/bermhq/berm/proxy/apitype"
 )
 
-// EnsureChat answers a chat of a workspace, and makes it if there is none. The sandbox
-// whose key is the chat's ID mounts what the chat holds. Code chat_conflict: it belongs to
-// another workspace.
+// EnsureChat returns a chat, and creates it in the workspace if there is none. The sandbox
+// whose key is the chat's ID mounts the chat's files. If the chat belongs to another workspace,
+// the error has the code chat_conflict.
 func (c *Client) EnsureChat(ctx context.Context, chatID, workspaceID string) (*apitype.Chat, error) {
 	return out[apitype.Chat](ctx, c, call{
 		method: http.MethodPut, path: at("chats", chatID), body: apitype.ChatRequest{WorkspaceID: workspaceID},
 	})
 }
 
-// Chat answers a chat.
+// Chat returns a chat.
 func (c *Client) Chat(ctx context.Context, chatID string) (*apitype.Chat, error) {
 	return get[apitype.Chat](ctx, c, at("chats", chatID), nil)
 }
 
-// DeleteChat removes a chat with all that it holds. Code chat_has_active_sandbox: delete its
-// sandbox first. Code chat_not_found: there is none, or not any more.
+// DeleteChat removes a chat with all its files. It fails with the code chat_has_active_sandbox
+// while the chat has a sandbox, and with chat_not_found if there is no chat.
 func (c *Client) DeleteChat(ctx context.Context, chatID string) error {
 	return c.done(ctx, call{method: http.MethodDelete, path: at("chats", chatID)})
 }
 
-// History opens a chat's history from an offset on; a length of 0 is to its end. The caller
-// closes it. A read that ends without io.EOF hasn't seen all of it.
+// History opens a chat's history at an offset. A length of 0 reads to its end. The caller
+// closes the reader. The content is complete only if reading ends with io.EOF.
 func (c *Client) History(ctx context.Context, chatID string, offset, length int64) (io.ReadCloser, error) {
 	return c.open(ctx, at("chats", chatID, "history"), nil, offset, length)
 }
 
-// PutHistory replaces a chat's history by all of r, whole or not at all. It is never
+// PutHistory replaces a chat's history by all of r, or leaves it as it was. It is never
 // repeated.
 func (c *Client) PutHistory(ctx context.Context, chatID string, r io.Reader) (*apitype.ChatHistory, error) {
 	return c.writeHistory(ctx, http.MethodPut, chatID, r)
@@ -50,14 +50,14 @@ func (c *Client) writeHistory(ctx context.Context, method, chatID string, r io.R
 	return out[apitype.ChatHistory](ctx, c, call{method: method, path: at("chats", chatID, "history"), header: h, upload: r})
 }
 
-// ReadChatTar opens an archive of all that a chat's directory holds, its history as well.
-// The caller closes it.
+// ReadChatTar opens a tar archive of a chat's directory, including its history. The caller
+// closes the reader.
 func (c *Client) ReadChatTar(ctx context.Context, chatID string) (io.ReadCloser, error) {
 	return c.open(ctx, at("chats", chatID, "tar"), nil, 0, 0)
 }
 
-// WriteChatTar unpacks an archive over a chat's directory, all of it or nothing. It is
-// never repeated.
+// WriteChatTar unpacks all of a tar archive over a chat's directory, or nothing. It is never
+// repeated.
 func (c *Client) WriteChatTar(ctx context.Context, chatID string, r io.Reader) error {
 	return c.done(ctx, call{method: http.MethodPut, path: at("chats", chatID, "tar"), header: tarHeader(), upload: r})
 }

@@ -32,7 +32,7 @@ const (
 type Options struct {
 	// BaseURL of the server: http://…, https://… or unix:///path/of/socket. Mandatory.
 	BaseURL string
-	// Token to show; empty shows none.
+	// Token to send; empty sends none.
 	Token string
 	// HTTPClient sends the requests. New copies it, and makes the copy follow no
 	// redirects. Nil is a default client. It must be nil for a unix socket.
@@ -50,7 +50,7 @@ type Client struct {
 	retries int
 }
 
-// New checks the options.
+// New checks the options and returns a Client.
 func New(opts Options) (*Client, error) {
 	u, err := url.Parse(opts.BaseURL)
 	if err != nil {
@@ -80,7 +80,7 @@ func New(opts Options) (*Client, error) {
 	default:
 		return nil, errors.New("base URL: must be http://…, https://… or unix:///path")
 	}
-	// A redirect would carry the token to wherever it points.
+	// A redirect could send the token to another server.
 	hc.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	c.http = &hc
 	return c, nil
@@ -109,7 +109,7 @@ type call struct {
 	header       http.Header
 	body         any               // sent as JSON; nil is none
 	upload       io.Reader         // sent as it is, once, in place of a body
-	size         int64             // bytes of upload; 0: not known, unless its reader tells
+	size         int64             // bytes of upload; 0: not known, or known from the reader's type
 	out          any               // pointer to decode the answer into; nil drops the answer
 	stream       bool              // leaves the answer's body to the caller
 	again        func(*Error) bool // whether to repeat it after this error; nil is always
@@ -305,7 +305,7 @@ func retryAfter(resp *http.Response) time.Duration {
 	return min(time.Duration(n)*time.Second, maxWait)
 }
 
-// wait waits for d and up to a tenth longer, so that many callers don't come back at once.
+// wait waits for d plus at random up to a tenth of it, so that many callers don't retry at once.
 func wait(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d + rand.N(d/10+1))
 	defer t.Stop()

@@ -132,7 +132,7 @@ type Handshake struct {
 // AttachExec returns the handshake that attaches to a command. The messages are
 // apitype.AttachStart, AttachLine, AttachControl, AttachError and AttachEnd.
 func (c *Client) AttachExec(key, execID string, opts AttachOptions) Handshake {
-	opts.TakeOver = false // the newest always does
+	opts.TakeOver = false // the newest attachment to a command always takes over
 	return c.handshake(at("sandboxes", key, "execs", execID, "attach"), opts)
 }
 

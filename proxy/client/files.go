@@ -17,7 +17,7 @@ import (
 
 const octets = "application/octet-stream"
 
-// fileQuery names a file, by its bytes if they aren't text.
+// fileQuery returns a query that names a file, in base64 if the name isn't text.
 func fileQuery(name string) url.Values {
 	if utf8.ValidString(name) {
 		return url.Values{"path": {name}}
@@ -25,7 +25,7 @@ func fileQuery(name string) url.Values {
 	return url.Values{"path_base64": {base64.RawURLEncoding.EncodeToString([]byte(name))}}
 }
 
-// split puts a name where the API takes it.
+// split returns a name as text, or as raw bytes if it isn't text.
 func split(name string) (text string, raw []byte) {
 	if utf8.ValidString(name) {
 		return name, nil
@@ -33,20 +33,20 @@ func split(name string) (text string, raw []byte) {
 	return "", []byte(name)
 }
 
-// StatFile returns what a file in a sandbox is; of a link, what its target is. Names are
-// absolute, and may have any bytes but NUL, here and in all calls.
+// StatFile describes a file in a sandbox. It follows links. Names are absolute and may have any
+// bytes but NUL, here and in all calls.
 func (c *Client) StatFile(ctx context.Context, key, name string) (*apitype.FileInfo, error) {
 	return get[apitype.FileInfo](ctx, c, at("sandboxes", key, "files", "stat"), fileQuery(name))
 }
 
-// ReadFile opens a file from an offset on; a length of 0 is to its end. The caller closes
-// it. A read that ends without io.EOF hasn't seen all of it.
+// ReadFile opens a file at an offset. A length of 0 reads to its end. The caller closes the
+// reader. The content is complete only if reading ends with io.EOF.
 func (c *Client) ReadFile(ctx context.Context, key, name string, offset, length int64) (io.ReadCloser, error) {
 	return c.open(ctx, at("sandboxes", key, "files"), fileQuery(name), offset, length)
 }
 
-// open opens an answer from an offset on; a length of 0 is to its end. The reader has a method
-// Size() int64, which returns the bytes that come, and 0 if the server doesn't say.
+// open opens an answer at an offset. A length of 0 reads to its end. The reader has a method
+// Size() int64, which returns the bytes to come, or 0 if the server doesn't say.
 func (c *Client) open(ctx context.Context, path string, q url.Values, offset, length int64) (io.ReadCloser, error) {
 	h := http.Header{}
 	switch {
@@ -76,13 +76,13 @@ func tarHeader() http.Header { return http.Header{"Content-Type": {"application/
 // WriteOptions say how to write a file.
 type WriteOptions struct {
 	Mode    fs.FileMode // permissions of a new file; 0 is 0644
-	Mkdir   bool        // make the directories above it
+	Mkdir   bool        // create missing parent directories
 	Append  bool
-	NoClash bool // refuse to write over one that is there: code precondition_failed
+	NoClash bool // fail with the code precondition_failed if the file exists
 }
 
-// WriteFile writes all of r to a file, whole or not at all, or appends to it. It is never
-// repeated.
+// WriteFile replaces a file by all of r, or leaves it as it was. With Append, it appends r. The
+// call is never repeated.
 func (c *Client) WriteFile(ctx context.Context, key, name string, r io.Reader, opts WriteOptions) (*apitype.FileInfo, error) {
 	q, h := fileQuery(name), http.Header{"Content-Type": {octets}}
 	set(q, "mode", octal(opts.Mode))
@@ -94,7 +94,7 @@ func (c *Client) WriteFile(ctx context.Context, key, name string, r io.Reader, o
 	return out[apitype.FileInfo](ctx, c, call{method: http.MethodPut, path: at("sandboxes", key, "files"), query: q, header: h, upload: r})
 }
 
-// octal is empty for 0.
+// octal formats permissions for the API. It returns "" for 0.
 func octal(mode fs.FileMode) string {
 	if mode == 0 {
 		return ""
@@ -102,8 +102,8 @@ func octal(mode fs.FileMode) string {
 	return fmt.Sprintf("%04o", uint32(mode))
 }
 
-// ListFiles yields the files of a directory, sorted, and of those below it down to a depth;
-// 0 is 1, the directory alone. It ends after the first error.
+// ListFiles yields the files of a directory and of its subdirectories down to a depth, sorted.
+// A depth of 0 is 1, the directory alone. The sequence ends after the first error.
 func (c *Client) ListFiles(ctx context.Context, key, dir string, depth int) iter.Seq2[apitype.FileInfo, error] {
 	q := fileQuery(dir)
 	set(q, "depth", depth)
@@ -116,21 +116,21 @@ func (c *Client) ListFiles(ctx context.Context, key, dir string, depth int) iter
 	}
 }
 
-// Mkdir makes a directory; with parents also those above it, and then it may be there. A
-// mode of 0 is 0755.
+// Mkdir creates a directory. With parents, it creates missing parents, and doesn't fail if the
+// directory exists. A mode of 0 is 0755.
 func (c *Client) Mkdir(ctx context.Context, key, name string, mode fs.FileMode, parents bool) error {
 	req := apitype.MkdirRequest{Parents: parents, Mode: octal(mode)}
 	req.Path, req.PathBase64 = split(name)
 	return c.done(ctx, call{method: http.MethodPost, path: at("sandboxes", key, "files", "mkdir"), body: req, again: unlessFull})
 }
 
-// MoveFile moves a file or a directory. With replace, it replaces what is at to, unless
-// that is a directory that isn't empty.
+// MoveFile moves a file or a directory. With replace, it replaces the file or the empty
+// directory at to.
 func (c *Client) MoveFile(ctx context.Context, key, from, to string, replace bool) error {
 	return c.moveFile(ctx, key, "move", from, to, replace)
 }
 
-// CopyFile copies a file or a whole tree, replacing as MoveFile does.
+// CopyFile copies a file or a whole tree. Replace is as in MoveFile.
 func (c *Client) CopyFile(ctx context.Context, key, from, to string, replace bool) error {
 	return c.moveFile(ctx, key, "copy", from, to, replace)
 }
@@ -142,15 +142,15 @@ func (c *Client) moveFile(ctx context.Context, key, how, from, to string, replac
 	return c.done(ctx, call{method: http.MethodPost, path: at("sandboxes", key, "files", how), body: req, again: unlessFull})
 }
 
-// RemoveFile removes a file or a directory; one that isn't empty only if recursive.
+// RemoveFile removes a file or a directory. A directory that isn't empty needs recursive.
 func (c *Client) RemoveFile(ctx context.Context, key, name string, recursive bool) error {
 	q := fileQuery(name)
 	set(q, "recursive", recursive)
 	return c.done(ctx, call{method: http.MethodDelete, path: at("sandboxes", key, "files"), query: q, again: unlessFull})
 }
 
-// GlobFiles finds paths below a directory by a pattern in which ** stands for any number
-// of directories; at most limit, 0 is 1,000.
+// GlobFiles finds at most limit paths below a directory that match a pattern. In the pattern,
+// ** stands for any number of directories. A limit of 0 is 1,000.
 func (c *Client) GlobFiles(ctx context.Context, key, dir, pattern string, limit int) (*apitype.FileList, error) {
 	q := fileQuery(dir)
 	q.Set("pattern", pattern)
@@ -158,7 +158,7 @@ func (c *Client) GlobFiles(ctx context.Context, key, dir, pattern string, limit 
 	return get[apitype.FileList](ctx, c, at("sandboxes", key, "files", "glob"), q)
 }
 
-// SearchOptions say what to look for.
+// SearchOptions are the options of SearchFiles.
 type SearchOptions struct {
 	Pattern    string // in the syntax of Go's regexp, unless Literal
 	Literal    bool
@@ -178,20 +178,21 @@ func (c *Client) SearchFiles(ctx context.Context, key, name string, opts SearchO
 	return get[apitype.FileMatches](ctx, c, at("sandboxes", key, "files", "search"), q)
 }
 
-// ReadTar opens an archive of a file or a tree, under its base name. The caller closes it.
+// ReadTar opens a tar archive of a file or a tree, which is in it under its base name. The
+// caller closes the reader.
 func (c *Client) ReadTar(ctx context.Context, key, name string) (io.ReadCloser, error) {
 	return c.open(ctx, at("sandboxes", key, "files", "tar"), fileQuery(name), 0, 0)
 }
 
-// WriteTar unpacks an archive into a directory. It is never repeated; if it fails, what
-// was unpacked by then stays.
+// WriteTar unpacks a tar archive into a directory. If it fails, files that are unpacked
+// already stay. It is never repeated.
 func (c *Client) WriteTar(ctx context.Context, key, dir string, r io.Reader) error {
 	return c.done(ctx, call{method: http.MethodPut, path: at("sandboxes", key, "files", "tar"), query: fileQuery(dir), header: tarHeader(), upload: r})
 }
 
-// WatchFiles yields changes below a directory. The first event is "ready": changes from
-// then on are seen. It goes on until the caller breaks the loop or ctx ends, and ends
-// after the first error. It isn't resumed, since changes in between would be lost.
+// WatchFiles yields changes below a directory. The first event is "ready": later changes are
+// seen. The sequence ends when the caller breaks the loop or ctx ends, or after the first
+// error. It isn't resumed, since changes in between would be lost.
 func (c *Client) WatchFiles(ctx context.Context, key, dir string, recursive bool) iter.Seq2[apitype.FileEvent, error] {
 	q := fileQuery(dir)
 	set(q, "recursive", recursive)

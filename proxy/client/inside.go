@@ -16,7 +16,7 @@ func (c *Client) Exec(ctx context.Context, key string, req apitype.ExecRequest) 
 	return post[apitype.ExecResult](ctx, c, at("sandboxes", key, "exec"), req, unlessFull)
 }
 
-// LogOptions choose from a sandbox's log.
+// LogOptions select a part of a sandbox's log.
 type LogOptions struct {
 	Follow     bool
 	Tail       int       // last lines only; 0 is all
@@ -25,7 +25,7 @@ type LogOptions struct {
 	Stream     string // "stdout" or "stderr"; empty is both
 }
 
-// Logs opens what the sandbox's main process printed. The caller closes it.
+// Logs opens the output of the sandbox's main process. The caller closes the reader.
 func (c *Client) Logs(ctx context.Context, key string, opts LogOptions) (io.ReadCloser, error) {
 	q := url.Values{}
 	set(q, "follow", opts.Follow)
@@ -38,7 +38,7 @@ func (c *Client) Logs(ctx context.Context, key string, opts LogOptions) (io.Read
 	return c.open(ctx, at("sandboxes", key, "logs"), q, 0, 0)
 }
 
-// Stats measures a sandbox.
+// Stats returns a sandbox's use of resources.
 func (c *Client) Stats(ctx context.Context, key string) (*apitype.Stats, error) {
 	return get[apitype.Stats](ctx, c, at("sandboxes", key, "stats"), nil)
 }

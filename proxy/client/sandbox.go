@@ -10,14 +10,14 @@ import (
 	"github.com/bermhq/berm/proxy/apitype"
 )
 
-// Create answers the sandbox of a key, and makes it if there is none. While its
-// image is being pulled, it waits. Result tells what it came to.
+// Create returns the sandbox of a key, and creates it if there is none. It waits while the
+// image is being pulled. The sandbox's Result says what Create did.
 func (c *Client) Create(ctx context.Context, key string, req apitype.SandboxRequest) (*apitype.Sandbox, error) {
 	return c.CreateFunc(ctx, key, req, func(*apitype.Sandbox) {})
 }
 
-// CreateFunc is Create, and calls waiting with each answer that says how far the image
-// has come.
+// CreateFunc is Create, but calls waiting with each answer during the image's pull, whose
+// progress is in Pull.
 func (c *Client) CreateFunc(ctx context.Context, key string, req apitype.SandboxRequest, waiting func(*apitype.Sandbox)) (*apitype.Sandbox, error) {
 	for {
 		sb, again, err := c.create(ctx, key, req)
@@ -31,14 +31,14 @@ func (c *Client) CreateFunc(ctx context.Context, key string, req apitype.Sandbox
 	}
 }
 
-// CreateNoWait is Create, but answers a sandbox with status "starting", and how far
-// its image has come in Pull, instead of waiting for it.
+// CreateNoWait is Create, but doesn't wait for the image. It then returns a sandbox with status
+// "starting" and the progress of the pull in Pull.
 func (c *Client) CreateNoWait(ctx context.Context, key string, req apitype.SandboxRequest) (*apitype.Sandbox, error) {
 	sb, _, err := c.create(ctx, key, req)
 	return sb, err
 }
 
-// create tells after how long to ask again, if the sandbox isn't there yet.
+// create makes one call. If the image is still being pulled, it also returns when to ask again.
 func (c *Client) create(ctx context.Context, key string, req apitype.SandboxRequest) (*apitype.Sandbox, time.Duration, error) {
 	var sb apitype.Sandbox
 	rep, err := c.do(ctx, call{method: http.MethodPut, path: at("sandboxes", key), body: req, out: &sb})
@@ -51,7 +51,7 @@ func (c *Client) create(ctx context.Context, key string, req apitype.SandboxRequ
 	return &sb, 0, nil
 }
 
-// Get answers the sandbox of a key.
+// Get returns the sandbox of a key.
 func (c *Client) Get(ctx context.Context, key string) (*apitype.Sandbox, error) {
 	return get[apitype.Sandbox](ctx, c, at("sandboxes", key), nil)
 }
@@ -70,24 +70,24 @@ func (c *Client) Pause(ctx context.Context, key string) (*apitype.Sandbox, error
 	return post[apitype.Sandbox](ctx, c, at("sandboxes", key, "pause"), nil, nil)
 }
 
-// Resume lets a sandbox's processes go on.
+// Resume unfreezes a sandbox's processes.
 func (c *Client) Resume(ctx context.Context, key string) (*apitype.Sandbox, error) {
 	return post[apitype.Sandbox](ctx, c, at("sandboxes", key, "resume"), nil, nil)
 }
 
-// Delete removes a sandbox. That there is none is no error; Result tells.
+// Delete removes a sandbox. It is no error if there is none: Result is "not_found" then.
 func (c *Client) Delete(ctx context.Context, key string) (*apitype.DeleteResult, error) {
 	return out[apitype.DeleteResult](ctx, c, call{method: http.MethodDelete, path: at("sandboxes", key)})
 }
 
-// ListOptions choose among the sandboxes.
+// ListOptions select sandboxes.
 type ListOptions struct {
 	Status   string            // empty is any
 	Metadata map[string]string // all of these must match
 	PageSize int               // 1 to 100; 0 is 100
 }
 
-// List gives the tenant's sandboxes in the order of their keys, page by page. It
+// List yields the tenant's sandboxes in the order of their keys, page by page. The sequence
 // ends after the first error.
 func (c *Client) List(ctx context.Context, opts ListOptions) iter.Seq2[apitype.Sandbox, error] {
 	q := url.Values{}

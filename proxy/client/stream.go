@@ -36,7 +36,7 @@ var errBroken = errors.New("the stream broke off")
 // errGoingDown ends a stream that broke off because the server went down.
 var errGoingDown = fmt.Errorf("%w: the server is going down", errBroken)
 
-// StreamOptions choose where a stream begins, and the form of its output.
+// StreamOptions set where a stream begins, and the form of its output.
 type StreamOptions struct {
 	// After is the Seq after which the output begins. Nil begins with the first output
 	// that is kept.

@@ -29,16 +29,15 @@ const (
 	cookiePrefix = "berm-port-"
 )
 
-// Options say how one request is passed on. All fields but Signed and Tokenless are
-// mandatory.
+// Options describe one request to pass on. All fields but Signed and Tokenless are mandatory.
 type Options struct {
 	Dial         func(ctx context.Context, port int) (runtime.Conn, error)
 	Port         int
-	Prefix, Tail string        // of the request's escaped path; the tail is the port's
-	Timeout      time.Duration // for the port to take each part of a request, and then to begin its answer
+	Prefix, Tail string        // the two parts of the request's escaped path; the port gets Tail
+	Timeout      time.Duration // for each write to the port, and then for its answer to begin
 	Signed       bool          // a signed URL authorizes the request, not a token
 	Tokenless    bool          // callers need no token, so any page in a browser can send requests
-	// StripCredentials removes what let the caller in from a request's header.
+	// StripCredentials removes the credentials with which Berm authenticated the caller.
 	StripCredentials func(h http.Header, ours bool)
 }
 
@@ -63,9 +62,9 @@ func (o Options) Serve(w http.ResponseWriter, r *http.Request) error {
 		return proxy.Malformed(`the port's path has "." or ".." for a segment, which who passes it on could resolve; only others may be in it`)
 	}
 	rc := http.NewResponseController(w)
-	_ = rc.SetReadDeadline(time.Time{}) // a body may take its time
-	// Otherwise the server reads the rest of the body before an early answer, and that
-	// is lost (golang/go#40747). Only HTTP/1 needs it.
+	_ = rc.SetReadDeadline(time.Time{}) // the body may take any time
+	// Otherwise the server reads the rest of the body before an early answer, which is then
+	// lost (golang/go#40747). Only HTTP/1 needs this.
 	_ = rc.EnableFullDuplex()
 	if r.Header.Get("Upgrade") != "" {
 		ctx, stop := proxy.UntilDrain(r.Context())
@@ -91,7 +90,7 @@ func (o Options) Serve(w http.ResponseWriter, r *http.Request) error {
 			ReadBufferSize: 32 << 10, WriteBufferSize: 32 << 10,
 		},
 		FlushInterval: -1,
-		ErrorLog:      log.New(io.Discard, "", 0), // the gate's log has it
+		ErrorLog:      log.New(io.Discard, "", 0), // the Gate logs the error
 		Rewrite: func(pr *httputil.ProxyRequest) {
 			pr.Out.URL = &url.URL{
 				Scheme: "http", Host: p.host(), Path: path, RawPath: p.Tail,
@@ -144,7 +143,7 @@ func (p *passage) pass(rp *httputil.ReverseProxy, w http.ResponseWriter, r *http
 		last := proxy.LastRequest(r)
 		r = r.WithContext(r.Context()) // a copy
 		r.Body = pw.body
-		whole := false // the answer
+		whole := false // the answer was sent to its end
 		defer func() { pw.endBody(whole && last) }()
 		rp.ServeHTTP(pw, r)
 		whole = true
@@ -287,7 +286,7 @@ func storable(h http.Header) bool {
 	return strings.Trim(said, ", ") != "" && !strings.Contains(said, "no-store")
 }
 
-// outside translates an address of the port into one of Berm's.
+// outside translates a URL of the port into one of Berm's.
 func (p *passage) outside(location string, r *http.Request) string {
 	u, err := url.Parse(location)
 	if err != nil {
@@ -295,7 +294,7 @@ func (p *passage) outside(location string, r *http.Request) string {
 	}
 	if u.Host != "" {
 		if name := strings.ToLower(u.Host); name != p.host() && name != strings.ToLower(r.Host) || u.Scheme != "http" && u.Scheme != "https" {
-			return location // somewhere else
+			return location // another server
 		}
 		u.Scheme, u.Host, u.User = "", "", nil
 		if u.Path == "" {

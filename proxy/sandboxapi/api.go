@@ -134,7 +134,7 @@ func New(opts Options) (http.Handler, error) {
 	handle("GET", "/docs", proxy.ScopeNone, a.page, anyQuery)
 	if opts.Gatherer != nil {
 		metrics := promhttp.HandlerFor(opts.Gatherer, promhttp.HandlerOpts{
-			ErrorHandling: promhttp.PanicOnError, // which the gate answers like any other
+			ErrorHandling: promhttp.PanicOnError, // the Gate answers the panic
 		})
 		handle("GET", "/metrics", proxy.ScopeStatusRead, func(w http.ResponseWriter, r *http.Request) error {
 			metrics.ServeHTTP(w, r)

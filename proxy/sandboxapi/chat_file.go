@@ -19,7 +19,7 @@ const (
 	octetStream    = "application/octet-stream"
 )
 
-// listChatFiles answers a page of a chat's files, or the one of a name.
+// listChatFiles answers a page of a chat's files, or only the file with the name in the query.
 func (a *api) listChatFiles(w http.ResponseWriter, r *http.Request) error {
 	tenant, chatID := target(r)
 	q := r.URL.Query()
@@ -43,7 +43,7 @@ func (a *api) listChatFiles(w http.ResponseWriter, r *http.Request) error {
 	return reply(w, http.StatusOK, out, nil)
 }
 
-// chatFilesNamed gives the file of a name, if there is one. What is no file isn't.
+// chatFilesNamed returns the file with a name, or none. Only a regular file counts.
 func (a *api) chatFilesNamed(r *http.Request, tenant, chatID, name string) ([]chat.File, error) {
 	f, err := a.Chats.FileNamed(r.Context(), tenant, chatID, name)
 	var none *chat.FileNotFoundError
@@ -61,7 +61,7 @@ func (a *api) readChatFile(w http.ResponseWriter, r *http.Request) error {
 	return sendContent(w, r, c, err)
 }
 
-// writeChatFile takes a file's content as it comes.
+// writeChatFile streams the request's body into a file.
 func (a *api) writeChatFile(w http.ResponseWriter, r *http.Request, body *upload) error {
 	tenant, chatID := target(r)
 	f, err := chatFilePut(r, param(r, "name"))
@@ -71,7 +71,7 @@ func (a *api) writeChatFile(w http.ResponseWriter, r *http.Request, body *upload
 	return a.putChatFile(w, r, tenant, chatID, f, body)
 }
 
-// chatFilePut reads how a file is to be written.
+// chatFilePut reads the conditions and the content type of a write from the header.
 func chatFilePut(r *http.Request, name string) (f chat.PutFile, err error) {
 	f = chat.PutFile{Name: name, Size: r.ContentLength}
 	if f.NoClash, err = wholeBody(r); err != nil {
@@ -81,7 +81,7 @@ func chatFilePut(r *http.Request, name string) (f chat.PutFile, err error) {
 	return f, err
 }
 
-// putChatFile writes a file, and answers what it is then.
+// putChatFile writes a file, and answers its new state.
 func (a *api) putChatFile(w http.ResponseWriter, r *http.Request, tenant, chatID string, f chat.PutFile, body io.Reader) error {
 	file, made, err := a.Chats.Put(r.Context(), tenant, chatID, f, body)
 	if err != nil {
@@ -93,7 +93,7 @@ func (a *api) putChatFile(w http.ResponseWriter, r *http.Request, tenant, chatID
 	return reply(w, okOrCreated(made), chatFileOf(file), nil)
 }
 
-// etagOf gives the tag of a file's content, or nothing if that isn't the file's any more.
+// etagOf returns the ETag of a file's content, or "" if the file has changed since f.
 func (a *api) etagOf(r *http.Request, tenant, chatID string, f chat.File) string {
 	c, err := a.Chats.Content(r.Context(), tenant, chatID, f.Name)
 	if err != nil {
@@ -106,7 +106,7 @@ func (a *api) etagOf(r *http.Request, tenant, chatID string, f chat.File) string
 	return c.ETag
 }
 
-// contentType checks what a file is said to be. Nothing is that it isn't known.
+// contentType checks the values of a Content-Type header. Without a value it returns "".
 func contentType(said ...string) (string, error) {
 	if len(said) == 0 || len(said) == 1 && said[0] == "" {
 		return "", nil
@@ -150,7 +150,7 @@ func (a *api) readFileByID(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	c, err := a.Chats.Content(r.Context(), f.Tenant, f.ChatID, f.Name)
-	if err == nil && c.Info.ID != f.ID { // another took its name meanwhile
+	if err == nil && c.Info.ID != f.ID { // another file has taken the name
 		err = errors.Join(&chat.FileNotFoundError{Name: f.ID}, c.Close())
 	}
 	return sendContent(w, r, c, err)

@@ -17,11 +17,11 @@ import (
 
 const (
 	maxParts      = 1000
-	maxPartHeader = 64 << 10 // bytes, with all else that isn't a file's
+	maxPartHeader = 64 << 10 // bytes between the contents of two files
 	maxBoundary   = 70       // RFC 2046, 5.1.1
 )
 
-// uploadChatFiles takes several files as they come.
+// uploadChatFiles streams the files of a multipart body into the chat, all of them or none.
 func (a *api) uploadChatFiles(w http.ResponseWriter, r *http.Request, body *upload) error {
 	tenant, chatID := target(r)
 	if err := plainBody(r); err != nil {
@@ -39,7 +39,7 @@ func (a *api) uploadChatFiles(w http.ResponseWriter, r *http.Request, body *uplo
 type fileParts struct {
 	*multipart.Reader
 	source *partSource
-	n      int // that have come
+	n      int // files so far
 }
 
 func newFileParts(r *http.Request, body io.Reader) (*fileParts, error) {
@@ -47,14 +47,14 @@ func newFileParts(r *http.Request, body io.Reader) (*fileParts, error) {
 	if b := params["boundary"]; err != nil || mt != "multipart/form-data" || b == "" || len(b) > maxBoundary {
 		return nil, proxy.UnsupportedMedia("the body must be multipart/form-data, with a boundary")
 	}
-	// A last boundary needs no line end, but a reader that is told of the body's end by
-	// io.EOF would take it for the end of the parts, wherever it comes.
+	// Without a line end after it, the reader finds the last boundary only by io.EOF. But
+	// partSource fails at the end: with io.EOF, a truncated body would look complete.
 	source := &partSource{r: io.MultiReader(body, strings.NewReader("\r\n"))}
 	return &fileParts{Reader: multipart.NewReader(source, params["boundary"]), source: source}, nil
 }
 
-// next gives one file after the other, until io.EOF. That no two have one name is the
-// chat's to see.
+// next returns the next file, or io.EOF after the last. It doesn't check for repeated names:
+// chat.Service does.
 func (p *fileParts) next() (f chat.PutFile, r io.Reader, err error) {
 	p.source.left = maxPartHeader
 	part, err := p.NextRawPart()
@@ -86,8 +86,8 @@ func (p *fileParts) next() (f chat.PutFile, r io.Reader, err error) {
 // plainTransfer are encodings that leave the bytes as they are.
 var plainTransfer = map[string]bool{"7bit": true, "8bit": true, "binary": true}
 
-// partSource is a body on its way to what takes it apart. Its end is an error, as the
-// last boundary comes before.
+// partSource is the body that the multipart reader reads. It fails at the body's end, since
+// the reader stops at the last boundary before that.
 type partSource struct {
 	r    io.Reader
 	left int // bytes that may be read; less than 0: any

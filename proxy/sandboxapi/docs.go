@@ -28,7 +28,7 @@ func Document() []byte { return slices.Clone(document) }
 // object is an object of the document.
 type object = map[string]any
 
-// docsPage is a page of the document. It is made when it is first asked for.
+// docsPage renders the document as an HTML page, at the first request.
 var docsPage = sync.OnceValues(func() ([]byte, error) {
 	var d object
 	if err := json.Unmarshal(document, &d); err != nil {
@@ -39,7 +39,7 @@ var docsPage = sync.OnceValues(func() ([]byte, error) {
 		"type":   typeName,
 		"ref":    refName,
 		"pretty": func(v any) (string, error) { b, err := json.MarshalIndent(v, "", "  "); return string(b), err },
-		"script": func() template.JS { return template.JS(docsScript) }, //nolint:gosec // our own
+		"script": func() template.JS { return template.JS(docsScript) }, //nolint:gosec // Berm's own
 		"require": func(s object, name string) bool {
 			required, _ := s["required"].([]any)
 			return slices.Contains(required, any(name))
@@ -64,7 +64,7 @@ var docsPage = sync.OnceValues(func() ([]byte, error) {
 	return b.Bytes(), nil
 })
 
-// operations returns all operations by path and method, which it adds to them.
+// operations returns all operations, sorted by path and method. It adds both to each operation.
 func operations(d object) []object {
 	var out []object
 	for path, item := range d["paths"].(object) {
@@ -117,13 +117,13 @@ func typeName(s object) string {
 	return name
 }
 
-// refName returns the name of what an object refers to; empty if it is there itself.
+// refName returns the name of the schema that an object's $ref points to, or "" without one.
 func refName(o object) string {
 	ref, _ := o["$ref"].(string)
 	return ref[strings.LastIndexByte(ref, '/')+1:]
 }
 
-// docsPolicy is the page's Content-Security-Policy: its own script runs, and no other.
+// docsPolicy returns the page's Content-Security-Policy, which allows its own script only.
 func docsPolicy() string {
 	sum := sha256.Sum256([]byte(docsScript))
 	return "default-src 'none'; script-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) +

@@ -14,7 +14,7 @@ const (
 	maxExecBody = maxStdin/3*4 + proxy.MaxBody // the input in base64, and everything else
 )
 
-// exec runs a command to its end; or streams it, if that is what the caller accepts.
+// exec runs a command to its end, or streams its output if the caller accepts a stream.
 func (a *api) exec(w http.ResponseWriter, r *http.Request) error {
 	if acceptedStream(r) != "" {
 		return a.execStreamed(w, r)
@@ -75,11 +75,11 @@ func execRequest(r *http.Request, b apitype.ExecRequest) (lifecycle.ExecRequest,
 	return req, err
 }
 
-// sandboxRequest is the sandbox that a call makes if there is none, nil for none. Who may
-// not make one is refused.
+// sandboxRequest returns the sandbox to create if the key has none; nil creates none. It fails
+// if the caller may not create sandboxes.
 func sandboxRequest(r *http.Request, key string, b *apitype.SandboxRequest) (*lifecycle.CreateRequest, error) {
 	if b == nil {
-		return nil, nil //nolint:nilnil // that is its meaning
+		return nil, nil //nolint:nilnil // nil creates none
 	}
 	if err := proxy.Require(r, proxy.ScopeSandboxesWrite); err != nil {
 		return nil, err

@@ -120,7 +120,7 @@ func (a *api) startRequest(w http.ResponseWriter, r *http.Request, q url.Values)
 	}, nil
 }
 
-// execStdin passes the body on to a command's input as it comes.
+// execStdin streams the request's body to a command's input.
 func (a *api) execStdin(w http.ResponseWriter, r *http.Request) error {
 	end, err := boolQuery(r.URL.Query(), "close")
 	if err != nil {
@@ -154,7 +154,7 @@ func execution(x lifecycle.Process) apitype.Execution {
 	}
 }
 
-// since is how long something took in milliseconds, or takes already.
+// since returns the milliseconds from start to end, or to now if end is zero.
 func since(start, end time.Time) int64 {
 	if end.IsZero() {
 		end = time.Now()

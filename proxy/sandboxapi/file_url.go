@@ -135,7 +135,7 @@ func (a *api) usable(ctx context.Context, c fileClaim, put bool) error {
 	return err
 }
 
-// readSignedFile sends the file that the address is for.
+// readSignedFile sends the file that the signed URL names.
 func (a *api) readSignedFile(w http.ResponseWriter, r *http.Request) error {
 	c, err := a.fileClaim(w, r)
 	if err != nil {
@@ -152,7 +152,7 @@ func (a *api) readSignedFile(w http.ResponseWriter, r *http.Request) error {
 	return sendContent(w, r, file, err)
 }
 
-// writeSignedFile takes the file that the address is for.
+// writeSignedFile writes the file that the signed URL names.
 func (a *api) writeSignedFile(w http.ResponseWriter, r *http.Request, body *upload) error {
 	c, err := a.fileClaim(w, r)
 	if err != nil {
@@ -193,7 +193,7 @@ func (a *api) writeSignedFile(w http.ResponseWriter, r *http.Request, body *uplo
 	return err
 }
 
-// lastLook is a body that calls look before the first read, and fails with its error.
+// lastLook is a body that calls look before the first read, and fails if look does.
 type lastLook struct {
 	io.Reader
 	look func() error
@@ -209,7 +209,7 @@ func (l *lastLook) Read(b []byte) (int, error) {
 	return l.Reader.Read(b)
 }
 
-// askSignedFile answers a browser's CORS preflight.
+// askSignedFile answers a CORS preflight.
 func (a *api) askSignedFile(w http.ResponseWriter, r *http.Request) error {
 	c, err := a.fileClaim(w, r)
 	if err != nil {

@@ -29,7 +29,7 @@ const (
 // fileHandler serves an operation that the query describes.
 type fileHandler = func(w http.ResponseWriter, r *http.Request, files *lifecycle.Access, op runtime.FileOp) error
 
-// routeFiles has the handlers of files calls.
+// routeFiles adds the handlers of file operations.
 func (a *api) routeFiles(handle routing) {
 	const files = one + "/files"
 	for _, call := range []struct {
@@ -60,7 +60,7 @@ func (a *api) routeFiles(handle routing) {
 	handle("POST", files+"/copy", proxy.ScopeSandboxesExec, changeFiles(a, decodeMove(runtime.FileCopy)))
 }
 
-// files finds the sandbox that the request is about.
+// files returns access to the files of the sandbox that the path names.
 func (a *api) files(r *http.Request) (*lifecycle.Access, error) {
 	tenant, key := target(r)
 	files, err := a.Manager.Files(r.Context(), tenant, key)
@@ -79,7 +79,8 @@ var fileQueries = map[runtime.FileVerb][]string{
 	runtime.FileRemove: {"recursive"}, runtime.FileWatch: {"recursive"},
 }
 
-// fileCall decodes an operation that the query describes, finds the sandbox, and has h go on.
+// fileCall returns a handler that decodes the operation from the query, finds the sandbox, and
+// calls h.
 func (a *api) fileCall(verb runtime.FileVerb, h fileHandler) proxy.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		op := runtime.FileOp{Verb: verb}
@@ -126,14 +127,14 @@ func decodeFileQuery(q url.Values, op *runtime.FileOp) (err error) {
 	return nil
 }
 
-// base64Query takes both alphabets, with or without padding; a plus that wasn't
-// escaped is a space in a query.
+// base64Query decodes base64 of either alphabet, with or without padding. It takes a space for
+// a plus that the caller didn't escape.
 func base64Query(s string) ([]byte, error) {
 	s = strings.NewReplacer("-", "+", "_", "/", " ", "+").Replace(strings.TrimRight(s, "="))
 	return base64.RawStdEncoding.DecodeString(s)
 }
 
-// pathOf chooses between the two forms of a path.
+// pathOf returns the path given as text or as raw bytes, and fails unless exactly one is given.
 func pathOf(field, text string, raw []byte) (string, error) {
 	switch {
 	case text != "" && len(raw) > 0:
@@ -179,14 +180,14 @@ func statFile(ctx context.Context, files *lifecycle.Access, name string) (info r
 	return info, err
 }
 
-// keep returns a function that stores a single answer.
+// keep returns a function that stores its argument in v.
 func keep[T any](v *T) func(T) error { return func(got T) error { *v = got; return nil } }
 
-// errEnough ends a call whose answer is complete.
+// errEnough stops an operation once the answer is full.
 var errEnough = errors.New("there is enough")
 
-// findFiles answers what an operation finds, as one object with a list of that name, or in
-// lines.
+// findFiles answers the results of an operation as one object whose field name has the list, or
+// as lines of JSON.
 func findFiles(name string) fileHandler {
 	return func(w http.ResponseWriter, r *http.Request, files *lifecycle.Access, op runtime.FileOp) error {
 		lines := wantsNDJSON(r)
@@ -207,7 +208,7 @@ func findFiles(name string) fileHandler {
 	}
 }
 
-// findings are the items of one answer, up to a number of them and of bytes.
+// findings collects the items of one answer, up to limit and maxFoundSize.
 type findings struct {
 	w           http.ResponseWriter
 	name        string
@@ -239,7 +240,7 @@ func (f *findings) end(err error) error {
 	return proxy.WriteJSON(f.w, http.StatusOK, jsonType, map[string]any{f.name: f.items, "truncated": truncated})
 }
 
-// changeFiles does an operation that decode makes of the request's body.
+// changeFiles returns a handler that runs the operation which decode reads from the body.
 func changeFiles[T any](a *api, decode func(body T) (runtime.FileOp, error)) proxy.Handler {
 	return a.existing(withBody(false, func(w http.ResponseWriter, r *http.Request, body T) error {
 		op, err := decode(body)
@@ -254,7 +255,7 @@ func changeFiles[T any](a *api, decode func(body T) (runtime.FileOp, error)) pro
 	}))
 }
 
-// changeFile does an operation that has nothing to answer.
+// changeFile runs an operation that has no result.
 func changeFile(w http.ResponseWriter, r *http.Request, files *lifecycle.Access, op runtime.FileOp) error {
 	return noContent(w, files.File(r.Context(), op, runtime.FileIO{}))
 }
@@ -279,7 +280,7 @@ func decodeMove(verb runtime.FileVerb) func(apitype.MoveRequest) (runtime.FileOp
 	}
 }
 
-// writeFile takes a file's content as it comes.
+// writeFile streams the request's body into a file.
 func writeFile(w http.ResponseWriter, r *http.Request, files *lifecycle.Access, op runtime.FileOp) error {
 	body := newUpload(w, r)
 	defer body.done()
@@ -297,8 +298,8 @@ func writeFile(w http.ResponseWriter, r *http.Request, files *lifecycle.Access, 
 	return reply(w, http.StatusOK, fileInfo(info), err)
 }
 
-// wholeBody reports whether the file of the body mustn't be there. It refuses other
-// conditions, partial content and encodings.
+// wholeBody checks the header of an upload of a whole file. NoClash means that the file must
+// not exist yet. It refuses other conditions, partial content and encodings.
 func wholeBody(r *http.Request) (noClash bool, err error) {
 	switch v := r.Header.Values("If-None-Match"); {
 	case len(v) == 1 && v[0] == "*":
@@ -314,7 +315,7 @@ func wholeBody(r *http.Request) (noClash bool, err error) {
 	return noClash, plainBody(r)
 }
 
-// plainBody refuses what would have to be decoded.
+// plainBody refuses a body with a Content-Encoding.
 func plainBody(r *http.Request) error {
 	if e := r.Header.Get("Content-Encoding"); e != "" && !strings.EqualFold(e, "identity") {
 		return proxy.UnsupportedMedia("the body must come without a Content-Encoding")

@@ -54,7 +54,7 @@ func legacyRequest(r *http.Request, b apitype.LegacyCreateRequest) (lifecycle.Cr
 	return createRequest(r, id.String(), apitype.SandboxRequest{AgentID: &b.AgentID, VolumeHostPath: &b.VolumeHostPath}), nil
 }
 
-// legacyFault brings an error down to what the old service could answer.
+// legacyFault maps an error to one that the old service could answer.
 func legacyFault(err error) error {
 	f := proxy.FaultOf(err)
 	switch f.Code {

@@ -74,8 +74,8 @@ func listOptions(r *http.Request, tenant string) (lifecycle.ListOptions, error) 
 	return opts, err
 }
 
-// pageQuery tells which part of a list is wanted: at most limit, which is most unless
-// there is less, of those that come after one.
+// pageQuery returns the page that a query asks for: at most limit items, after the item named
+// after. Most is the default and the maximum of limit. An empty after is the first page.
 func pageQuery(q url.Values, tenant string, most int) (limit int, after string, err error) {
 	limit = most
 	if q.Has("limit") {
@@ -98,15 +98,15 @@ func badCursor() error {
 	return &lifecycle.InvalidError{Field: "cursor", Message: "must be the next_cursor of an earlier answer"}
 }
 
-// cursor is where a list goes on. It opens nothing that the caller couldn't have
-// asked for, so it needs no signature.
+// cursor is the place at which a list continues. It gives access to nothing that the caller
+// couldn't have asked for, so it needs no signature.
 type cursor struct {
 	Tenant string `json:"t"`
 	After  string `json:"a"`
 }
 
 func (c cursor) String() string {
-	b, _ := json.Marshal(c) // two strings
+	b, _ := json.Marshal(c) // two strings can't fail
 	return base64.RawURLEncoding.EncodeToString(b)
 }
 
@@ -119,8 +119,8 @@ func parseCursor(s string) (cursor, error) {
 	return c, proxy.DecodeJSON(b, &c)
 }
 
-// knownQuery refuses a query string that doesn't parse, repeats a parameter, or has
-// one that isn't listed. A name that ends in a dot stands for all that begin so.
+// knownQuery refuses a query string that doesn't parse, repeats a parameter, or has a
+// parameter not in names. A name with a dot at its end matches every parameter with that prefix.
 func knownQuery(r *http.Request, names ...string) error {
 	q, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
@@ -154,7 +154,7 @@ func boolQuery(q url.Values, name string) (bool, error) {
 	return false, &lifecycle.InvalidError{Field: name, Message: "must be true or false"}
 }
 
-// timeQuery takes a time, or how long ago it was.
+// timeQuery reads a parameter that is a time, or a duration before now.
 func timeQuery(q url.Values, name string) (time.Time, error) {
 	s := q.Get(name)
 	if !q.Has(name) {

@@ -43,7 +43,7 @@ func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 	}
 	defer text.Until(ctx)()
 	if opts.Follow {
-		// Errors come at once; a quiet sandbox's follower wants to know that it follows.
+		// Errors come at once. The header tells the follower of a quiet sandbox that it follows.
 		timer := time.AfterFunc(beginAfter, text.Begin)
 		defer timer.Stop()
 	}
@@ -56,7 +56,7 @@ func (a *api) logs(w http.ResponseWriter, r *http.Request) error {
 	}
 	err = a.Manager.Logs(ctx, tenant, key, opts, stdout, stderr)
 	if proxy.GoingDown(ctx) {
-		err = proxy.ErrGoingDown // also if there was none: its follower must not take this for the sandbox's end
+		err = proxy.ErrGoingDown // even for nil: the follower must not take this for the sandbox's end
 		if events != nil && events.Begun() {
 			_ = events.SendEvent("", "", apitype.LogChunk{Stream: apitype.EventGoingDown})
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/bermhq/berm/proxy/stream"
 )
 
-// members has the calls that are the same for commands and managed processes.
+// members holds the handlers that commands and managed processes share.
 type members struct {
 	a      *api
 	kind   lifecycle.Kind
@@ -40,7 +40,7 @@ func (a *api) managed() members {
 	}
 }
 
-// ref names the process that a path does.
+// ref returns the reference to the process that the path names.
 func (c members) ref(r *http.Request) lifecycle.ProcessRef {
 	tenant, key := target(r)
 	return lifecycle.ProcessRef{Tenant: tenant, Key: key, Kind: c.kind, ID: param(r, c.param)}
@@ -66,7 +66,7 @@ func (c members) stream(w http.ResponseWriter, r *http.Request) error {
 	return c.streamed(w, r, lifecycle.FollowRequest{Attach: true, TakeOver: true}, false)
 }
 
-// logs answers the output of a managed process: what there is, or, with follow, all to its end.
+// logs answers the kept output of a managed process. With follow, it goes on to the output's end.
 func (c members) logs(w http.ResponseWriter, r *http.Request) error {
 	follow, err := boolQuery(r.URL.Query(), "follow")
 	if err != nil {
@@ -146,7 +146,7 @@ func (c members) attached(w http.ResponseWriter, r *http.Request) error {
 	}, c.a.Heartbeat)
 }
 
-// each is never nil.
+// each returns f of every item. Its result is never nil, so that JSON has [] rather than null.
 func each[T, S any](list []T, f func(T) S) []S {
 	out := make([]S, len(list))
 	for i, v := range list {

@@ -17,7 +17,7 @@ var anyMethod = []string{
 	http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions,
 }
 
-// routePorts has the handlers of ports and of signed URLs.
+// routePorts adds the handlers of ports and of their signed URLs.
 func (a *api) routePorts(handle routing) {
 	for _, method := range anyMethod {
 		handle(method, ports, proxy.ScopeSandboxesExec, a.port, anyQuery)
@@ -26,7 +26,7 @@ func (a *api) routePorts(handle routing) {
 	handle("POST", one+"/urls", proxy.ScopeSandboxesExec, a.existing(withBody(false, a.signURL)))
 }
 
-// ownPath gives as much of an escaped path as is Berm's: what follows is a port's.
+// ownPath returns the part of an escaped path that addresses Berm. The rest is a port's.
 func ownPath(escaped string) string {
 	if strings.HasPrefix(escaped, signedPrefix) {
 		prefix, _ := cutPath(escaped, 3)
@@ -38,8 +38,8 @@ func ownPath(escaped string) string {
 	return escaped
 }
 
-// cutPath cuts a path after n of its parts, the empty one before the first slash
-// included. The tail begins with a slash, or is empty.
+// cutPath cuts a path after n of its parts. The empty part before the first slash counts. The
+// tail begins with a slash, or is empty.
 func cutPath(escaped string, n int) (head, tail string) {
 	for i, c := range []byte(escaped) {
 		if c == '/' {
@@ -66,7 +66,7 @@ func (a *api) port(w http.ResponseWriter, r *http.Request) error {
 	return a.portOptions(access, number, r, 7).Serve(w, r)
 }
 
-// portOptions pass a request on whose path is Berm's in its first parts.
+// portOptions returns the options of a request to a port. The first parts of its path are Berm's.
 func (a *api) portOptions(access *lifecycle.Access, port int, r *http.Request, parts int) portproxy.Options {
 	prefix, tail := cutPath(r.URL.EscapedPath(), parts)
 	return portproxy.Options{

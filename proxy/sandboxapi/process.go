@@ -84,7 +84,7 @@ func process(p lifecycle.Process) apitype.Process {
 	}
 }
 
-// state is that of a managed process.
+// state returns the state of a managed process.
 func state(p lifecycle.Process) string {
 	if p.Running() {
 		return "running"

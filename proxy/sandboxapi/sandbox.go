@@ -26,7 +26,7 @@ func reply(w http.ResponseWriter, status int, v any, err error) error {
 	return proxy.WriteJSON(w, status, jsonType, v)
 }
 
-// noContent answers that something was done, unless there is an error.
+// noContent answers with status 204, unless there is an error.
 func noContent(w http.ResponseWriter, err error) error {
 	if err == nil {
 		w.WriteHeader(http.StatusNoContent)
@@ -64,7 +64,7 @@ func (a *api) get(w http.ResponseWriter, r *http.Request) error {
 	return writeSandbox(w, r, http.StatusOK, sandbox(sb), err)
 }
 
-// delete answers in the old service's shape, and never that there was nothing.
+// delete answers in the old service's shape, with status 200 even if there was no sandbox.
 func (a *api) delete(w http.ResponseWriter, r *http.Request) error {
 	tenant, key := target(r)
 	res, err := a.Manager.Delete(r.Context(), tenant, key)
@@ -90,7 +90,7 @@ func (a *api) renew(w http.ResponseWriter, r *http.Request, body apitype.RenewRe
 	return writeSandbox(w, r, http.StatusOK, sandbox(sb), err)
 }
 
-// change serves calls that have no body and answer the sandbox.
+// change returns a handler of a call that has no body and answers the sandbox.
 func (a *api) change(f func(manager, context.Context, string, string) (lifecycle.Sandbox, error)) proxy.Handler {
 	return a.existing(withBody(true, func(w http.ResponseWriter, r *http.Request, _ struct{}) error {
 		tenant, key := target(r)
@@ -108,7 +108,7 @@ func (a *api) stats(w http.ResponseWriter, r *http.Request) error {
 	}, err)
 }
 
-// createRequest translates a body, and adds who asks.
+// createRequest translates a body, and adds the caller.
 func createRequest(r *http.Request, key string, b apitype.SandboxRequest) lifecycle.CreateRequest {
 	c := proxy.ExchangeOf(r.Context()).Caller
 	return lifecycle.CreateRequest{
@@ -142,7 +142,7 @@ func sandbox(sb lifecycle.Sandbox) apitype.Sandbox {
 	}
 	maps.Copy(out.Metadata, sb.Metadata)
 	if sb.Error != "" {
-		// An engine's own words may carry what isn't for callers.
+		// An engine's error may contain secrets.
 		out.Error = "the sandbox could not be made; create it again to be told why"
 	}
 	if !sb.IdleExpiresAt.IsZero() {
@@ -185,7 +185,7 @@ func pull(p runtime.PullProgress) *apitype.Pull {
 	return &apitype.Pull{Status: p.Status, CurrentBytes: p.CurrentBytes, TotalBytes: p.TotalBytes}
 }
 
-// writeSandbox answers a sandbox, and names it in the request's log line.
+// writeSandbox answers a sandbox, and adds its IDs to the request's log line.
 func writeSandbox(w http.ResponseWriter, r *http.Request, status int, sb apitype.Sandbox, err error) error {
 	if err == nil {
 		ex := proxy.ExchangeOf(r.Context())

@@ -9,7 +9,7 @@ import (
 	"github.com/bermhq/berm/proxy/apitype"
 )
 
-// status tells how the service is, as far as the tenant is concerned.
+// status answers the state of the service, with the counts of the caller's tenant.
 func (a *api) status(w http.ResponseWriter, r *http.Request) error {
 	c := proxy.ExchangeOf(r.Context()).Caller
 	return reply(w, http.StatusOK, a.statusOf(c, a.Manager.Status(r.Context(), c.Tenant), a.Policy()), nil)
@@ -41,12 +41,12 @@ func (a *api) errors(w http.ResponseWriter, r *http.Request) error {
 	})}, nil)
 }
 
-// health says that the process lives.
+// health answers that the process is alive.
 func (a *api) health(w http.ResponseWriter, _ *http.Request) error {
 	return reply(w, http.StatusOK, apitype.Health{Status: "ok", Version: a.Version}, nil)
 }
 
-// ready says whether calls can succeed.
+// ready answers whether calls can succeed.
 func (a *api) ready(w http.ResponseWriter, r *http.Request) error {
 	if proxy.Draining(r.Context()) {
 		return proxy.ErrGoingDown

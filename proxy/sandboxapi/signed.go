@@ -111,7 +111,7 @@ func expiry(wanted *apitype.Duration) (time.Time, error) {
 	return time.Now().Add(ttl + time.Second - 1).Truncate(time.Second).UTC(), nil
 }
 
-// absolute gives the URL of a path, on the server as the caller knows it.
+// absolute returns the URL of a path, on the host that the caller used.
 func absolute(r *http.Request, path string) string {
 	if r.TLS != nil {
 		return "https://" + r.Host + path
@@ -142,7 +142,7 @@ func (a *api) signURL(w http.ResponseWriter, r *http.Request, body apitype.PortU
 	return reply(w, http.StatusCreated, apitype.PortURL{URL: absolute(r, path), Path: path, ExpiresAt: expires}, nil)
 }
 
-// signedPort passes a request on to the port that its address allows.
+// signedPort passes a request on to the port that its signed URL names.
 func (a *api) signedPort(w http.ResponseWriter, r *http.Request) error {
 	var c claim
 	if err := a.signer.opened(r, portPurpose, &c); err != nil {

@@ -50,7 +50,7 @@ const (
 	oneFile      = "/api/v1/files/{file_id}"
 )
 
-// routeStorage has the handlers of workspaces, chats and their files.
+// routeStorage adds the handlers of workspaces, chats and their files.
 func (a *api) routeStorage(handle routing) {
 	on := handle
 	if a.Workspaces == nil || a.Chats == nil {
@@ -95,7 +95,7 @@ func noStorage(http.ResponseWriter, *http.Request) error {
 		Detail: "the server keeps no workspaces, chats and files: its setting sandbox.chats_root is missing"}
 }
 
-// param is what stands in the place of a name in the path's template.
+// param returns the value of a parameter of the path's template.
 func param(r *http.Request, name string) string {
 	return httprouter.ParamsFromContext(r.Context()).ByName(name)
 }

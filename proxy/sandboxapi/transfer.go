@@ -138,7 +138,7 @@ func (d *download) end(err error) error {
 	return d.End(err)
 }
 
-// noneMatch reports whether the caller has this version.
+// noneMatch reports whether If-None-Match names the ETag, so that the answer is 304.
 func noneMatch(r *http.Request, etag string) bool {
 	for _, v := range r.Header.Values("If-None-Match") {
 		for tag := range strings.SplitSeq(v, ",") {
@@ -226,7 +226,7 @@ func readTar(w http.ResponseWriter, r *http.Request, files *lifecycle.Access, op
 	return endTar(t, files.File(r.Context(), op, runtime.FileIO{Out: t}))
 }
 
-// tarball is an answer that is an archive of a name.
+// tarball returns an answer that a browser saves as an archive named after name.
 func tarball(w http.ResponseWriter, name string) *stream.Response {
 	return stream.NewResponse(w, "Content-Type", "application/x-tar", "Content-Disposition", attachment(name+".tar"))
 }
@@ -238,7 +238,7 @@ func endTar(t *stream.Response, err error) error {
 	return t.End(err)
 }
 
-// lineWriter answers JSON lines, at most so many unless limit is 0.
+// lineWriter answers lines of JSON, at most limit unless that is 0.
 type lineWriter struct {
 	*stream.Response
 	buf   *bufio.Writer
@@ -298,7 +298,7 @@ func (a *api) watchFiles(w http.ResponseWriter, r *http.Request, files *lifecycl
 	if s.Begun() && proxy.GoingDown(ctx) {
 		_ = s.SendEvent("", apitype.EventGoingDown, apitype.FileEvent{Type: apitype.EventGoingDown})
 	}
-	if err == nil { // breaks the answer off, so that the follower doesn't expect no further changes
+	if err == nil { // breaks the answer off, so that the caller notices that the watch has ended
 		err = proxy.ErrGoingDown
 	}
 	return s.End(proxy.Explained(ctx, err))

@@ -35,7 +35,7 @@ type upload struct {
 	r     io.Reader
 	rc    *http.ResponseController
 	last  bool      // the request is the last of its connection; see proxy.LastRequest
-	n     int64     // bytes that came
+	n     int64     // bytes read so far
 	all   bool      // the body was read to its end
 	err   error     // of a read; nil is none
 	late  bool      // err is that of a deadline
@@ -70,7 +70,7 @@ func withUpload(h func(w http.ResponseWriter, r *http.Request, body *upload) err
 		defer body.done()
 		err := h(w, r, body)
 		if err != nil && body.err != nil {
-			return body.err // rather than what has become of it
+			return body.err // rather than h's error, which follows from it
 		}
 		return err
 	}
@@ -111,7 +111,7 @@ func (u *upload) Read(b []byte) (n int, err error) {
 	return n, err
 }
 
-// fault returns the error of a read that failed. Over is that the deadline was the URL's expiry.
+// fault returns the error of a read that failed. With over, the deadline was the URL's expiry.
 func (u *upload) fault(over bool, cause error) error {
 	if u.late && over {
 		return expiredFileURL(cause)

@@ -18,8 +18,8 @@ import (
 
 const maxEvent = 64 << 10 // bytes of output in one event or message
 
-// Source is output to follow, and the input beside it: a lifecycle.Stream. Its chunks end
-// between characters.
+// Source is the output and input of a process: a lifecycle.Stream. Its chunks end between
+// characters.
 type Source interface {
 	Next() (runtime.Chunk, error)
 	io.Writer
@@ -27,7 +27,7 @@ type Source interface {
 	io.Closer
 }
 
-// Output is a source, and what Follow has to know of it.
+// Output is a source with the first and last event of its stream.
 type Output struct {
 	Source
 	Start apitype.StreamEvent // the first event; the output begins after its Seq
@@ -40,7 +40,7 @@ type Output struct {
 type Options struct {
 	Form      string        // SSE or NDJSON
 	Raw       bool          // bytes rather than text
-	Heartbeat time.Duration // after how much silence it says that it lives
+	Heartbeat time.Duration // silence after which the stream sends a heartbeat
 }
 
 // Follow answers with the output, event by event, and closes the source. It sends output at
@@ -48,7 +48,7 @@ type Options struct {
 // the source wait. If the stream breaks off, Follow panics with http.ErrAbortHandler.
 func Follow(w http.ResponseWriter, r *http.Request, out Output, opts Options) error {
 	ctx := r.Context()
-	if out.Kill == nil { // the caller can resume the stream, so the stream need not delay a drain
+	if out.Kill == nil { // the caller can resume the stream, so it need not delay a drain
 		var stop context.CancelFunc
 		ctx, stop = proxy.UntilDrain(ctx)
 		defer stop()

@@ -63,7 +63,7 @@ func NewResponse(w http.ResponseWriter, header ...string) *Response {
 	return &Response{w: w, rc: rc, header: header, within: deadline{rc: rc}}
 }
 
-// Header is that of the answer.
+// Header returns the answer's header.
 func (s *Response) Header() http.Header { return s.w.Header() }
 
 // Until gives all further writes one second together once ctx ends, including a write under
@@ -187,7 +187,7 @@ func (d *deadline) last() {
 	_ = d.rc.SetWriteDeadline(time.Now().Add(lastWrite))
 }
 
-// Events is a Response of events, each of which has JSON.
+// Events is a Response that sends events whose data is JSON.
 type Events struct {
 	*Response
 	form string

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	maxMessage = 1 << 20          // bytes of a message that comes in
+	maxMessage = 1 << 20          // bytes of an incoming message
 	maxControl = 4 << 10          // bytes of a message that isn't input
 	pongStall  = 15 * time.Second // for the answer to a ping; the second one missed in a row ends the attachment
 
@@ -35,7 +35,7 @@ var (
 	errNotLines   = errors.New("a binary message came in an attachment in lines")
 )
 
-// Attachable is what a WebSocket can be connected to.
+// Attachable is a process that a WebSocket can attach to.
 type Attachable struct {
 	Open   func(ctx context.Context, from int64) (src Source, end func() apitype.AttachEnd, err error)
 	Signal func(ctx context.Context, signal int) error
@@ -92,14 +92,14 @@ func wantsWebSocket(r *http.Request) bool {
 		r.Header.Get("Sec-WebSocket-Version") == "13" && len(r.Header.Values("Sec-WebSocket-Key")) == 1
 }
 
-// socket is a WebSocket and what it is connected to.
+// socket is a WebSocket and the process that it is attached to.
 type socket struct {
 	c     *websocket.Conn
 	src   Source
 	to    Attachable
 	lines bool
 	from  Place
-	buf   bytes.Buffer // of the message that goes out
+	buf   bytes.Buffer // of the outgoing message
 	// busy is true while input waits for the process to read. No pong can be read then.
 	busy atomic.Bool
 }
@@ -176,8 +176,8 @@ func (at *socket) ping(ctx context.Context, every time.Duration) error {
 	return errCallerGone
 }
 
-// output sends the output. It returns the error of Next, io.EOF at the end, or that of a
-// write.
+// output sends the output. It returns io.EOF at the output's end, or the error of a read or
+// a write.
 func (at *socket) output(ctx context.Context) error {
 	split := newSplitter(at.from)
 	line := func(p piece) error {
@@ -286,7 +286,7 @@ func (at *socket) input(ctx context.Context) error {
 }
 
 // pass writes a message to the process's input. Once a write has failed, it drops the rest of
-// the message. Refused is the error of that write, err that of reading the message.
+// the message. It returns a failed write as refused, and a failed read of the message as err.
 func (at *socket) pass(r io.Reader, buf []byte) (refused, err error) {
 	write := func(b []byte) {
 		if refused == nil {
@@ -313,8 +313,8 @@ func (at *socket) pass(r io.Reader, buf []byte) (refused, err error) {
 	return refused, nil
 }
 
-// control carries out a text message. Refused is an error that the caller is told, err that of
-// reading the message.
+// control executes the command in a text message. Refused is an error to send to the caller.
+// Err means that the message couldn't be read.
 func (at *socket) control(ctx context.Context, r io.Reader) (refused, err error) {
 	b, err := io.ReadAll(io.LimitReader(r, maxControl+1))
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package openapitest holds requests and answers against the API's OpenAPI
-// document. It is for tests.
+// Package openapitest checks requests and answers against the API's OpenAPI document. It is
+// for tests.
 package openapitest
 
 import (
@@ -26,8 +26,8 @@ const (
 	anyType = "*/*" // of a body that is bytes to the API
 )
 
-// Checker compares what goes over the wire with the document. It may be used from
-// many goroutines, until its test ends.
+// Checker compares requests and answers with the document. It is safe for many goroutines,
+// until its test ends.
 type Checker struct {
 	*document
 	t testing.TB
@@ -36,7 +36,7 @@ type Checker struct {
 	seen map[string]bool
 }
 
-// document is the API's, with the schemas that were needed so far.
+// document is the API's document, with a cache of compiled schemas.
 type document struct {
 	doc any
 
@@ -54,7 +54,7 @@ var read = sync.OnceValues(func() (*document, error) {
 	return d, errors.Join(err, d.compiler.AddResource(docURL, doc))
 })
 
-// New checks against the API's document. Whatever doesn't match it fails t.
+// New returns a Checker that fails t for each mismatch.
 func New(t testing.TB) *Checker {
 	t.Helper()
 	d, err := read()
@@ -64,9 +64,9 @@ func New(t testing.TB) *Checker {
 	return &Checker{document: d, t: t, seen: map[string]bool{}}
 }
 
-// Transport gives a transport that checks what next sends and receives; nil is
-// http.DefaultTransport. A request that the document doesn't allow may be sent, but
-// must be answered with an error.
+// Transport returns a transport that checks what next sends and receives. Nil is
+// http.DefaultTransport. A test may send a request that the document doesn't allow, but the
+// server must answer it with an error.
 func (c *Checker) Transport(next http.RoundTripper) http.RoundTripper {
 	if next == nil {
 		next = http.DefaultTransport
@@ -94,8 +94,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// Unseen lists what the document has and no exchange has shown yet, as
-// "GET /path 200".
+// Unseen lists the documented answers that no exchange has had yet, as "GET /path 200".
 func (c *Checker) Unseen() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -116,7 +115,7 @@ func (c *Checker) Unseen() []string {
 	return out
 }
 
-// CheckExamples holds the document's own examples against its schemas.
+// CheckExamples validates the document's own examples.
 func (c *Checker) CheckExamples() { c.examples(c.doc, nil) }
 
 func (c *Checker) examples(node any, at []string) {
@@ -137,7 +136,7 @@ func (c *Checker) examples(node any, at []string) {
 	}
 }
 
-// check compares one exchange. What remains to be read of resp can be read.
+// check checks one exchange. The caller can still read the body of resp.
 func (c *Checker) check(r *http.Request, body []byte, resp *http.Response) {
 	what := fmt.Sprintf("%s %s: %d", r.Method, r.URL.RequestURI(), resp.StatusCode)
 	if resp.Header.Get("X-Request-Id") == "" {
@@ -177,7 +176,7 @@ func (c *Checker) check(r *http.Request, body []byte, resp *http.Response) {
 	c.body(what, at, resp, r.Method == http.MethodHead)
 }
 
-// refused expects an answer outside of the documented operations: an error.
+// refused checks that the answer to an undocumented operation is an error.
 func (c *Checker) refused(what string, resp *http.Response, want int) {
 	guards := []int{want, http.StatusBadRequest, http.StatusForbidden, http.StatusMisdirectedRequest}
 	if !slices.Contains(guards, resp.StatusCode) {
@@ -191,7 +190,7 @@ func (c *Checker) refused(what string, resp *http.Response, want int) {
 	c.valid(what, drain(resp), "components", "schemas", schema)
 }
 
-// request tells in how far a request isn't as documented.
+// request returns how a request differs from the document, or nil.
 func (c *Checker) request(at []string, vars map[string]string, r *http.Request, body []byte) error {
 	query := map[string]any{}
 	for name, v := range r.URL.Query() {
@@ -241,7 +240,7 @@ func (c *Checker) request(at []string, vars map[string]string, r *http.Request, 
 	return c.validate(v, append(slices.Clone(at), "requestBody", "content", mt, "schema")...)
 }
 
-// parameter checks one parameter, and takes it out of the query.
+// parameter checks one parameter, and removes it from query.
 func (c *Checker) parameter(at []string, p any, vars map[string]string, query map[string]any) error {
 	name, _ := child(p, "name").(string)
 	at = append(at, "schema")
@@ -292,11 +291,11 @@ func (c *Checker) header(what string, at []string, h any, values []string) {
 	}
 }
 
-// body checks an answer's body. What may be a stream is checked while it is read.
-// To HEAD, there is none, but for its type.
+// body checks an answer's body. It checks a stream line by line, as the caller reads it. For
+// HEAD it checks the Content-Type only.
 func (c *Checker) body(what string, at []string, resp *http.Response, head bool) {
 	if resp.StatusCode == http.StatusSwitchingProtocols {
-		return // to what isn't HTTP
+		return // the connection no longer carries HTTP
 	}
 	if child(c.doc, append(slices.Clone(at), "content")...) == nil {
 		if b := drain(resp); len(b) > 0 || resp.Header.Get("Content-Type") != "" {
@@ -328,7 +327,7 @@ func (c *Checker) body(what string, at []string, resp *http.Response, head bool)
 	}
 }
 
-// lines hands every line that passes through to a function.
+// lines calls a function for every line that is read.
 type lines struct {
 	io.ReadCloser
 	part []byte
@@ -379,7 +378,7 @@ func (d *document) validate(v any, at ...string) error {
 	return s.Validate(v)
 }
 
-// match finds the path's template.
+// match finds the path template that a URL matches, and the values of its variables.
 func (c *Checker) match(u *url.URL) (template string, vars map[string]string, ok bool) {
 	got := strings.Split(u.EscapedPath(), "/")
 next:
@@ -405,7 +404,7 @@ next:
 	return "", nil, false
 }
 
-// resolve finds a place of the document, through a reference at its end.
+// resolve returns the node at a path in the document. It follows a $ref there.
 func (c *Checker) resolve(at ...string) ([]string, any) {
 	node := child(c.doc, at...)
 	if ref, ok := child(node, "$ref").(string); ok {
@@ -415,7 +414,7 @@ func (c *Checker) resolve(at ...string) ([]string, any) {
 	return at, node
 }
 
-// child walks down objects and arrays; nil where there is nothing.
+// child returns the node at a path below node, or nil.
 func child(node any, path ...string) any {
 	for _, p := range path {
 		switch n := node.(type) {
@@ -434,7 +433,7 @@ func child(node any, path ...string) any {
 	return node
 }
 
-// drain reads a body to its end, and leaves it to be read again.
+// drain reads a body to its end, and makes it readable again.
 func drain(resp *http.Response) []byte {
 	b, err := io.ReadAll(resp.Body)
 	_ = resp.Body.Close()

@@ -19,7 +19,7 @@ import (
 	"github.com/bermhq/berm/runtime/runtimetest"
 )
 
-// QuotaBytes is what each workspace of Serve may hold.
+// QuotaBytes is the quota of each workspace of Serve, in bytes.
 const QuotaBytes = 1 << 20
 
 // Server is a whole server that runs in this process.
@@ -30,9 +30,9 @@ type Server struct {
 	End     func()
 }
 
-// Serve runs a server on an engine. Dir holds what it writes; its chats are in the directory
-// chats. Pol and tokens are files of YAML, and changes are of its options. It panics if
-// anything fails.
+// Serve starts a server on an engine. The server writes below dir, and its chats to the
+// directory chats there. Pol and tokens are YAML. Each of changes may change the options. Serve
+// panics if anything fails.
 func Serve(rt runtime.AgentRuntime, dir, pol, tokens string, changes ...func(*sandboxapi.Options)) *Server {
 	ctx, cancel := context.WithCancel(context.Background())
 	p, err := policy.Parse([]byte(pol), policy.Options{DefaultImage: runtimetest.DefaultImage})
