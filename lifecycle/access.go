@@ -13,10 +13,10 @@ const (
 	maxPortConns = 256
 )
 
-// diedEarly is said of a container that died before its command.
+// diedEarly is the message for a container that died before its command.
 const diedEarly = "it died before the command could start; try again"
 
-// limit returns how many uses of a kind one sandbox may have at once, and what they are called.
+// limit returns how many uses of a kind one sandbox may have at once, and their name for errors.
 func (s Settings) limit(u use) (most int, name string) {
 	switch u {
 	case useCommand:
@@ -29,17 +29,17 @@ func (s Settings) limit(u use) (most int, name string) {
 	return maxPortConns, "connections to its ports"
 }
 
-// Access is the way to the files and ports of one sandbox. It is safe for many goroutines. Each
-// of its operations counts as a use of the sandbox.
+// Access gives access to the files and ports of one sandbox. It is safe for many goroutines.
+// Each operation counts as a use of the sandbox.
 type Access struct {
 	registry *Registry
 	rec      *record
 	sb       Sandbox
 }
 
-// Files finds the sandbox whose files are to be used. It fails with a *NotFoundError if there is
-// none. One that has stopped is made again as for a command, but whatever its quota, so that
-// files can be removed to be below it again.
+// Files returns access to the files of a key's sandbox. It fails with a *NotFoundError if there
+// is none. It makes a stopped sandbox again, as Exec does. It does so even if the workspace is
+// over its quota: otherwise callers couldn't remove files.
 func (r *Registry) Files(ctx context.Context, tenant, key string) (*Access, error) {
 	id, err := r.open(tenant, key)
 	if err != nil {
@@ -52,9 +52,9 @@ func (r *Registry) Files(ctx context.Context, tenant, key string) (*Access, erro
 	return &Access{r, rec, r.snapshot(rec)}, nil
 }
 
-// Ports finds the sandbox whose ports are to be used. It fails with a *NotFoundError if there is
-// none. If the sandbox doesn't run, it returns a *StateError beside the Access: nothing would
-// listen in a new container.
+// Ports returns access to the ports of a key's sandbox. It fails with a *NotFoundError if there
+// is none. If the sandbox doesn't run, it returns the Access and a *StateError. It doesn't make
+// the sandbox again, since nothing would listen in a new container.
 func (r *Registry) Ports(ctx context.Context, tenant, key string) (*Access, error) {
 	id, err := r.open(tenant, key)
 	if err != nil {
@@ -67,13 +67,13 @@ func (r *Registry) Ports(ctx context.Context, tenant, key string) (*Access, erro
 	return &Access{r, rec, sb}, usePort.check(sb)
 }
 
-// SessionID is the sandbox's; a later call of Files or Ports may find another.
+// SessionID returns the session of the sandbox. A later call of Files or Ports may find another.
 func (a *Access) SessionID() string { return a.sb.SessionID }
 
-// acquire counts one more use of a sandbox, until leave is called. All but one of a port keep
-// the sandbox from idling out. It fails if the sandbox doesn't run or has as many as it may. If
-// the sandbox is stopped, and the use a command's or a process', the error is errDied: the caller
-// may try again in a new container.
+// acquire counts one more use of a sandbox, until leave is called. All uses but a port's keep
+// the sandbox from idling out. acquire fails if the sandbox doesn't run, or has its maximum of
+// such uses. For a command or process in a stopped sandbox, the error is errDied: the caller may
+// try again in a new container.
 func (r *Registry) acquire(rec *record, u use) (sb Sandbox, leave func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -119,7 +119,7 @@ func (u use) check(sb Sandbox) error {
 // leaveLocked ends one use of the sandbox.
 func (r *record) leaveLocked(u use) {
 	r.uses[u]--
-	if u != usePort { // each byte over the connection was a use
+	if u != usePort { // portConn has called touch for each transfer
 		r.usedLocked()
 	}
 }

@@ -110,8 +110,8 @@ func (c *reconciler) inspect(ctx context.Context, containerID string, legacy *po
 	return f, nil
 }
 
-// settle decides which containers stay: of several for one key the newest, and none that was
-// never started.
+// settle decides which containers to keep: the newest of each key. It keeps none that was never
+// started.
 func settle(all []found) (keep, surplus []found) {
 	newest := map[keyID]found{}
 	for _, f := range all {
@@ -131,7 +131,8 @@ func settle(all []found) (keep, surplus []found) {
 	return slices.Collect(maps.Values(newest)), surplus
 }
 
-// takeOver makes records of what an earlier process left, in the engine and in the store.
+// takeOver makes records of the sandboxes that an earlier process left in the engine and in the
+// store.
 func (c *reconciler) takeOver(ctx context.Context, keep []found, stored []Sandbox) error {
 	store := c.engine.opts.Store
 	for _, r := range c.takeContainers(keep, stored) {
@@ -151,9 +152,9 @@ func (c *reconciler) takeOver(ctx context.Context, keep []found, stored []Sandbo
 	return nil
 }
 
-// takeContainers makes records of the containers. It returns what must be stored of those that
-// the store doesn't have, or has from a backup: the next start finds it no longer fresh.
-// Adopted ones aren't among them, because what they were made of isn't known.
+// takeContainers makes records of the containers. It returns the sandboxes to store, because the
+// store lacks them or has them from a backup: at the next start, Store.Fresh is false. It leaves
+// out adopted ones, because the request that made them isn't known.
 func (c *reconciler) takeContainers(keep []found, stored []Sandbox) (unknown []Sandbox) {
 	bySession := make(map[string]Sandbox, len(stored))
 	for _, r := range stored {
@@ -175,9 +176,9 @@ func (c *reconciler) takeContainers(keep []found, stored []Sandbox) (unknown []S
 			sb.ExpiresAt, sb.LastUsedAt = r.ExpiresAt, r.LastUsedAt
 			sb.Metadata, sb.Overridden, sb.Enforcement = r.Metadata, r.Overridden, r.Enforcement
 		}
-		old := known && r.LastUsedAt.IsZero() // a backup's
+		old := known && r.LastUsedAt.IsZero() // it is from a backup
 		if old || !known && (!f.adopted || opts.Store.Fresh()) {
-			// A renewal may be lost, unless the create itself was cut short: one more TTL.
+			// Add one TTL, since the store may have lost a renewal.
 			if more := earlier(now.Add(sb.Spec.TTL), sb.Deadline); more.After(sb.ExpiresAt) {
 				sb.ExpiresAt = more
 			}
@@ -198,9 +199,9 @@ func (c *reconciler) takeContainers(keep []found, stored []Sandbox) (unknown []S
 	return unknown
 }
 
-// takeStored makes records of what only the store has; their next use makes the containers. It
-// returns the sessions that the store can forget: the ended, the replaced, and those of a
-// backup, which may have been deleted since.
+// takeStored makes records of sandboxes that only the store has. Their next use makes the
+// containers. It returns the sessions that the store can forget: those that have ended or were
+// replaced, and those from a backup, since they may have been deleted after it.
 func (c *reconciler) takeStored(stored []Sandbox) (gone []string) {
 	r := c.registry
 	now := time.Now()
@@ -222,8 +223,8 @@ func (c *reconciler) takeStored(stored []Sandbox) (gone []string) {
 	return gone
 }
 
-// resume attaches the sandboxes that an earlier process left to the quotas. The error is the
-// context's cause: then some of them aren't attached, and would lose their limits to the sweep.
+// resume attaches the sandboxes of an earlier process to the quotas. It fails only if ctx ends.
+// Then some sandboxes aren't attached, and the sweep would remove their limits.
 func (c *reconciler) resume(ctx context.Context) error {
 	t := c.registry.records
 	for _, r := range t.all() {

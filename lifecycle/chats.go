@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// ActiveError says that a key has a live sandbox, in the way of what was to be done.
+// ActiveError says that a call failed because the key has a live sandbox.
 type ActiveError struct {
 	Key       string
 	SessionID string // of the sandbox
@@ -19,9 +19,9 @@ func (e *ActiveError) Error() string {
 // FailedPrecondition puts the error into errdefs' FailedPrecondition class.
 func (*ActiveError) FailedPrecondition() {}
 
-// WithoutSandbox calls f while the key has no sandbox and none can be made. A sandbox
-// that has expired is removed first. Errors: *ActiveError when there is one, or one is
-// being made; *InvalidError, *UnavailableError, and f's own.
+// WithoutSandbox calls f while the key has no sandbox and none can be made. It removes an expired
+// sandbox first. It fails with an *ActiveError if there is a sandbox or one is being made. Other
+// errors: *InvalidError, *UnavailableError, and those of f.
 func (r *Registry) WithoutSandbox(ctx context.Context, tenant, key string, f func(context.Context) error) error {
 	id, err := r.open(tenant, key)
 	if err != nil {

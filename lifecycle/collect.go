@@ -51,10 +51,10 @@ func (c *collector) every(ctx context.Context, sweep func(context.Context) error
 	}
 }
 
-// Swept is what a sweep did.
+// Swept counts what a sweep found and removed.
 type Swept struct {
 	Expired  int // sandboxes that had ended
-	Cleaned  int // of those, and of orphans, the ones removed
+	Cleaned  int // ended sandboxes and orphans removed
 	Orphans  int // containers that no record knew
 	Networks int // networks removed
 	Objects  int // containers, networks and volumes of the engine's own API that had ended, removed
@@ -94,7 +94,7 @@ func (c *collector) Sweep(ctx context.Context) (swept Swept, err error) {
 	}
 	b.wg.Wait()
 	swept.Cleaned = b.done
-	if c.registry.available() == nil { // before the networks, which what it removes may be using
+	if c.registry.available() == nil { // before the networks, which these objects may be using
 		c.engine.sweep(ctx)
 	}
 	if lerr == nil {
@@ -122,7 +122,8 @@ type batch struct {
 	errs []error
 }
 
-// do removes something, and reports the result. Remove returns false if it is left.
+// do calls remove in a goroutine, and reports the result. Remove returns false if it left the
+// object.
 func (b *batch) do(ctx context.Context, attrs []any, remove func(context.Context) (bool, error)) {
 	if b.sem == nil {
 		b.sem = make(chan struct{}, 2*goruntime.NumCPU())
@@ -156,7 +157,7 @@ func (c *collector) reportSandbox(ctx context.Context, err error, attrs []any) {
 	c.engine.log.InfoContext(ctx, "sandbox_cleaned", attrs...)
 }
 
-// ended returns the sandboxes whose end has come at now.
+// ended returns the sandboxes that have ended at now.
 func (c *collector) ended(now time.Time) []Sandbox {
 	r := c.registry
 	r.mu.Lock()
@@ -223,7 +224,7 @@ func (c *collector) orphans(ctx context.Context, before time.Time) ([]runtime.Co
 	if err != nil {
 		return nil, fmt.Errorf("list this instance's containers: %w", err)
 	}
-	before = before.Truncate(time.Second) // an engine may know no fractions
+	before = before.Truncate(time.Second) // an engine's times may be whole seconds
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var orphans []runtime.Container

@@ -133,7 +133,7 @@ func checkScreen(rows, cols int) error {
 	return nil
 }
 
-// statusOfEnd returns how a process ended, as Exec does.
+// statusOfEnd returns how a process ended, as in an ExecResult.
 func statusOfEnd(info runtime.ProcessInfo) ExecStatus {
 	switch {
 	case info.TimedOut:
@@ -173,7 +173,7 @@ func (r StartRequest) check(pol *policy.Policy) (*command, error) {
 // hash returns a hash of all that makes a repeated request the same.
 func (r StartRequest) hash() string {
 	input := r.Stdin
-	if len(input) > sha256.Size { // rather than copy it
+	if len(input) > sha256.Size { // Marshal would copy a long input
 		sum := sha256.Sum256(input)
 		input = sum[:]
 	}
@@ -199,7 +199,7 @@ func (c *command) captures() (stdout, stderr capture) {
 	return &textCapture{limit: c.limit, keep: c.req.Keep}, &textCapture{limit: c.limit, keep: c.req.Keep}
 }
 
-// collect stores what was kept in the result.
+// collect stores the kept output in the result.
 func (c *command) collect(res *ExecResult, stdout, stderr capture) {
 	out, outCut := stdout.collected()
 	errOut, errCut := stderr.collected()
@@ -211,7 +211,7 @@ func (c *command) collect(res *ExecResult, stdout, stderr capture) {
 	res.Stdout, res.Stderr = out, errOut
 }
 
-// use returns how a process of the kind counts.
+// use returns the use of a sandbox as which a process of the kind counts.
 func (k Kind) use() use {
 	if k == KindManaged {
 		return useProcess

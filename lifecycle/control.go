@@ -8,8 +8,8 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// Process returns a process. Of a managed one, it also returns the end of the standard error. It
-// fails with a *ProcessError in the NotFound class if there is none.
+// Process returns a process, for a managed one with the end of its standard error. It fails with
+// a *ProcessError in the NotFound class if there is none.
 func (p *processes) Process(ctx context.Context, ref ProcessRef) (Process, error) {
 	h, info, err := p.find(ctx, ref)
 	if err != nil {
@@ -32,8 +32,8 @@ func (h *handle) lastOr(err error) (Process, error) {
 	return Process{}, err
 }
 
-// Processes lists the processes of a kind in the order in which they were started, without their
-// output: those that run, and the last of those that ended. The ID of ref is ignored.
+// Processes lists the running processes of a kind, and the last that have ended, in the order in
+// which they were started. It ignores the ID of ref.
 func (p *processes) Processes(ctx context.Context, ref ProcessRef) ([]Process, error) {
 	m, sb, err := p.within(ref.Tenant, ref.Key)
 	var all []Process
@@ -91,15 +91,15 @@ func (p *processes) Resize(ctx context.Context, ref ProcessRef, rows, cols int) 
 	}))
 }
 
-// Kill kills a process with all its descendants. It is no error if it has ended. If they can't be
-// killed, the sandbox is removed.
+// Kill kills a process with all its descendants. It is no error if the process has ended. If they
+// can't be killed, Kill removes the sandbox.
 func (p *processes) Kill(ctx context.Context, ref ProcessRef) (Process, error) {
 	return p.endWith(ctx, ref, (*handle).killOrEnd)
 }
 
-// Stop ends a process: it closes its input, sends TERM to its group, and kills what is left of it
-// and its descendants after 5 s. When ctx ends, that goes on. It is no error if the process has
-// ended.
+// Stop closes a process's input and sends TERM to its group. It waits up to 5 s for the process to
+// end, and then kills what is left of it and its descendants. The stop goes on when ctx ends. It is
+// no error if the process has ended.
 func (p *processes) Stop(ctx context.Context, ref ProcessRef) (Process, error) {
 	return p.endWith(ctx, ref, (*handle).stop)
 }
@@ -118,7 +118,7 @@ func (p *processes) endWith(ctx context.Context, ref ProcessRef, end func(*handl
 	}
 	after, err := h.ask(ctx)
 	if err != nil {
-		return h.lost(info), nil // it went with its sandbox
+		return h.lost(info), nil // it ended with its sandbox
 	}
 	h.seen(after)
 	return h.process(after), nil

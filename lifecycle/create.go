@@ -82,8 +82,8 @@ func (r *Registry) create(ctx context.Context, req CreateRequest) (CreateResult,
 	return res, err
 }
 
-// reuseOrLaunch returns the live sandbox of a key that the caller holds, if it is as wanted.
-// Without one, it launches a create, which unlocks the key.
+// reuseOrLaunch returns the live sandbox of a key that the caller holds, if it matches want. If
+// there is none, it launches a create, which unlocks the key.
 func (r *Registry) reuseOrLaunch(ctx context.Context, want *desired, unlock func()) (*pendingCreate, *Sandbox, error) {
 	now := time.Now()
 	old, sb := r.recordOf(want.keyID())
@@ -107,8 +107,8 @@ func (r *Registry) reuseOrLaunch(ctx context.Context, want *desired, unlock func
 	return p, nil, err
 }
 
-// awake returns the sandbox of a key for use. If its container died, awake makes it again, and
-// returns true if it was this call that did.
+// awake returns the sandbox of a key for use. If its container died, awake makes it again. Made is
+// true if this call did that.
 func (r *Registry) awake(ctx context.Context, id keyID) (rec *record, made bool, err error) {
 	rec, sb, err := r.recordSoon(ctx, id)
 	if err != nil {
@@ -128,7 +128,7 @@ func (r *Registry) awake(ctx context.Context, id keyID) (rec *record, made bool,
 	return rec, made, nil
 }
 
-// recordSoon is recordOf that waits for a sandbox that is being made. It fails with a
+// recordSoon is recordOf, but waits while the sandbox is being made. It fails with a
 // *NotFoundError if there is none.
 func (r *Registry) recordSoon(ctx context.Context, id keyID) (*record, Sandbox, error) {
 	var p *pendingCreate
@@ -149,8 +149,8 @@ func (r *Registry) recordSoon(ctx context.Context, id keyID) (*record, Sandbox, 
 	return rec, sb, nil
 }
 
-// remake makes a sandbox whose container died again, just as it was, if the policy in force
-// still allows that. It returns true if it was this call that did.
+// remake makes a sandbox with the same spec again after its container died, if the policy in
+// force still allows that. It returns true if this call did that.
 func (r *Registry) remake(ctx context.Context, id keyID) (bool, error) {
 	unlock, p, err := r.lockOrJoin(ctx, id)
 	if err != nil {
@@ -170,7 +170,8 @@ func (r *Registry) remake(ctx context.Context, id keyID) (bool, error) {
 	return true, nil
 }
 
-// relaunch launches the create of a sandbox that has died. It returns nil if it hasn't.
+// relaunch launches the create that makes a dead sandbox again. It returns nil if the sandbox
+// isn't dead.
 func (r *Registry) relaunch(ctx context.Context, id keyID, unlock func()) (*pendingCreate, error) {
 	rec, dead := r.recordOf(id)
 	if dead.Status != StatusStopped {

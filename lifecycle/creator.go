@@ -28,8 +28,8 @@ type creator struct {
 	quotas Quotas
 }
 
-// create makes a sandbox. If it fails, nothing new is left; what the engine won't remove
-// carries labels by which the sweep finds it.
+// create makes a sandbox. If it fails, it removes everything that it made. If the engine can't
+// remove the container, the sweep finds it by its labels.
 func (c *creator) create(ctx context.Context, p *pendingCreate, mounts []policy.Mount) (sb Sandbox, err error) {
 	image, err := c.image(ctx, p)
 	if err != nil {
@@ -58,7 +58,7 @@ func (c *creator) create(ctx context.Context, p *pendingCreate, mounts []policy.
 	if err := c.engine.bound.Acquire(ctx, 1); err != nil {
 		return sb, err
 	}
-	// Expiry counts from here: waiting for an image or for a turn costs nothing.
+	// The TTL starts here, so that the wait for an image or for a turn doesn't count.
 	sb = p.starting
 	sb.WorkspaceInode = inode
 	sb.CreatedAt = time.Now().UTC()
@@ -71,7 +71,7 @@ func (c *creator) create(ctx context.Context, p *pendingCreate, mounts []policy.
 	}()
 	if err != nil {
 		if errdefs.IsNotFound(err) {
-			c.engine.forgetNetwork(sb.Spec.EngineNetwork) // somebody may have removed it
+			c.engine.forgetNetwork(sb.Spec.EngineNetwork) // it may have been removed outside of Berm
 		}
 		return sb, err
 	}
@@ -85,15 +85,15 @@ func (c *creator) create(ctx context.Context, p *pendingCreate, mounts []policy.
 	}
 	if p.dead != "" {
 		if err := c.opts.Store.Delete(ctx, p.dead); err != nil {
-			// The next start sees that it was replaced, and deletes it then.
+			// Berm's next start deletes the replaced sandbox.
 			c.opts.Logger.WarnContext(ctx, "store_delete_failed", append(sandboxAttrs(sb), "error", err)...)
 		}
 	}
 	return sb, nil
 }
 
-// claim claims the mounts of a sandbox. If an archive call uses one of them for too long, it
-// fails. One that comes later finds the sandbox among MountsInUse.
+// claim claims the mounts of a sandbox. It fails if an archive call uses one of them for longer
+// than claimTime. A later archive call finds the mounts in MountsInUse.
 func (c *creator) claim(ctx context.Context, sessionID string, mounts []policy.Mount) (leave func(), err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, claimTime, &CapacityError{
 		Message:    fmt.Sprintf("a docker cp in the engine proxy has used one of the sandbox's directories for more than %s; try again when it is over", claimTime),
@@ -113,7 +113,7 @@ func (c *creator) store(ctx context.Context, sb Sandbox) (err error) {
 		err = fmt.Errorf("the container has no address on network %s", sb.Spec.EngineNetwork)
 	default:
 		if err = c.opts.Store.Put(ctx, sb); err != nil {
-			_ = c.opts.Store.Delete(context.WithoutCancel(ctx), sb.SessionID) // it may be there in spite of the error
+			_ = c.opts.Store.Delete(context.WithoutCancel(ctx), sb.SessionID) // Put may have stored it
 		}
 	}
 	if err != nil {
@@ -179,7 +179,7 @@ func (c *creator) start(ctx context.Context, sb Sandbox, image runtime.Image, mo
 	return made, mode, err
 }
 
-// containerSpec returns what the engine is asked to run, without mounts.
+// containerSpec returns the container's spec, without mounts.
 func (c *creator) containerSpec(sb Sandbox, image runtime.Image) (runtime.Spec, error) {
 	labels, err := c.labels(sb, image)
 	if err != nil {
@@ -236,8 +236,8 @@ func (c *creator) environment(sb Sandbox) []string {
 	return env
 }
 
-// labels returns the labels of a new sandbox's container. It empties those of Berm's that the
-// image would add.
+// labels returns the labels of a new sandbox's container. It sets labels of Berm's that the image
+// would add to the empty string.
 func (c *creator) labels(sb Sandbox, image runtime.Image) (map[string]string, error) {
 	spec, err := json.Marshal(sb.Spec)
 	if err != nil {

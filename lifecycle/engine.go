@@ -39,8 +39,8 @@ type engine struct {
 	networks map[string]struct{} // known to exist
 	pulls    map[string]*pull    // under way, by reference
 	down     error               // why the engine can't be used; nil when it can
-	since    time.Time           // when it was last seen to answer, or asked first; set with down
-	known    bool                // the first reconciliation is done
+	since    time.Time           // when it last answered, or was first asked; set with down
+	known    bool                // true once the first reconciliation is done
 	info     runtime.Info
 }
 
@@ -132,8 +132,8 @@ func (e *engine) unavailableLocked(err error) error {
 	return u
 }
 
-// reconciled returns an *UnavailableError until the first reconciliation is done: before, a
-// sandbox that isn't on record may exist.
+// reconciled returns an *UnavailableError until the first reconciliation is done. Before, a
+// sandbox may exist without a record.
 func (e *engine) reconciled() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -143,7 +143,7 @@ func (e *engine) reconciled() error {
 	return nil
 }
 
-// status returns what the engine is, and why it can't be used, if it can't.
+// status returns the engine's description, and why it can't be used, or nil if it can.
 func (e *engine) status() (info runtime.Info, down error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -180,7 +180,7 @@ func (e *engine) setUp(ctx context.Context) {
 	e.log.InfoContext(ctx, "engine_available", "backend", e.info.Backend, "version", e.info.Version)
 }
 
-// probe asks the engine what it is, which tells that it answers.
+// probe asks the engine for its description, to see whether it answers.
 func (e *engine) probe(ctx context.Context) (runtime.Info, error) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
@@ -210,7 +210,7 @@ func (e *engine) list(ctx context.Context, labels map[string]string) ([]runtime.
 	})
 }
 
-// ownSelector selects what carries this instance's owner label, which others can forge.
+// ownSelector selects objects with this instance's owner label, which others can forge.
 func (e *engine) ownSelector() map[string]string {
 	return map[string]string{LabelOwner: e.opts.Owner}
 }
@@ -236,7 +236,7 @@ func (e *engine) imageLacks(ctx context.Context, id string, such func(name strin
 	return err == nil, err
 }
 
-// withLabels adds the operator's labels to Berm's own, which they can't change.
+// withLabels adds the operator's labels to Berm's own. An operator's label can't replace Berm's.
 func (e *engine) withLabels(own map[string]string) map[string]string {
 	for name, value := range e.opts.Labels {
 		if _, taken := own[name]; !taken {
@@ -246,16 +246,16 @@ func (e *engine) withLabels(own map[string]string) map[string]string {
 	return own
 }
 
-// sweep removes what a Create or a Remove that was cut short left in the engine. It logs a
-// failure; the next sweep tries again.
+// sweep removes what an interrupted Create or Remove left in the engine. It logs a failure; the
+// next sweep tries again.
 func (e *engine) sweep(ctx context.Context) {
 	if err := e.call(ctx, "sweep", e.opts.Runtime.Sweep); err != nil && ctx.Err() == nil {
 		e.log.WarnContext(ctx, "engine_sweep_failed", "error", err)
 	}
 }
 
-// ensureNetwork creates an engine network unless it exists. It asks the engine once each
-// time that one comes up.
+// ensureNetwork creates an engine network unless it exists. It asks the engine once for each
+// network, and again after an outage of the engine.
 func (e *engine) ensureNetwork(ctx context.Context, name string) error {
 	if name == "" {
 		return nil
@@ -286,8 +286,8 @@ func (e *engine) ensureNetwork(ctx context.Context, name string) error {
 	return nil
 }
 
-// checkNetwork refuses a network that this instance didn't create, unless the policy says
-// that the operator did.
+// checkNetwork refuses a network that this instance didn't create, unless the policy says that
+// the operator creates it.
 func (e *engine) checkNetwork(ctx context.Context, want runtime.Network) error {
 	list, err := e.listNetworks(ctx, nil)
 	if err != nil {
@@ -325,7 +325,7 @@ func (e *engine) removeNetworks(ctx context.Context, keep func(name string) bool
 		case err == nil:
 			removed++
 			e.forgetNetwork(n.Name)
-		case !errdefs.IsFailedPrecondition(err): // one that is in use stays
+		case !errdefs.IsFailedPrecondition(err): // which means that the network is in use
 			return removed, fmt.Errorf("remove network %s: %w", n.Name, err)
 		}
 	}
@@ -380,9 +380,9 @@ func (e *engine) objects(ctx context.Context, kind ObjectKind) ([]runtime.Contai
 	return own, err
 }
 
-// sealEarlier keeps the seals of what a version without seals made. It does so once for each
-// store: later, an object without a seal is never the instance's. It leaves out a container
-// whose image has labels of Berm's, because its own may come from there.
+// sealEarlier stores seals of objects that a Berm version without seals made. It does so once for
+// each store: later, an object without a seal is never this instance's. It leaves out a container
+// whose image has labels of Berm's, because the container may have them from there.
 func (e *engine) sealEarlier(ctx context.Context) error {
 	s := e.opts.Sealer
 	s.mu.Lock()
@@ -449,7 +449,7 @@ func (e *engine) pull(ref string) *pull {
 		var ctx context.Context
 		ctx, p.cancel = context.WithTimeout(e.base, pullTimeout)
 		e.pulls[ref] = p
-		go func() { // ends with the last that waits
+		go func() { // ends when the last create stops waiting
 			p.err = e.guard("pull", func() (err error) { p.image, err = e.pullImage(ctx, ref, &p.at); return err })
 			e.mu.Lock()
 			e.forgetPullLocked(ref, p)

@@ -16,7 +16,7 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// errTimedOut is the cause of a command's end by its own timeout.
+// errTimedOut is the cause with which a command's timeout ends its context.
 var errTimedOut = errors.New("the command's timeout ran out")
 
 // Exec runs a command to its end. A timeout is a result, not an error, and so is a sandbox that
@@ -64,7 +64,7 @@ func (p *processes) exec(ctx context.Context, req ExecRequest) (ExecResult, erro
 	return res, err
 }
 
-// takeTurn waits until all callers that came before for the same key have ended their turn.
+// takeTurn waits until all earlier callers of the same key have ended their turn.
 func (p *processes) takeTurn(ctx context.Context, id keyID) (unlock func(), err error) {
 	if unlock, free := p.turns.TryLock(id); free {
 		return unlock, nil
@@ -81,9 +81,8 @@ func (p *processes) takeTurn(ctx context.Context, id keyID) (unlock func(), err 
 	return p.turns.Lock(ctx, id)
 }
 
-// inSandbox finds or makes the sandbox of a request, counts one more use of it, and calls f,
-// which returns true if the use goes on. It tries again if the container dies before the
-// command.
+// inSandbox finds or makes the sandbox of a request, counts one more use of it, and calls f. The
+// use goes on after f if f returns true. If the container dies before the command, it retries.
 func (p *processes) inSandbox(ctx context.Context, req ExecRequest, u use, f func(*record, Sandbox, ExecResult) (bool, error)) error {
 	var err error
 	for range startAttempts {
@@ -113,15 +112,15 @@ func (p *processes) inSandboxOnce(ctx context.Context, req ExecRequest, u use, f
 	return err
 }
 
-// sandboxFor returns the sandbox that a command is to run in. It makes it, or makes it again, as
-// needed.
+// sandboxFor returns the sandbox for a command. It makes the sandbox if needed, also again after
+// its container died.
 func (p *processes) sandboxFor(ctx context.Context, req ExecRequest) (*record, ExecResult, error) {
 	var res ExecResult
 	id, err := parseID(req.Tenant, req.Key)
 	if err != nil {
 		return nil, res, err
 	}
-	if _, sb := p.registry.recordOf(id); sb.Status == StatusStopped { // over its quota, it isn't even made again
+	if _, sb := p.registry.recordOf(id); sb.Status == StatusStopped { // over its quota, it isn't made again
 		if err := p.quotas.Left(ctx, subject(sb), false); err != nil {
 			return nil, res, err
 		}
@@ -140,7 +139,7 @@ func (p *processes) sandboxFor(ctx context.Context, req ExecRequest) (*record, E
 	return rec, res, err
 }
 
-// prepare checks that a command may start in a sandbox, and returns its directory.
+// prepare checks that a command may start in a sandbox, and returns its working directory.
 func (p *processes) prepare(ctx context.Context, cmd *command, sb Sandbox) (cwd string, err error) {
 	if err := p.quotas.Left(ctx, subject(sb), false); err != nil {
 		return "", err
@@ -182,8 +181,8 @@ func (p *processes) run(ctx context.Context, cmd *command, rec *record, sb Sandb
 	res.CPUTime, res.PeakMemoryBytes = out.CPUTime, out.PeakMemoryBytes
 
 	if errors.Is(err, runtime.ErrNotKilled) && !errdefs.IsUnavailable(err) {
-		// What can't be killed alone goes with its sandbox. If the engine went away, its
-		// containers went with it, or live on as they are.
+		// The command can only be killed with its sandbox. If the engine is gone, there is
+		// nothing to do: its containers are gone too, or live on.
 		res.SessionTerminated = true
 		if derr := p.registry.terminate(ctx, rec, sb); derr != nil {
 			return res, derr
@@ -205,10 +204,10 @@ func (p *processes) run(ctx context.Context, cmd *command, rec *record, sb Sandb
 	return res, p.measureAfter(ctx, rec, sb, &res)
 }
 
-// measureAfter measures the workspace after a command. Over the quota, it stops the sandbox and
-// the result says so; the files stay.
+// measureAfter measures the workspace after a command. If it is over its quota, measureAfter stops
+// the sandbox and sets QuotaExceeded. The files stay.
 func (p *processes) measureAfter(ctx context.Context, rec *record, sb Sandbox, res *ExecResult) error {
-	ctx = context.WithoutCancel(ctx) // no caller avoids it by leaving
+	ctx = context.WithoutCancel(ctx) // a caller can't avoid the measurement by leaving
 	err := p.quotas.Left(ctx, subject(sb), true)
 	if _, over := errors.AsType[*QuotaError](err); !over {
 		return err

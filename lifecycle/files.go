@@ -12,12 +12,10 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// File does one operation. The sandbox resolves paths and links, and its answers may be
-// lies.
+// File does one operation. The sandbox resolves paths and links, and may give false answers.
 //
 // Errors: *InvalidError, *FileError, *QuotaError if op adds to the files, *StateError,
-// *CapacityError, *UnsupportedError, *UnavailableError, and those of fio's members as
-// they are.
+// *CapacityError, *UnsupportedError, *UnavailableError, and unchanged those of fio's members.
 func (a *Access) File(ctx context.Context, op runtime.FileOp, fio runtime.FileIO) error {
 	if wrong, ok := errors.AsType[*runtime.FileOpError](op.Check()); ok {
 		return &InvalidError{Field: wrong.Field, Message: wrong.Message}
@@ -47,14 +45,14 @@ func (a *Access) File(ctx context.Context, op runtime.FileOp, fio runtime.FileIO
 	case ctx.Err() != nil:
 		return fmt.Errorf("files of sandbox %s: %w", a.sb.Key, context.Cause(ctx))
 	}
-	if op.To != "" && errdefs.IsAlreadyExists(err) { // the file at To is in the way
+	if op.To != "" && errdefs.IsAlreadyExists(err) { // the error is about To
 		return a.fileFailed(ctx, op.To, err)
 	}
 	return a.fileFailed(ctx, op.Path, err)
 }
 
-// makeRoom fails while the workspace is over its quota. It bounds what fio brings to the
-// room there is. The caller calls done when the operation has ended.
+// makeRoom fails while the workspace is over its quota. It limits the input of fio to the room
+// that is left. The caller calls done when the operation has ended.
 func (a *Access) makeRoom(ctx context.Context, k *kept, fio *runtime.FileIO) (done func(), err error) {
 	quotas, own := a.registry.quotas, subject(a.sb)
 	chat := Subject{Tenant: own.Tenant, Key: own.Key, SessionID: own.SessionID} // without the sandbox's own quota
@@ -71,8 +69,8 @@ func (a *Access) makeRoom(ctx context.Context, k *kept, fio *runtime.FileIO) (do
 	return func() { _ = quotas.Left(context.WithoutCancel(ctx), chat, true) }, nil // the next operation sees what this one wrote
 }
 
-// fileFailed says what an error of the runtime's means. Its own words may be the
-// sandbox's, or the engine's, and aren't passed on.
+// fileFailed translates an error of the runtime for callers. It doesn't pass on the error's text,
+// which the sandbox or the engine may have written.
 func (a *Access) fileFailed(ctx context.Context, name string, err error) error {
 	switch {
 	case errdefs.IsInvalidArgument(err):
@@ -97,7 +95,7 @@ func (a *Access) fileFailed(ctx context.Context, name string, err error) error {
 	return &FileError{Path: name, Class: errdefs.ErrFailedPrecondition, Message: "the sandbox can't do this with what is there: it may be of another kind, or not empty"}
 }
 
-// FileError says what keeps a call from using a file.
+// FileError says why a call can't use a file.
 type FileError struct {
 	Path    string // bytes as the caller gave them
 	Class   error  // errdefs.ErrNotFound, ErrAlreadyExists, ErrPermissionDenied, ErrFailedPrecondition or ErrResourceExhausted
@@ -110,7 +108,7 @@ func (e *FileError) Error() string { return fmt.Sprintf("%q: %s", e.Path, e.Mess
 // Unwrap returns the class.
 func (e *FileError) Unwrap() error { return e.Class }
 
-// kept is the first error that came from the caller's side of a call.
+// kept holds the first error of the caller's side of a call.
 type kept struct{ err atomic.Pointer[error] }
 
 func (k *kept) note(err error) error {
@@ -127,7 +125,7 @@ func (k *kept) first() error {
 	return nil
 }
 
-// keep notes the errors of fio's members but In, which inflow reads.
+// keep makes k note the errors of all fio's members but In. inflow notes those of In.
 func (k *kept) keep(fio *runtime.FileIO) {
 	fio.Info, fio.Match, fio.Event = keeping(k, fio.Info), keeping(k, fio.Match), keeping(k, fio.Event)
 	if fio.Out != nil {
@@ -135,7 +133,7 @@ func (k *kept) keep(fio *runtime.FileIO) {
 	}
 }
 
-// keeping notes the errors of f, which may be nil.
+// keeping returns f, but notes its errors. It returns nil for a nil f.
 func keeping[T any](k *kept, f func(T) error) func(T) error {
 	if f == nil {
 		return nil
@@ -143,7 +141,7 @@ func keeping[T any](k *kept, f func(T) error) func(T) error {
 	return func(v T) error { return k.note(f(v)) }
 }
 
-// outflow is what a caller receives.
+// outflow passes data to the caller, and notes errors of the caller's writer.
 type outflow struct {
 	w io.Writer
 	k *kept
@@ -154,17 +152,17 @@ func (o *outflow) Write(b []byte) (int, error) {
 	return n, o.k.note(err)
 }
 
-// inflow is what a caller sends, as far as there is room for it.
+// inflow passes data from the caller, as long as the quotas have room for it.
 type inflow struct {
 	r           io.Reader
 	k           *kept
-	used, quota int64        // no quota is 0
+	used, quota int64        // of the sandbox's own quota; 0 without one
 	left        func() error // Quotas.Left of the chat
-	due         int64        // bytes until it is asked
+	due         int64        // bytes until the next call of left
 }
 
-// leftEvery is how many bytes, with which a chat's workspace may come to be over its
-// quota, are written between two measurements.
+// leftEvery is how many bytes are written between two measurements of a chat's workspace. The
+// workspace may exceed its quota by that much.
 const leftEvery = 16 << 20
 
 func (i *inflow) Read(b []byte) (int, error) {
@@ -179,7 +177,7 @@ func (i *inflow) Read(b []byte) (int, error) {
 			return 0, i.k.note(lerr)
 		}
 	}
-	if err != nil && !errors.Is(err, io.EOF) { // io.ErrUnexpectedEOF is none
+	if err != nil && !errors.Is(err, io.EOF) { // io.ErrUnexpectedEOF counts as an error
 		return n, i.k.note(err)
 	}
 	return n, err

@@ -21,7 +21,7 @@ var (
 	errNotTaken = errors.New("the process doesn't read its input")
 )
 
-// How input is written. A caller that waits keeps the others from writing, and may have left.
+// Bounds of a write of input. A stuck write blocks all other callers' input.
 const (
 	inputStall = 2 * time.Minute // for a piece to be taken
 	inputPiece = 32 << 10
@@ -66,8 +66,8 @@ type stream struct {
 	follower runtime.Follower
 	info     runtime.ProcessInfo // when it began
 	attached bool
-	next     int64 // where the output goes on
-	anywhere bool  // or further on
+	next     int64 // the seq after which the next output must begin
+	anywhere bool  // the next output may also begin later
 	ended    *Process
 
 	ctx    context.Context // of input; ends with Close, or Run
@@ -122,7 +122,8 @@ func (s *stream) Next() (runtime.Chunk, error) {
 	return runtime.Chunk{}, s.end(err)
 }
 
-// end returns the meaning of the end of the output: io.EOF, and Ended is known, or an error.
+// end translates the error of the follower that ended the output. If it returns io.EOF, it has set
+// ended.
 func (s *stream) end(err error) error {
 	ctx, cancel := context.WithTimeout(s.registry.running, lookTimeout)
 	defer cancel()
@@ -181,7 +182,7 @@ func (s *stream) write(b []byte, end bool) error {
 	s.registry.mu.Lock()
 	same := s.isLocked(s.info)
 	s.registry.mu.Unlock()
-	if !same { // another has taken its ID
+	if !same { // another process has its ID
 		return processError(s.id, errdefs.ErrFailedPrecondition, "%q has ended", s.id)
 	}
 	err := s.handle.write(s.ctx, b, end)
@@ -197,14 +198,14 @@ func (s *stream) Close() error {
 		stopped := s.stop()
 		s.cancel() // first, or Next wouldn't know why the follower ends
 		if stopped {
-			_ = s.follower.Close() // now, so that its place is free
+			_ = s.follower.Close() // now, so that another caller can attach
 		}
 		s.registry.mu.Lock()
 		defer s.registry.mu.Unlock()
 		delete(s.streams[s.proc], s)
 		if len(s.streams[s.proc]) == 0 {
 			delete(s.streams, s.proc)
-			if s.over { // enforce waits for it
+			if s.over { // enforce waits for the last reader
 				s.startLocked()
 			}
 		}
@@ -215,9 +216,8 @@ func (s *stream) Close() error {
 // Write copies r to the input of a process until r or ctx ends. End closes the input then. It
 // waits at most two minutes for the process to take 32 KiB.
 //
-// A *ProcessError in the FailedPrecondition class says that the input is closed, or that there
-// is none. One in the Aborted class says that some of what was written may be lost, as the
-// process doesn't read it.
+// A *ProcessError in the FailedPrecondition class says that the input is closed or doesn't exist.
+// One in the Aborted class says that some input may be lost, since the process doesn't read it.
 func (p *processes) Write(ctx context.Context, ref ProcessRef, r io.Reader, end bool) error {
 	h, info, err := p.find(ctx, ref)
 	if err != nil {
@@ -267,7 +267,7 @@ func (h *handle) input(ctx context.Context, b []byte, end bool) error {
 	err := h.engine.guard("process_input", func() error {
 		for wait := askFirst; ; {
 			in, err := h.insider.Input(ctx, h.sb.ContainerID, h.proc)
-			if errdefs.IsAlreadyExists(err) && h.sleep(ctx, &wait, nil) == nil { // an earlier Berm's, say
+			if errdefs.IsAlreadyExists(err) && h.sleep(ctx, &wait, nil) == nil { // say by an earlier Berm
 				continue
 			}
 			if err != nil {

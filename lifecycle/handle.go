@@ -11,11 +11,11 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// goneWithIt is said of a process whose container has ended.
+// goneWithIt is the message for a process whose container has ended.
 const goneWithIt = "what ran in it went with its container"
 
-// within finds the running sandbox of a key. The monitor isn't nil if the error is that the
-// sandbox doesn't run.
+// within finds the running sandbox of a key. If the sandbox exists but doesn't run, it returns
+// the monitor and a *StateError.
 func (p *processes) within(tenant, key string) (*monitor, Sandbox, error) {
 	id, err := p.registry.open(tenant, key)
 	if err != nil {
@@ -33,13 +33,13 @@ func (p *processes) within(tenant, key string) (*monitor, Sandbox, error) {
 	return monitorOf(rec), sb, nil
 }
 
-// handle is one command or process of a running sandbox. There need be none of its ID.
+// handle is one command or process of a running sandbox. It may not exist.
 type handle struct {
 	*monitor
 	sb   Sandbox
 	kind Kind
-	id   string // the caller's
-	proc string // the runtime's
+	id   string // the caller's ID
+	proc string // the runtime's ID
 }
 
 func (m *monitor) handle(sb Sandbox, k Kind, id string) *handle {
@@ -62,8 +62,8 @@ func (m *monitor) handleOf(sb Sandbox, proc string) *handle {
 	return m.handle(sb, k, id)
 }
 
-// reach returns the handle of a process. The handle isn't nil if the error is that the sandbox
-// doesn't run.
+// reach returns the handle of a process. If the sandbox exists but doesn't run, it returns the
+// handle and a *StateError.
 func (p *processes) reach(ref ProcessRef) (*handle, error) {
 	if ref.ID == "" && ref.Kind == KindManaged {
 		ref.ID = defaultProcess
@@ -78,7 +78,7 @@ func (p *processes) reach(ref ProcessRef) (*handle, error) {
 	return m.handle(sb, ref.Kind, ref.ID), err
 }
 
-// find is reach with what the sandbox reports of the process.
+// find is reach, and also asks the sandbox about the process.
 func (p *processes) find(ctx context.Context, ref ProcessRef) (*handle, runtime.ProcessInfo, error) {
 	h, err := p.reach(ref)
 	if err != nil {
@@ -118,7 +118,7 @@ func (h *handle) start(ctx context.Context, p runtime.Process) (info runtime.Pro
 	return info, f, err
 }
 
-// startFailed returns the meaning of an error of start. If the process may run all the same, the
+// startFailed translates an error of start. If the process may run in spite of the error, the
 // monitor looks for it.
 func (h *handle) startFailed(ctx context.Context, err error) error {
 	refused := errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err)
@@ -133,12 +133,12 @@ func (h *handle) startFailed(ctx context.Context, err error) error {
 	return h.notStarted(ctx, err)
 }
 
-// notStarted returns the meaning of an error of a command that doesn't run.
+// notStarted translates the error of a command that couldn't be started.
 func (h *handle) notStarted(ctx context.Context, err error) error {
 	switch {
 	case errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err):
 		return h.whyNotStarted(ctx, h.sb, err)
-	case errdefs.IsResourceExhausted(err): // where nothing can be started either, the container may be dead
+	case errdefs.IsResourceExhausted(err): // the container may also be dead
 		if dead := h.registry.checkAlive(ctx, h.rec, h.sb, diedEarly); dead != nil {
 			return dead
 		}
@@ -177,8 +177,8 @@ func (h *handle) signal(ctx context.Context, signal int) error {
 	})
 }
 
-// explain returns the meaning of an error of the runtime; nil has none. The error's own words may
-// be the sandbox's or the engine's. Where there are better ones, they aren't passed on.
+// explain translates an error of the runtime for callers. The sandbox or the engine may have
+// written the error's text, so explain replaces it where it can.
 func (h *handle) explain(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -200,7 +200,7 @@ func (h *handle) explain(ctx context.Context, err error) error {
 		return noRoom(sb)
 	}
 	switch other := h.registry.explain(ctx, h.rec, sb, "processes", goneWithIt, err); {
-	case errors.Is(other, errDied): // without that class: what ran must not run again
+	case errors.Is(other, errDied): // not errDied, by which the caller would start it again
 		return &StateError{Key: sb.Key, Status: StatusStopped, Want: goneWithIt}
 	case other != nil:
 		return other

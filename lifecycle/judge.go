@@ -89,7 +89,7 @@ func (c *creator) judgeAgain(sb Sandbox, adopted bool) (*desired, error) {
 		},
 	}
 	for _, mt := range s.ExtraMounts {
-		if sb.VolumePath == "" || mt.MountPath != c.opts.Settings.VolumePath { // judge adds that one
+		if sb.VolumePath == "" || mt.MountPath != c.opts.Settings.VolumePath { // judge adds the volume
 			req.Request.ExtraMounts = append(req.Request.ExtraMounts, policy.MountRequest{HostPath: mt.HostPath, MountPath: mt.MountPath, Mode: mt.Mode})
 		}
 	}

@@ -17,11 +17,11 @@ import (
 // ObjectKind is what an Object is.
 type ObjectKind string
 
-// The labels of a sandbox's container. They say what exists, whose it is and when it ends. They
+// The labels of a sandbox's container. They describe the sandbox, its tenant and its end. They
 // never have secrets.
 const (
-	LabelOwner     = "berm.owner"      // id of the instance that made it
-	LabelTenant    = "berm.tenant"     // whose it is
+	LabelOwner     = "berm.owner"      // ID of the instance that made it
+	LabelTenant    = "berm.tenant"     // the tenant that it belongs to
 	LabelKey       = "berm.key"        // the tenant's name for it
 	LabelSessionID = "berm.session_id" // UUID
 	LabelProfile   = "berm.profile"
@@ -31,9 +31,9 @@ const (
 	LabelSpec      = "berm.spec"       // digest of the effective spec
 	LabelEffective = "berm.effective"  // the effective spec itself, as JSON, without env
 	LabelEnv       = "berm.env"        // names of the caller's variables, comma-separated
-	LabelAgent     = "berm.agent"      // runtime.AgentVersion; missing in sandboxes of before there was more than one
+	LabelAgent     = "berm.agent"      // runtime.AgentVersion; missing in sandboxes of the first version
 
-	LabelDoor   = "berm.door"   // DoorEngine or DoorEngineImage on what the Docker Engine API made; nothing on sandboxes
+	LabelDoor   = "berm.door"   // DoorEngine or DoorEngineImage for the engine proxy; missing on sandboxes
 	LabelCaller = "berm.caller" // the name of the caller that made it, with LabelDoor only
 
 	LabelAgentID = "berm.agent_id"         // only if given
@@ -41,8 +41,8 @@ const (
 	LabelInode   = "berm.workspace_inode"  // only with a workspace quota
 )
 
-// DoorEngine is the LabelDoor of what callers made through the engine proxy. Such an object is no
-// sandbox: it has a tenant and an end, but no key.
+// DoorEngine is the LabelDoor of objects that callers made through the engine proxy. Such an
+// object has a tenant and an end, but no key: it isn't a sandbox.
 const DoorEngine = "engine"
 
 // DoorEngineImage is the LabelDoor of images made through the engine proxy. A container that
@@ -70,8 +70,8 @@ func legacySelector() map[string]string {
 	return selector
 }
 
-// sandboxFromLabels rebuilds a sandbox from its container's labels and environment. Its error
-// joins everything that is wrong with them.
+// sandboxFromLabels rebuilds a sandbox from its container's labels and environment. The error
+// joins all mistakes in them.
 func sandboxFromLabels(labels map[string]string, env []string) (Sandbox, error) {
 	var errs []error
 	fail := func(label string, err error) {
@@ -180,7 +180,7 @@ const (
 	ObjectContainer ObjectKind = "container"
 	ObjectNetwork   ObjectKind = "network"
 	ObjectVolume    ObjectKind = "volume"
-	ObjectImage     ObjectKind = "image" // carries a seal, and isn't collected
+	ObjectImage     ObjectKind = "image" // is sealed, but not collected
 )
 
 // ObjectKinds returns the kinds that are collected, in that order.

@@ -58,7 +58,7 @@ func (r *Registry) runPending(ctx context.Context, p *pendingCreate, old *record
 	if err != nil {
 		p.err = &StartError{Err: err}
 		select {
-		case <-p.pulling: // its callers have left, and learn of it when they come back
+		case <-p.pulling: // its callers were answered "pulling"; their next call gets the error
 			failed := p.starting
 			failed.Status, failed.Error = StatusFailed, err.Error()
 			s.failure = &failure{sb: failed, err: p.err, at: time.Now()}
@@ -80,7 +80,7 @@ func (r *Registry) runPending(ctx context.Context, p *pendingCreate, old *record
 	s.pending = nil
 	r.freeLocked(p.starting.keyID(), s)
 	r.mu.Unlock()
-	if err == nil { // here, because its callers may have left
+	if err == nil { // here rather than in Create, because its callers may have left
 		r.metrics.creates.WithLabelValues(string(p.result.Result)).Inc()
 		if attrs := sandboxAttrs(p.result.Sandbox); p.result.Result == ResultReplaced {
 			r.log.InfoContext(ctx, "sandbox_replaced", attrs...)
@@ -88,13 +88,12 @@ func (r *Registry) runPending(ctx context.Context, p *pendingCreate, old *record
 			r.log.InfoContext(ctx, "sandbox_created", attrs...)
 		}
 	}
-	p.unlock() // first, so that the callers find the key free
+	p.unlock() // before done, so that the callers find the key free
 	close(p.done)
 }
 
-// replace removes the old sandbox, which has ended, and makes the new one. The record of one that
-// died and is made again stays until the new one takes its place, so that nothing is lost if
-// that fails.
+// replace removes the old sandbox, which has ended, and makes the new one. If the old one died and
+// is made again, its record stays until the new one exists, so that a failure loses nothing.
 func (r *Registry) replace(ctx context.Context, p *pendingCreate, old *record) (Sandbox, error) {
 	mounts, err := r.creator.mounts(p.starting)
 	if err != nil {
@@ -113,7 +112,7 @@ func (r *Registry) replace(ctx context.Context, p *pendingCreate, old *record) (
 	return r.creator.create(ctx, p, mounts)
 }
 
-// await waits for a create to end. Unless patient, it also ends if the image must be pulled.
+// await waits for a create to end. Unless patient, it returns early if the image must be pulled.
 func (t *records) await(ctx context.Context, p *pendingCreate, joined, patient bool) (CreateResult, error) {
 	pulling := p.pulling
 	if patient {
@@ -123,7 +122,7 @@ func (t *records) await(ctx context.Context, p *pendingCreate, joined, patient b
 	case <-p.done:
 	case <-pulling:
 		select {
-		case <-p.done: // both at once: the end is the better answer
+		case <-p.done: // if both have happened, the end is the better answer
 		default:
 			return CreateResult{}, p.pullingError()
 		}

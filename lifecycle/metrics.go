@@ -90,7 +90,7 @@ func (m *metrics) operation(op string, took time.Duration, err error) {
 	m.runtimeTime.WithLabelValues(op, result).Observe(took.Seconds())
 }
 
-// errorClasses name the classes of errors, in the order in which they are asked.
+// errorClasses name the classes of errors. The first class that matches applies.
 var errorClasses = []struct {
 	is   func(error) bool
 	name string
@@ -110,7 +110,7 @@ var errorClasses = []struct {
 	{errdefs.IsAborted, "aborted"},
 }
 
-// ErrorType gives an error's class, for metrics and spans.
+// ErrorType returns the name of an error's class, for metrics and spans.
 func ErrorType(err error) string {
 	for _, class := range errorClasses {
 		if class.is(err) {

@@ -12,8 +12,8 @@ import (
 	"github.com/bermhq/berm/runtime/keylock"
 )
 
-// Intervals and bounds of a monitor. A caller that follows a process, or asks for it, sees its
-// end at once.
+// Intervals and bounds of a monitor. They don't delay callers: a caller that follows or asks for a
+// process sees its end at once.
 const (
 	watchAgain  = 250 * time.Millisecond // after the events broke off; each try doubles it, up to lookEvery
 	lookEvery   = 5 * time.Second        // while a process is late, or the agent doesn't answer
@@ -21,29 +21,29 @@ const (
 	eventGap    = 20 * time.Millisecond  // between two events of a sandbox
 	measureSoon = 250 * time.Millisecond // between two measurements of a workspace after something ended
 	measureGap  = time.Minute            // between two measurements of a workspace while something runs
-	unsureMost  = time.Minute            // how long a silent agent keeps a sandbox from idling out after Berm's start
+	unsureMost  = time.Minute            // after Berm's start, a silent agent prevents idling out so long
 
-	overdueKill = 10 * time.Second // past its timeout, a command is killed from outside
-	overdueEnd  = time.Minute      // and then its sandbox is removed
+	overdueKill = 10 * time.Second // past its timeout, Berm kills a command itself
+	overdueEnd  = time.Minute      // past its timeout, Berm removes the sandbox if that failed
 
 	maxEnded      = 32      // ended commands and processes that a sandbox keeps
 	maxEndedBytes = 8 << 20 // of their output
-	maxListed     = 1024    // processes of a sandbox that are looked at
+	maxListed     = 1024    // processes of a sandbox; Berm ignores further ones
 )
 
 // Bounds of managed processes.
 const (
 	defaultProcess = "default"
-	stopInput      = 200 * time.Millisecond // for what still writes to it
+	stopInput      = 200 * time.Millisecond // to close the input, which a writer may block
 	stopGrace      = 5 * time.Second        // from TERM to KILL
 	stopMost       = 30 * time.Second       // for all of a stop
 	stderrWait     = time.Second            // for the sandbox to send it
 	maxStderr      = 64 << 10               // bytes of the standard error that callers see
-	askFirst       = 10 * time.Millisecond  // after a wait began; each question doubles it
+	askFirst       = 10 * time.Millisecond  // first interval of a wait; each attempt doubles it
 	askMost        = 500 * time.Millisecond
 
-	startAttempts = 3               // of a command whose sandbox dies before it
-	endKnown      = 2 * time.Second // in which an engine knows of a container's end
+	startAttempts = 3               // to start a command whose sandbox dies before it
+	endKnown      = 2 * time.Second // until an engine knows of a container's end
 )
 
 // processes runs commands and managed processes in the sandboxes of a Registry. It shares the
@@ -56,10 +56,10 @@ type processes struct {
 	insider  runtime.Insider
 	turns    keylock.Map[keyID]
 	starting keylock.Map[processID] // by the caller's ID
-	inputs   keylock.Map[processID] // by the sandbox's
+	inputs   keylock.Map[processID] // by the runtime's ID
 }
 
-// processID is a process of a key.
+// processID names a process of a key.
 type processID struct {
 	keyID
 	process string
@@ -76,22 +76,23 @@ func newProcesses(r *Registry) *processes {
 	return p
 }
 
-// monitor follows the processes of one sandbox. Its fields are guarded by records.mu. While some
-// run, it reads the sandbox's events, and finds what an earlier Berm started.
+// monitor follows the processes of one sandbox. Its fields are guarded by records.mu. While any
+// process runs, it reads the sandbox's events. It also finds processes that an earlier Berm
+// started.
 type monitor struct {
 	*processes
 	rec *record
 
-	procs   map[string]*proc                // by runtime ID: those that aren't forgotten
-	running int                             // of them, not known to have ended
-	streams map[string]map[*stream]struct{} // by runtime ID: those that callers follow
-	last    map[string]lastOf               // by the caller's ID: commands that ended with their container
+	procs   map[string]*proc                // known processes, by the runtime's ID
+	running int                             // of procs, not known to have ended
+	streams map[string]map[*stream]struct{} // open streams, by the runtime's ID
+	last    map[string]lastOf               // commands that ended with their container, by the caller's ID
 
 	kick       chan struct{} // wakes the loop; nil unless it runs
 	measuredAt time.Time     // when the loop last measured the workspace
-	measure    bool          // the workspace must be measured: something ended, or has run for a while
+	measure    bool          // the workspace must be measured: a process ended, or has run for a while
 	over       bool          // the workspace is over its quota: stop the sandbox
-	unkillable bool          // something can't be killed: remove the sandbox
+	unkillable bool          // a process can't be killed: remove the sandbox
 }
 
 // lastOf is a command whose container is gone.
@@ -109,7 +110,7 @@ type proc struct {
 	label    label
 	deadline time.Time     // by which a timeout should have ended it; zero is never
 	overdue  time.Time     // when it was first seen past its deadline
-	kill     time.Time     // when it is next killed from outside
+	kill     time.Time     // when Berm next tries to kill it
 	missed   bool          // it wasn't in the last list
 	unlock   func()        // ends its turn; nil if it has none
 	done     chan struct{} // closed when it has ended; nil if it was never known to run
@@ -117,7 +118,7 @@ type proc struct {
 
 func monitorOf(rec *record) *monitor { return rec.watcher.(*monitor) }
 
-// aliveLocked reports whether the sandbox is its key's, and its container alive.
+// aliveLocked reports whether the sandbox is still its key's, and its container is alive.
 func (m *monitor) aliveLocked() bool { return m.registry.aliveLocked(m.rec) }
 
 func (m *monitor) alive() bool {
@@ -128,8 +129,8 @@ func (m *monitor) alive() bool {
 
 func (m *monitor) snapshot() Sandbox { return m.registry.snapshot(m.rec) }
 
-// trackLocked records that a process runs. Counted says that the caller has counted it, and
-// unlock, if not nil, ends the turn that the process has from now on.
+// trackLocked records that a process runs. Counted says that the caller has counted it as a use.
+// With unlock, the process has a turn from now on, which unlock ends.
 func (m *monitor) trackLocked(info runtime.ProcessInfo, counted bool, unlock func()) {
 	k, _ := kindOf(info.ID)
 	t := m.procs[info.ID]
@@ -152,7 +153,7 @@ func (m *monitor) trackLocked(info runtime.ProcessInfo, counted bool, unlock fun
 		if l.Serialized && unlock == nil {
 			t.unlock, _ = m.turns.TryLock(m.rec.sb.keyID())
 		}
-	case counted: // a list was quicker
+	case counted: // a list has reported it first, and so counted it
 		m.rec.uses[k.use()]--
 	}
 	if unlock != nil {
@@ -161,7 +162,7 @@ func (m *monitor) trackLocked(info runtime.ProcessInfo, counted bool, unlock fun
 	m.startLocked()
 }
 
-// endLocked records that a process which ran has ended.
+// endLocked records that a running process has ended.
 func (m *monitor) endLocked(t *proc, status ExecStatus) {
 	t.ended = true
 	m.running--
@@ -175,15 +176,15 @@ func (m *monitor) endLocked(t *proc, status ExecStatus) {
 	close(t.done)
 }
 
-// seen records what a sandbox reports of one of its processes.
+// seen records a sandbox's report about one of its processes.
 func (m *monitor) seen(info runtime.ProcessInfo) {
 	m.registry.mu.Lock()
 	defer m.registry.mu.Unlock()
 	m.seenLocked(info)
 }
 
-// seenLocked is seen. It returns true if the process is known from now on to have ended. A
-// report may be late: of a process known to have ended, or whose ID another has by now.
+// seenLocked is seen. It returns true if the report is the first of the process's end. A report
+// may be stale: the process has ended since, or another process has its ID.
 func (m *monitor) seenLocked(info runtime.ProcessInfo) (ended bool) {
 	k, _ := kindOf(info.ID)
 	t := m.procs[info.ID]
@@ -203,7 +204,7 @@ func (m *monitor) seenLocked(info runtime.ProcessInfo) (ended bool) {
 			m.procs[info.ID] = t
 		}
 		t.info = info
-		t.info.Command = nil // which may be long
+		t.info.Command = nil // may be long
 		if ended {
 			m.endLocked(t, statusOfEnd(info))
 			m.leftLocked(info)
@@ -253,14 +254,14 @@ func (m *monitor) lostLocked() {
 	clear(m.procs)
 }
 
-// keepLastLocked keeps the end of a command beyond its container.
+// keepLastLocked keeps the result of a command after its container has ended.
 func (m *monitor) keepLastLocked(info runtime.ProcessInfo, hash string, overQuota bool) {
 	p := m.processLocked(info)
 	p.QuotaExceeded = overQuota
 	m.last[p.ID] = lastOf{p, hash}
 }
 
-// keepEnded records how the commands of a sandbox ended, before the sandbox is stopped.
+// keepEnded keeps the results of a sandbox's ended commands, before the sandbox is stopped.
 func (m *monitor) keepEnded(ctx context.Context, sb Sandbox) {
 	infos, err := m.list(ctx, sb)
 	if err != nil {
@@ -275,7 +276,7 @@ func (m *monitor) keepEnded(ctx context.Context, sb Sandbox) {
 	}
 }
 
-// listed records a whole list of processes. One that ran and isn't in it is lost.
+// listed records a list of all processes. A running process that two lists lack is lost.
 func (m *monitor) listed(infos []runtime.ProcessInfo) {
 	m.registry.mu.Lock()
 	defer m.registry.mu.Unlock()
@@ -293,7 +294,7 @@ func (m *monitor) listed(infos []runtime.ProcessInfo) {
 			m.endLocked(t, ExecKilled)
 			delete(m.procs, id)
 		default:
-			t.missed = true // it may have been started after the list was made
+			t.missed = true // not lost yet: it may have started after the sandbox made the list
 		}
 	}
 	for _, info := range infos {
@@ -301,8 +302,8 @@ func (m *monitor) listed(infos []runtime.ProcessInfo) {
 	}
 }
 
-// lateLocked returns the commands to kill because their timeout didn't end them, and by how much
-// they are late. In a paused sandbox, no command is late.
+// lateLocked returns the commands that run past their timeout and are due to be killed, and for
+// how long they are late. In a paused sandbox, no command is late.
 func (m *monitor) lateLocked() map[string]time.Duration {
 	now := time.Now()
 	late := map[string]time.Duration{}
@@ -320,8 +321,8 @@ func (m *monitor) lateLocked() map[string]time.Duration {
 	return late
 }
 
-// started records what Start returned. It returns true if the process is counted from now on,
-// and has the turn that unlock ends.
+// started records a process that the runtime has started. If it returns true, the monitor has
+// taken over the use that the caller counted, and unlock.
 func (m *monitor) started(info runtime.ProcessInfo, unlock func()) bool {
 	m.registry.mu.Lock()
 	defer m.registry.mu.Unlock()
@@ -344,7 +345,7 @@ func (m *monitor) started(info runtime.ProcessInfo, unlock func()) bool {
 	return true
 }
 
-// endSeen records the end of a process. It returns true if the workspace is over its quota then.
+// endSeen records the end of a process. It returns true if the workspace is now over its quota.
 func (m *monitor) endSeen(ctx context.Context, info runtime.ProcessInfo) bool {
 	m.registry.mu.Lock()
 	sb := m.rec.sb
@@ -376,7 +377,7 @@ func ownProcesses(infos []runtime.ProcessInfo) []runtime.ProcessInfo {
 	return infos[:min(len(infos), maxListed)]
 }
 
-// process returns what callers see of a process.
+// process returns a process as callers see it.
 func (m *monitor) process(info runtime.ProcessInfo) Process {
 	m.registry.mu.Lock()
 	defer m.registry.mu.Unlock()
@@ -409,8 +410,8 @@ func (m *monitor) processLocked(info runtime.ProcessInfo) Process {
 	return p
 }
 
-// whyNotStarted asks the engine about a container that refused to start a command. The refusal
-// may come before the engine knows of the container's end; then it waits for that.
+// whyNotStarted asks the engine about a container that refused to start a command. The engine may
+// not know of the container's end yet, so whyNotStarted waits for up to endKnown.
 func (m *monitor) whyNotStarted(ctx context.Context, sb Sandbox, refusal error) error {
 	for until, wait := time.Now().Add(endKnown), askFirst; ; {
 		if err := m.registry.checkAlive(ctx, m.rec, sb, diedEarly); err != nil {

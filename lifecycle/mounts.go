@@ -12,8 +12,8 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// tenantsDir holds the directories of all tenants but the default one, below the
-// chats root. No key begins with a dot, so none can be mistaken for it.
+// tenantsDir is the directory below the chats root for all tenants but the default one. No key
+// can have its name, since no key begins with a dot.
 const tenantsDir = ".tenants"
 
 // overlap refuses a spec with a mount above or below one of the operator's.
@@ -31,7 +31,7 @@ func (s Settings) overlap(spec policy.Spec) error {
 	return nil
 }
 
-// MakeRoots makes the operator's directories that are missing. It is meant for the start.
+// MakeRoots creates missing directories of the operator's settings. It is meant for the start.
 func (s Settings) MakeRoots() error {
 	for _, dir := range []string{s.ChatsRoot, s.DependenciesRoot, s.ToolsRoot} {
 		if dir == "" {
@@ -59,7 +59,7 @@ func (c *creator) mounts(sb Sandbox) ([]policy.Mount, error) {
 }
 
 // operatorMounts returns the mounts that the operator's settings give every sandbox. The policy
-// doesn't judge them. Of a caller's, only the key and the tenant become part of their paths.
+// doesn't judge them. Of the caller's input, only the key and the tenant are part of their paths.
 func (c *creator) operatorMounts(sb Sandbox) ([]policy.Mount, error) {
 	s := c.opts.Settings
 	var mounts []policy.Mount
@@ -98,8 +98,8 @@ func (c *creator) operatorMounts(sb Sandbox) ([]policy.Mount, error) {
 	return mounts, nil
 }
 
-// neverMounts reports whether the policy lets nobody with the spec's profile have a
-// directory of the host. Such a sandbox gets no directory of a chat either.
+// neverMounts reports whether the policy allows no host directories with the spec's profile. Such
+// a sandbox gets no chat directory either.
 func (c *creator) neverMounts(spec policy.Spec) bool {
 	p, ok := c.opts.Policy().Profile(spec.Profile)
 	return spec.HostPathMode == "none" && (!ok || slices.Contains(p.Locked, "host_path_mode"))
@@ -112,8 +112,8 @@ func ChatDir(chats, tenant, key string) (string, error) {
 	return chatDir(chats, keyID{tenant, key}, false, nil)
 }
 
-// MakeChatDir is ChatDir that makes what is missing, and gives the directory to the owner. What
-// is in it stays as it is.
+// MakeChatDir is ChatDir, but creates missing directories, and gives the key's directory to the
+// owner. It doesn't change the owner of files in it.
 func MakeChatDir(chats, tenant, key string, owner *policy.Owner) (string, error) {
 	return chatDir(chats, keyID{tenant, key}, true, owner)
 }

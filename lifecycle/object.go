@@ -11,9 +11,9 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// sweepObjects removes what callers made of one kind through the engine proxy, and what has ended
-// at now. It leaves objects whose labels don't say when they end. The error says why the objects
-// couldn't be listed.
+// sweepObjects removes objects of one kind that callers made through the engine proxy and that
+// have ended at now. It leaves objects whose labels don't say when they end. It fails only if it
+// can't list the objects.
 func (c *collector) sweepObjects(ctx context.Context, kind ObjectKind, now time.Time) (*batch, error) {
 	b := &batch{report: func(ctx context.Context, err error, attrs []any) { c.reportObject(ctx, kind, err, attrs) }}
 	if err := c.registry.available(); err != nil {
@@ -57,8 +57,8 @@ func objectEnd(labels map[string]string) (time.Time, bool) {
 }
 
 // collectObject removes an object: a container by force and with its anonymous volumes, a network
-// or a volume only if nothing uses it. It returns false if something does, or if the volume of
-// this name is another by now.
+// or a volume only if nothing uses it. It returns false if it is in use, or if another volume has
+// the name by now.
 func (c *collector) collectObject(ctx context.Context, kind ObjectKind, o runtime.Container) (bool, error) {
 	var err error
 	switch kind {

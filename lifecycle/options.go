@@ -22,19 +22,19 @@ type Options struct {
 	Policy  func() *policy.Policy // mandatory: the policy in force; asked once per call
 	Store   Store                 // mandatory
 	Quotas  Quotas                // mandatory: holds sandboxes to quotas
-	// Collector removes what callers of the engine's own API made; nil: there are none.
+	// Collector removes objects that callers made through the engine proxy; nil: without a proxy.
 	Collector runtime.Collector
-	Sealer    *Sealer // tells this instance's objects from others; nil: recognizes only what this Service makes
+	Sealer    *Sealer // recognizes this instance's objects; nil: only those that this Service makes
 	Holder    Holder  // mandatory: pins judged directories while the engine mounts them
-	// Claim keeps archive calls of the engine proxy away from the mounts of a sandbox that is
-	// being created, until leave. It waits for those under way. Nil: there are none.
+	// Claim waits for archive calls of the engine proxy that use the mounts of a new sandbox,
+	// and then keeps others away until leave. Nil: without a proxy.
 	Claim    func(ctx context.Context, sessionID string, mounts []policy.Mount) (leave func(), err error)
 	Engine   string                // its name in error messages: "the Docker Engine at unix:///run/docker.sock"; may be empty
-	Owner    string                // mandatory: this instance's id; nothing that carries another's is touched
+	Owner    string                // mandatory: this instance's ID; objects of other instances aren't touched
 	Labels   map[string]string     // more labels of every container and network; nil is none
 	Settings Settings              // the operator's settings; the zero value is usable
 	Logger   *slog.Logger          // nil discards
-	Registry prometheus.Registerer // nil: metrics are kept but not exported
+	Registry prometheus.Registerer // nil: metrics aren't exported
 	Tracer   trace.TracerProvider  // nil: no spans
 	// SweepEvery is the time between two sweeps of Collect; 0 is 30 s.
 	SweepEvery time.Duration
@@ -52,30 +52,30 @@ type Settings struct {
 	AdoptLegacy    bool              // take over containers with the old service's labels, and write them
 
 	ChatsRoot        string // host directory with one directory per key; empty is none
-	ChatMountPath    string // where a key's directory is seen; mandatory with ChatsRoot
+	ChatMountPath    string // mount path of a key's directory; mandatory with ChatsRoot
 	DependenciesRoot string // host directory, read-only; empty is none
-	DependenciesPath string // where it is seen
+	DependenciesPath string // its mount path
 	ToolsRoot        string // host directory, read-only; empty is none
-	ToolsPath        string // where it is seen
-	VolumePath       string // where a request's volume_host_path is seen; empty is "/volume"
-	// EnginePath returns the engine's path of a path of this process; nil: they are the same.
+	ToolsPath        string // its mount path
+	VolumePath       string // mount path of a request's volume_host_path; empty is "/volume"
+	// EnginePath translates a path of this process into the engine's; nil: they are the same.
 	EnginePath func(local string) (string, error)
 }
 
-// Holder makes the engine mount the directories that were judged.
+// Holder makes sure that the engine mounts the directories that the policy judged.
 type Holder interface {
 	// Hold pins the directories of the mounts as they are now. It returns the sources that the
 	// engine must mount instead, in the same order, and release, which must be called once
 	// the container runs or has failed. If release fails, the container must be removed. The
 	// name is the container's. Hold returns a *policy.DeniedError if a mount isn't allowed.
 	Hold(ctx context.Context, name string, mounts []policy.Mount) (sources []string, release func() error, err error)
-	// Clean removes what dead processes left. It is called before the first Hold.
+	// Clean removes pins that dead Berm processes left. It is called before the first Hold.
 	Clean() error
 	// Mode is "held" or "trusted", as in Enforcement.
 	Mode() string
 }
 
-// check reports what is missing, and fills in the defaults.
+// check reports missing options, and sets the defaults.
 func (o *Options) check() error {
 	for field, missing := range map[string]bool{
 		"Runtime": o.Runtime == nil, "Policy": o.Policy == nil, "Store": o.Store == nil, "Quotas": o.Quotas == nil,
@@ -112,11 +112,11 @@ func (s *Settings) setDefaults() {
 	}
 }
 
-// Store keeps what labels can't: enough to make a sandbox again if its container is gone. It must
-// be safe for concurrent use.
+// Store keeps what labels can't, so that a sandbox can be made again if its container is gone. It
+// must be safe for concurrent use.
 type Store interface {
-	// Records returns all sandboxes that were put. Their LastUsedAt is zero if they are a
-	// backup's. WorkspaceInode, Endpoint, Status, Error, IdleExpiresAt and Pull aren't kept.
+	// Records returns all stored sandboxes. LastUsedAt is zero if they are from a backup. The store
+	// doesn't keep WorkspaceInode, Endpoint, Status, Error, IdleExpiresAt and Pull.
 	Records(ctx context.Context) ([]Sandbox, error)
 	// Put stores a sandbox durably, in place of the one of the same session.
 	Put(ctx context.Context, sb Sandbox) error
@@ -124,10 +124,10 @@ type Store interface {
 	Touch(ctx context.Context, lastUsed map[string]time.Time) error
 	// Delete deletes sandboxes by session. Unknown sessions are no error.
 	Delete(ctx context.Context, sessionIDs ...string) error
-	// Fresh reports whether TookOver hadn't been called when the store was opened, since it was
-	// made or restored: what an earlier one knew is lost.
+	// Fresh reports whether the store was created or restored, and TookOver not called since,
+	// when it was opened. It then lacks what an earlier store knew.
 	Fresh() bool
-	// TookOver records that what exists has been taken over.
+	// TookOver records that Berm has taken over the existing sandboxes.
 	TookOver(ctx context.Context) error
 	// Ping returns nil if the store can be written.
 	Ping(ctx context.Context) error

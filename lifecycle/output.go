@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// capture keeps what a command prints, in bounded memory.
+// capture keeps a command's output in bounded memory.
 type capture interface {
 	io.Writer
 	collected() (kept string, truncated bool)
@@ -57,7 +57,7 @@ type textCapture struct {
 	head  []byte // the first limit of them
 	headN int    // code points in head
 	tail  []byte // the end of what follows head: at least what is shown of it
-	short bool   // keep refused memory, so that less is kept
+	short bool   // keep refused memory, so output is missing
 }
 
 // Write adds output, which ends between characters where the process allows that.
@@ -76,7 +76,7 @@ func (c *textCapture) Write(p []byte) (int, error) {
 	if !c.short {
 		c.head, c.headN, p = append(c.head, p[:end]...), c.headN+n, p[end:]
 	}
-	// A cut may fall into a code point, and spoils a few of them at the tail's start.
+	// A cut may split a code point. So the tail has room for a few more than are shown.
 	c.grow(&c.tail, len(p), 2*utf8.UTFMax*(c.limit*2/5+3))
 	if half := cap(c.tail) / 2; len(c.tail)+len(p) > cap(c.tail) {
 		p = p[max(len(p)-half, 0):]
@@ -103,7 +103,7 @@ func (c *textCapture) collected() (string, bool) {
 		return "", true
 	}
 	for range utf8.UTFMax - 1 {
-		if c.short && len(c.tail) > 0 && !utf8.RuneStart(c.tail[0]) { // of a code point that was cut
+		if c.short && len(c.tail) > 0 && !utf8.RuneStart(c.tail[0]) { // a cut has split a code point
 			c.tail = c.tail[1:]
 		}
 	}

@@ -8,15 +8,15 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// desired is a sandbox that the policy has judged and that is to be made.
+// desired is a sandbox to be made, as the policy has judged it.
 type desired struct {
 	Sandbox
 	ownEnv bool // the request brings its own environment
 	max    int  // the caller's own cap on sandboxes; 0 is none
 }
 
-// differences compares what is desired with a sandbox. Of an adopted one, it compares only
-// what the old service knew.
+// differences compares the desired sandbox with an existing one. For an adopted one, it compares
+// only the fields that the old service knew.
 func (d *desired) differences(sb Sandbox, adopted bool) []policy.Difference {
 	var diff []policy.Difference
 	if !adopted {
@@ -31,8 +31,8 @@ func (d *desired) differences(sb Sandbox, adopted bool) []policy.Difference {
 	return diff
 }
 
-// keep takes over what a sandbox that is made again doesn't lose, as far as the policy in
-// force allows.
+// keep copies the values that a sandbox keeps when it is made again, as far as the policy in force
+// allows.
 func (d *desired) keep(sb Sandbox, pol *policy.Policy) (err error) {
 	if len(d.Metadata) == 0 {
 		d.Metadata = sb.Metadata
@@ -47,7 +47,7 @@ func (d *desired) keep(sb Sandbox, pol *policy.Policy) (err error) {
 // for the next caller.
 const failureKept = 10 * time.Minute
 
-// maxFailures is how many of them a tenant has.
+// maxFailures bounds the failures that are kept for a tenant.
 const maxFailures = 32
 
 // pendingCreate is a create under way. It holds its key, and outlives its callers.
@@ -58,13 +58,13 @@ type pendingCreate struct {
 	err     error
 
 	unlock   func()                      // of the key
-	cancel   context.CancelCauseFunc     // ends it, with nothing made
-	starting Sandbox                     // what Get shows meanwhile; never changed
-	dead     string                      // session of the dead sandbox that it makes again; empty if none
+	cancel   context.CancelCauseFunc     // ends the create, which then makes nothing
+	starting Sandbox                     // what Get returns during the create; never changed
+	dead     string                      // session of the dead sandbox that it makes again; or empty
 	progress func() runtime.PullProgress // set before pulling is closed
 }
 
-// giveUp cancels a create that waits for its image, or did.
+// giveUp cancels a create that waits for its image, or has waited for it.
 func (p *pendingCreate) giveUp(why error) {
 	select {
 	case <-p.pulling:

@@ -14,11 +14,11 @@ import (
 // dialTimeout is how long a port may take to accept a connection.
 const dialTimeout = 5 * time.Second
 
-// Dial connects to a TCP port on the sandbox's own loopback interface, whatever its network,
-// within five seconds. Each transfer over the connection counts as a
-// use of the sandbox; the connection alone doesn't.
+// Dial connects within five seconds to a TCP port on the sandbox's loopback interface. It works
+// with any network. Each transfer over the connection restarts the sandbox's idle time. An idle
+// connection doesn't keep the sandbox from idling out.
 //
-// Errors: *InvalidError, *PortError when nobody listens, *StateError, *NotFoundError,
+// Errors: *InvalidError, *PortError if no process listens, *StateError, *NotFoundError,
 // *CapacityError, *UnsupportedError, *UnavailableError.
 func (a *Access) Dial(ctx context.Context, port int) (runtime.Conn, error) {
 	if port < 1 || port > 65535 {

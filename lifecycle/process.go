@@ -11,7 +11,7 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// Kind is what a process is to its caller.
+// Kind is the kind of a process.
 type Kind string
 
 // The kinds of processes. The ID of a process in its sandbox begins with its kind and a dot.
@@ -27,30 +27,30 @@ type ProcessRef struct {
 	ID          string // empty is "default" for KindManaged
 }
 
-// StartRequest asks for a process. The Stdin of its ExecRequest is the start of the input, and
-// all of it without OpenStdin or TTY. OutputLimit, Raw and Keep are ignored; for KindManaged,
-// also Timeout and Serialize.
+// StartRequest asks for a process. Stdin is the start of the input, or all of it without
+// OpenStdin or TTY. OutputLimit, Raw and Keep are ignored. For KindManaged, so are Timeout and
+// Serialize.
 type StartRequest struct {
 	ExecRequest
 	Kind Kind // empty is KindExec
 	// ID is the caller's own name. [A-Za-z0-9][A-Za-z0-9_.:-]{0,122}
 	//
-	// A second request for a command with it returns the same command; empty lets Berm choose.
-	// A managed process of the ID that has ended makes way; empty is "default".
+	// For a command, a second request with the ID returns the same command; empty lets Berm
+	// choose. A managed process replaces an ended one of the ID; empty is "default".
 	ID         string
 	NewID      bool // ID is new, so that no command can have it
-	OpenStdin  bool // Write is the input; otherwise it has Stdin or none. KindManaged has it.
+	OpenStdin  bool // callers can write more input with Write; always so for KindManaged
 	TTY        bool // a terminal, whose output is all stdout; implies OpenStdin
 	Rows, Cols int  // of the terminal; 0 is 24 and 80
 	KeepBytes  int  // of output, for later readers; 0 is 1 MiB, or 256 KiB for KindManaged; at most 4 MiB
 	Follow     bool // Start returns a Stream from the first byte on; not with Ready
-	// Once says that no caller reads output again that was followed to its end.
+	// Once says that no caller will read the output again after it was followed to its end.
 	Once bool
-	// Taken is called once, when nothing refers to Stdin any more: the command has taken it,
-	// or never will. It may be called after Start returns. Nil is allowed.
+	// Taken is called once, when nothing refers to Stdin any more, perhaps after Start has
+	// returned. Nil is allowed.
 	Taken   func()
-	Replace bool       // stops the managed process of this ID first
-	Ready   *Readiness // what Start waits for, of KindManaged; nil is nothing
+	Replace bool       // stop a running managed process of this ID first
+	Ready   *Readiness // condition that Start waits for, with KindManaged; nil doesn't wait
 }
 
 // Readiness says when a process counts as ready: as soon as one of the conditions holds.
@@ -72,7 +72,7 @@ type Process struct {
 	TTY             bool
 	Status          ExecStatus // ExecRunning, or as in an ExecResult
 	ExitCode        *int       // nil while it runs, and if it ended with its sandbox; of a command, nil unless completed
-	Signal          int        // that killed it; 0 if none did
+	Signal          int        // that ended it; 0 if none did
 	StartedAt       time.Time
 	EndedAt         time.Time // zero while it runs
 	CPUTime         time.Duration
@@ -83,7 +83,7 @@ type Process struct {
 	Recreated       bool
 	Existing        bool   // an earlier request with this ID started it
 	Ready           *bool  // nil if the request had no Readiness
-	Stderr          string // the last 64 KiB, of a managed process that was asked for alone
+	Stderr          string // the last 64 KiB, of a managed process; empty in lists
 	Attached        bool   // a caller is attached: see Follow
 	// QuotaExceeded says that the workspace was over its quota when the command had ended.
 	// The sandbox is stopped then, and the output is lost.
@@ -102,9 +102,9 @@ func (p Process) Running() bool { return p.Status == ExecRunning }
 type FollowRequest struct {
 	// From is the Seq after which to go on: 0 for the beginning, -1 for all that is kept.
 	From int64
-	// Attach holds the process up until its output is taken. One caller at a time is attached,
-	// and TakeOver ends the attachment before. Without it, Next returns a *GoneError if the
-	// process prints more than is kept.
+	// Attach makes the process wait for the caller to read its output. One caller at a time is
+	// attached; TakeOver ends another's attachment. Without Attach, Next returns a *GoneError if
+	// the caller reads too slowly, so that the output isn't kept any more.
 	Attach   bool
 	TakeOver bool
 }
@@ -115,7 +115,7 @@ type Stream interface {
 	// returned. One goroutine may call it at a time. The chunk's bytes are valid until the
 	// next call.
 	Next() (runtime.Chunk, error)
-	// Ended returns the process as it ended, once Next has returned io.EOF.
+	// Ended returns the final state of the process, once Next has returned io.EOF.
 	Ended() Process
 	io.Writer // input, if the Stream is attached; from another goroutine than Next
 	CloseWrite() error
@@ -161,7 +161,7 @@ func goneError(first int64, format string, args ...any) *GoneError {
 	return &GoneError{Message: fmt.Sprintf(format, args...), FirstSeq: first}
 }
 
-// noRoom is the error of a command or process that the sandbox couldn't start.
+// noRoom is the error if the sandbox has no resources to start a command or process.
 func noRoom(sb Sandbox) error {
 	return &CapacityError{Message: fmt.Sprintf("sandbox %q has no room for another process: nothing was started", sb.Key), RetryAfter: time.Second}
 }

@@ -22,7 +22,7 @@ func (r *Registry) Get(_ context.Context, tenant, key string) (Sandbox, error) {
 	if err != nil {
 		return Sandbox{}, err
 	}
-	unknown := r.engine.reconciled() // first, as the records are published before
+	unknown := r.engine.reconciled() // read first: records are published before this becomes nil
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if s := r.slots[id]; s != nil {
@@ -168,7 +168,7 @@ func (r *Registry) Renew(ctx context.Context, tenant, key string, ttl time.Durat
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		rec.sb.ExpiresAt = sb.ExpiresAt
-		if sb.LastUsedAt.After(rec.sb.LastUsedAt) { // a command may have ended meanwhile
+		if sb.LastUsedAt.After(rec.sb.LastUsedAt) { // else a command has ended meanwhile
 			rec.sb.LastUsedAt = sb.LastUsedAt
 		}
 		r.log.InfoContext(ctx, "sandbox_renewed", append(sandboxAttrs(sb), "expires_at", sb.ExpiresAt)...)
@@ -176,7 +176,7 @@ func (r *Registry) Renew(ctx context.Context, tenant, key string, ttl time.Durat
 	})
 }
 
-// Pause freezes the processes of a sandbox. Its times go on counting. It is no error if the
+// Pause freezes the processes of a sandbox. Its TTL and its idle time go on. It is no error if the
 // sandbox is paused already.
 func (r *Registry) Pause(ctx context.Context, tenant, key string) (Sandbox, error) {
 	return r.freeze(ctx, tenant, key, "pause", StatusRunning, StatusPaused, r.opts.Runtime.Pause)
@@ -211,7 +211,7 @@ func (r *Registry) freeze(ctx context.Context, tenant, key, op string, from, to 
 	})
 }
 
-// Logs copies what the main process of a sandbox printed.
+// Logs copies the output of a sandbox's main process.
 func (r *Registry) Logs(ctx context.Context, tenant, key string, opts runtime.LogOptions, stdout, stderr io.Writer) error {
 	sb, err := r.live(ctx, tenant, key)
 	if err != nil {
@@ -222,7 +222,7 @@ func (r *Registry) Logs(ctx context.Context, tenant, key string, opts runtime.Lo
 	})
 }
 
-// Stats returns what a sandbox uses of the host.
+// Stats returns a sandbox's use of resources.
 func (r *Registry) Stats(ctx context.Context, tenant, key string) (runtime.Stats, error) {
 	sb, err := r.live(ctx, tenant, key)
 	if err != nil {

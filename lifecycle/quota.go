@@ -17,8 +17,8 @@ type Quotas interface {
 	// Attach registers a sandbox that is about to run. If it fails, the sandbox must not run.
 	// It returns the identity of Subject.Dir, as in Subject.Inode.
 	Attach(ctx context.Context, s Subject) (inode string, err error)
-	// Detach says that a session's sandbox can't write any more. An unknown session is no
-	// error.
+	// Detach unregisters a session, whose sandbox can't write any more. It ignores an unknown
+	// session.
 	Detach(sessionID string)
 	// Used measures the directory of a sandbox's own quota, in bytes. It is 0 without a quota.
 	// The error is a *QuotaError if the directory is over the quota, was exchanged, or is too
@@ -38,7 +38,7 @@ type Quotas interface {
 	Sweep(ctx context.Context) error
 }
 
-// Subject is what Quotas need to know of a sandbox.
+// Subject describes a sandbox to Quotas.
 type Subject struct {
 	Tenant, Key string
 	SessionID   string
@@ -48,7 +48,7 @@ type Subject struct {
 	QuotaBytes  int64    // of Dir
 	Exempt      bool     // the kernel exempts it from quotas
 	Resumed     bool     // an earlier process made it, so it may be running already
-	Stopped     bool     // it has no container; the next one mounts what Dir leads to then
+	Stopped     bool     // it has no container; the next one mounts the directory that Dir then is
 }
 
 func subject(sb Sandbox) Subject {

@@ -14,7 +14,7 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// stop stops a process. Once begun, it goes on when ctx ends.
+// stop stops a process. The stop goes on when ctx ends.
 func (h *handle) stop(ctx context.Context) error {
 	r := h.registry
 	done := make(chan error, 1)
@@ -39,7 +39,7 @@ func (h *handle) stop(ctx context.Context) error {
 
 func (h *handle) stopNow(ctx context.Context) error {
 	input, cancel := context.WithTimeout(ctx, stopInput)
-	_ = h.write(input, nil, true) // it may be closed, or never read: the signal follows
+	_ = h.write(input, nil, true) // may fail if the input is closed or not read
 	cancel()
 	err := h.insist(ctx, func(ctx context.Context) error {
 		return h.signal(ctx, 15)
@@ -50,17 +50,17 @@ func (h *handle) stopNow(ctx context.Context) error {
 			return err
 		})
 	}
-	if err := h.killOrEnd(ctx); err != nil { // its descendants too
+	if err := h.killOrEnd(ctx); err != nil { // also kills its descendants
 		return err
 	}
-	if info, err := h.ask(ctx); err == nil { // else it went with its sandbox
+	if info, err := h.ask(ctx); err == nil { // else it ended with its sandbox
 		h.seen(info)
 	}
 	return nil
 }
 
-// insist retries f while the sandbox doesn't answer, for as long as a process has to end by
-// itself: a short silence is no reason to kill it sooner.
+// insist retries f for up to stopGrace while the sandbox doesn't answer. A short silence must not
+// shorten the time that a process has to end by itself.
 func (h *handle) insist(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, stopGrace)
 	defer cancel()
@@ -97,8 +97,8 @@ func (r *Readiness) check() error {
 	return nil
 }
 
-// awaitReady waits until a process is ready. It returns false if the process ends before, or the
-// time is up. The stream is for the Line of a Readiness.
+// awaitReady waits until a process is ready. It returns false if the process ends before that, or
+// after the timeout. It reads output to find the Line of a Readiness.
 func (h *handle) awaitReady(ctx context.Context, r Readiness, output *stream) bool {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(r.Timeout, readyWait))
 	defer cancel()
@@ -123,7 +123,7 @@ func (h *handle) awaitReady(ctx context.Context, r Readiness, output *stream) bo
 		if <-results {
 			ready = true
 		}
-		cancel() // the first decides
+		cancel() // the first condition that ends the wait decides
 	}
 	return ready
 }

@@ -21,7 +21,7 @@ const (
 	probeEvery   = 5 * time.Second        // the engine's health
 	retryEvery   = 500 * time.Millisecond // while the engine can't be used
 	touchEvery   = time.Second            // last uses to the store
-	closeTimeout = 5 * time.Second        // cleaning up after that
+	closeTimeout = 5 * time.Second        // the clean-up at Run's end
 )
 
 // Run reconciles with the engine, then follows its events and stores last uses, until ctx ends.
@@ -51,7 +51,8 @@ func (c *reconciler) Run(ctx context.Context) error {
 	}
 }
 
-// cleanUp does what is left once nothing is under way. The next start repeats what fails.
+// cleanUp stores last uses and removes unused networks at Run's end. The next start repeats what
+// fails.
 func (c *reconciler) cleanUp(ctx context.Context) {
 	defer c.registry.cancel()
 	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
@@ -60,7 +61,7 @@ func (c *reconciler) cleanUp(ctx context.Context) {
 	if c.engine.available() != nil {
 		return
 	}
-	// The network of a stopped container would be another one when it is created again.
+	// A stopped container needs its network: one that is created again is another network.
 	if containers, err := c.engine.objects(ctx, ObjectContainer); err != nil || len(containers) > 0 {
 		return
 	}
@@ -95,7 +96,7 @@ func (c *reconciler) follow(ctx context.Context) error {
 	watch(c.engine.ownSelector(), c.apply)
 	if c.engine.opts.Settings.AdoptLegacy {
 		watch(legacySelector(), func(e runtime.Event) {
-			if _, owned := e.Labels[LabelOwner]; !owned { // else the first watch has it, or it isn't ours
+			if _, owned := e.Labels[LabelOwner]; !owned { // else from the first watch, or another instance's
 				c.apply(e)
 			}
 		})
@@ -178,8 +179,8 @@ func (c *reconciler) reconcile(ctx context.Context) (err error) {
 	if err := c.prepare(ctx); err != nil {
 		return err
 	}
-	// The records are read before the engine lists: a container that is put on record meanwhile
-	// may not be in the list.
+	// Read the records before the engine lists. A container that gets its record in between may
+	// be missing in the list.
 	stored, err := r.opts.Store.Records(ctx)
 	if err != nil {
 		return &UnavailableError{Err: err}
@@ -203,8 +204,8 @@ func (c *reconciler) reconcile(ctx context.Context) (err error) {
 	}
 	keep, surplus := settle(all)
 	c.removeSurplus(ctx, surplus)
-	// Only the first reconciliation takes over what another process left. Later, a container
-	// without a record is what a failed create left; the sweep removes it.
+	// Only the first reconciliation takes over the containers of an earlier process. Later, a
+	// container without a record is from a failed create, and the sweep removes it.
 	if c.engine.reconciled() != nil {
 		if err := c.takeOver(ctx, keep, stored); err != nil {
 			return err
@@ -219,7 +220,7 @@ func (c *reconciler) reconcile(ctx context.Context) (err error) {
 
 // prepare cleans the engine up and creates the policy's networks.
 func (c *reconciler) prepare(ctx context.Context) error {
-	// First, because remains of a network or a container may be in the way of a new one.
+	// First, because leftovers of a network or a container may be in the way of a new one.
 	c.engine.sweep(ctx)
 	if err := c.engine.sealEarlier(ctx); err != nil {
 		return err
@@ -229,15 +230,15 @@ func (c *reconciler) prepare(ctx context.Context) error {
 		if err != nil && (errdefs.IsUnavailable(err) || ctx.Err() != nil) {
 			return err
 		}
-		if err != nil { // the other sandboxes can still be used, and the ended ones collected
+		if err != nil { // sandboxes on other networks still work
 			c.engine.log.WarnContext(ctx, "network_not_made", "network", n.EngineNetwork, "error", err)
 		}
 	}
 	return nil
 }
 
-// removeOutdated removes containers whose agent is of another version: they count as stopped, and
-// what runs in them mustn't go on unseen.
+// removeOutdated removes containers whose agent is of another version. They count as stopped, and
+// their processes mustn't go on unseen.
 func (c *reconciler) removeOutdated(ctx context.Context, keep []found) {
 	for _, f := range keep {
 		if statusOf(f.container.State) == StatusStopped || statusIn(f.container) != StatusStopped {
@@ -284,7 +285,7 @@ func (c *reconciler) refresh(before map[string]keyID, all []found) {
 		if free {
 			defer unlock()
 		}
-		if free || status == StatusStopped { // nothing revives a dead container
+		if free || status == StatusStopped { // a dead container stays dead
 			s.record.sb.Status = status
 			if status == StatusStopped {
 				r.loseLocked(s.record)
@@ -292,7 +293,7 @@ func (c *reconciler) refresh(before map[string]keyID, all []found) {
 		}
 	}
 	for _, f := range all {
-		// A container that was put on record meanwhile may have been seen before it was started.
+		// If the record is newer than the list, the list may show the container before its start.
 		if _, known := before[f.container.ID]; known && f.container.State != runtime.StateCreated {
 			update(f.sandbox.keyID(), f.container.ID, r.statusLocked(f.container))
 		}

@@ -19,11 +19,11 @@ const (
 	useProcess
 	useFiles
 	usePort
-	useKinds // how many ways there are
+	useKinds // the number of kinds
 )
 
-// records is what the Registry remembers. Its mutex is never held across a call to the
-// engine, the store or a quota that measures.
+// records is the state of the Registry. Its mutex is never held across a call to the engine, the
+// store, or a measurement of a quota.
 type records struct {
 	metrics *metrics
 	quotas  Quotas
@@ -36,15 +36,14 @@ type records struct {
 	making      map[string]struct{} // session IDs of creates under way
 	ended       map[string]struct{} // containers that ended during a create or a reconciliation
 	reconciling bool                // keeps ended, as making does
-	closing     bool                // nothing new is started
+	closing     bool                // no new tasks and workers start
 }
 
-// slot is everything that is known of one key. It is guarded by records.mu, and freed once it
-// is empty.
+// slot is the state of one key. It is guarded by records.mu, and freed once it is empty.
 type slot struct {
 	pending *pendingCreate             // the create that holds the key, if one does
 	record  *record                    // the live sandbox, if there is one
-	failure *failure                   // how the last create failed, if no caller has been informed
+	failure *failure                   // the last create's error, until a caller gets it
 	joining map[context.Context]func() // wake the callers that wait for the key and would join a create
 }
 
@@ -68,7 +67,7 @@ type watcher interface {
 	lostLocked()
 }
 
-// failure is the error of a create that no caller has been informed of.
+// failure is the error of a create that no caller has got yet.
 type failure struct {
 	sb  Sandbox
 	err error
@@ -188,7 +187,7 @@ func (t *records) containerGone(containerID string) {
 		t.slots[id].record.sb.Status = StatusStopped
 		t.loseLocked(t.slots[id].record)
 	}
-	if len(t.making) > 0 || t.reconciling { // it may have been listed or started before
+	if len(t.making) > 0 || t.reconciling { // a create or a list may still take it for running
 		t.ended[containerID] = struct{}{}
 	}
 }
@@ -211,7 +210,8 @@ func (t *records) forgetEndedLocked() {
 	}
 }
 
-// statusLocked returns the status of a container that was listed or inspected before.
+// statusLocked returns the status of a container from a list or an inspection. The container may
+// have ended since.
 func (t *records) statusLocked(c runtime.Container) Status {
 	if _, ended := t.ended[c.ID]; ended {
 		return StatusStopped
@@ -268,7 +268,7 @@ func (t *records) dropFailuresLocked(tenant string) {
 	}
 }
 
-// takeFailure returns how the last create of the same spec failed, once.
+// takeFailure returns the error of the last create if that had the same spec. It does so once.
 func (t *records) takeFailure(want *desired, now time.Time) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -362,8 +362,8 @@ func (r *record) busyLocked() bool {
 	return r.uses[useCommand] > 0 || r.uses[useProcess] > 0 || r.uses[useFiles] > 0 || !r.unsure.IsZero()
 }
 
-// snapshotLocked returns the sandbox with the values that depend on the time, or on others: the
-// kernel doesn't hold a sandbox to its own quota any more once others share its directory.
+// snapshotLocked returns the sandbox as it is at now. Its status depends on the time. Its quota's
+// enforcement depends on other sandboxes: it isn't the kernel's once they share the directory.
 func (r *record) snapshotLocked(now time.Time) Sandbox {
 	sb := r.sb
 	if dir, _ := workspace(sb.Spec); dir != "" {
@@ -383,8 +383,8 @@ func (r *record) snapshotLocked(now time.Time) Sandbox {
 	return sb
 }
 
-// snapshotLocked returns what a slot shows: the sandbox that is being made, else the one that
-// exists, else the one that failed.
+// snapshotLocked returns the sandbox of the key: the one that is being made, else the live one,
+// else the one whose create failed.
 func (s *slot) snapshotLocked(now time.Time) (Sandbox, bool) {
 	switch {
 	case s.pending != nil:
@@ -404,8 +404,8 @@ func (s *slot) snapshotLocked(now time.Time) (Sandbox, bool) {
 	return Sandbox{}, false
 }
 
-// lockOrJoin locks a key, or returns the create that holds it, or comes to hold it. The caller
-// must call unlock if it gets neither a create nor an error.
+// lockOrJoin locks a key. If a create holds the key, or begins while lockOrJoin waits, it returns
+// that create instead. The caller must call unlock if it gets neither a create nor an error.
 func (t *records) lockOrJoin(ctx context.Context, id keyID) (unlock func(), p *pendingCreate, err error) {
 	for {
 		t.mu.Lock()
@@ -414,7 +414,7 @@ func (t *records) lockOrJoin(ctx context.Context, id keyID) (unlock func(), p *p
 			defer t.mu.Unlock()
 			return nil, s.pending, nil
 		}
-		wait, wake := context.WithCancel(ctx) // launch wakes those that wait
+		wait, wake := context.WithCancel(ctx) // launch calls wake
 		if s.joining == nil {
 			s.joining = map[context.Context]func(){}
 		}
@@ -432,9 +432,9 @@ func (t *records) lockOrJoin(ctx context.Context, id keyID) (unlock func(), p *p
 	}
 }
 
-// enforced updates how the quota of a sandbox is enforced, once the sandbox is over it. A
-// sandbox without a quota may have got one since it was made, if its directory became a chat's.
-// It doesn't hold mu while it asks.
+// enforced updates how the quota of a sandbox is enforced, once the sandbox is over it. A sandbox
+// made without a quota has one if its directory became a chat's since. enforced doesn't hold mu
+// while it asks.
 func (t *records) enforced(rec *record, sb Sandbox) Sandbox {
 	if sb.Enforcement.WorkspaceQuota != "" {
 		return sb

@@ -34,7 +34,7 @@ type Registry struct {
 
 	running context.Context // ends with Run
 	stop    context.CancelFunc
-	workers sync.WaitGroup // end with running
+	workers sync.WaitGroup // goroutines that end with running
 }
 
 func newRegistry(opts *Options) *Registry {
@@ -111,13 +111,13 @@ func (r *Registry) Status(_ context.Context, tenant string) ServiceStatus {
 	return st
 }
 
-// Owner returns the owner of what Berm makes on the host for sandboxes, or nil if that is
-// Berm's own user.
+// Owner returns the owner of files that Berm makes on the host for sandboxes, or nil for Berm's
+// own user.
 func (r *Registry) Owner() *policy.Owner { return r.opts.Policy().Owner() }
 
-// EnsureNetwork creates one of the policy's networks, by the engine's name, unless it exists.
-// It asks the engine, as somebody may have removed a network that Berm knows.
-// The error is an *UnavailableError while the engine can't be used.
+// EnsureNetwork creates one of the policy's networks unless it exists. Name is the engine's. It
+// always asks the engine, since the network may have been removed outside of Berm. The error is
+// an *UnavailableError while the engine can't be used.
 func (r *Registry) EnsureNetwork(ctx context.Context, name string) error {
 	if err := r.available(); err != nil {
 		return err
@@ -126,8 +126,8 @@ func (r *Registry) EnsureNetwork(ctx context.Context, name string) error {
 	return r.engine.ensureNetwork(ctx, name)
 }
 
-// work runs f in a goroutine that must end when r.running does. It returns false if that has
-// ended.
+// work runs f in a goroutine, which must end when r.running does. It returns false, and doesn't run
+// f, if r.running has ended.
 func (r *Registry) work(f func()) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -138,8 +138,8 @@ func (r *Registry) work(f func()) bool {
 	return true
 }
 
-// close starts nothing new, ends what depends on Run, and waits for creates and stops. It
-// cancels those that take too long or wait for images.
+// close ends the workers, and waits for creates and stops. It cancels those that take too long or
+// wait for images. No new ones start.
 func (r *Registry) close() {
 	r.mu.Lock()
 	r.closing = true
@@ -161,8 +161,8 @@ func (r *Registry) close() {
 	r.workers.Wait()
 }
 
-// withRecord locks the key of a record and calls f, if the record is still its key's. The
-// caller may have left.
+// withRecord locks the key of a record and calls f. It returns nil without a call if the key has
+// another record by now.
 func (r *Registry) withRecord(ctx context.Context, rec *record, f func(keyID) error) error {
 	r.mu.Lock()
 	id := rec.sb.keyID()
@@ -178,7 +178,7 @@ func (r *Registry) withRecord(ctx context.Context, rec *record, f func(keyID) er
 	return f(id)
 }
 
-// terminate removes a sandbox in which something can't be killed.
+// terminate removes a sandbox in which a process can't be killed.
 func (r *Registry) terminate(ctx context.Context, rec *record, sb Sandbox) error {
 	ctx = context.WithoutCancel(ctx)
 	return r.withRecord(ctx, rec, func(id keyID) error {
@@ -208,8 +208,8 @@ func (r *Registry) clear(ctx context.Context, id keyID, old *record) error {
 	return nil
 }
 
-// explain returns the error that callers get for a failed operation inside a sandbox. What names
-// the operation's object. It returns nil if the container lives, so that err is about that
+// explain returns the error that callers get for a failed operation inside a sandbox. It returns
+// nil if the container lives and err is about a file or process in it. What names the kind of
 // object. Dead is the message if the container has ended.
 func (r *Registry) explain(ctx context.Context, rec *record, sb Sandbox, what, dead string, err error) error {
 	named := fmt.Errorf("%s of sandbox %s: %w", what, sb.Key, err)

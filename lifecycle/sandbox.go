@@ -70,16 +70,16 @@ func (s Sandbox) Ends() time.Time {
 // Expired reports whether the sandbox has ended at now; equality counts.
 func (s Sandbox) Expired(now time.Time) bool { return !s.Ends().After(now) }
 
-// Endpoint is where a service in the sandbox can be reached.
+// Endpoint is the address of a service in the sandbox.
 type Endpoint struct {
 	IP   string // address on the sandbox network; empty without one
 	Port int    // the configured agent service port; 0 if none
 }
 
-// Enforcement says how strictly a sandbox's limits are held.
+// Enforcement says how strictly a sandbox's limits are enforced.
 type Enforcement struct {
-	// Mounts is "held" when what was judged was pinned until the container had it,
-	// "trusted" when nobody sandboxed can change its path, empty without mounts.
+	// Mounts is "held" if the judged directories were pinned until the container ran. It is
+	// "trusted" if no sandbox can change their paths, and empty without mounts.
 	Mounts string
 	// WorkspaceQuota is "hard" (the kernel's), "soft" (measured around commands),
 	// or empty without a quota.
@@ -94,7 +94,7 @@ type CreateRequest struct {
 	Metadata   map[string]string
 	AgentID    string
 	VolumePath string // the old service's volume_host_path; empty is none
-	// MaxSandboxes of this tenant's caller; 0 is no limit of its own.
+	// MaxSandboxes is the caller's own limit for the tenant; 0 is none.
 	MaxSandboxes int
 	// Patient makes Create wait while an image is pulled, rather than return a *PullingError.
 	Patient bool
@@ -162,7 +162,7 @@ type ExecRequest struct {
 // ExecStatus is how a command ended.
 type ExecStatus string
 
-// The ways for a command to end.
+// The statuses of a command that has ended.
 const (
 	ExecCompleted ExecStatus = "completed"
 	ExecTimedOut  ExecStatus = "timed_out"
@@ -183,7 +183,7 @@ type ExecResult struct {
 	StderrTruncated   bool
 	Duration          time.Duration
 	CPUTime           time.Duration     // of the command and the children it waited for; 0 if not known
-	PeakMemoryBytes   int64             // likewise
+	PeakMemoryBytes   int64             // of the same
 	Timeout           time.Duration     // that was in force
 	Overridden        []policy.Override // of the command's request, and of its Create
 	Recreated         bool              // the sandbox's container had died and was made again
@@ -202,7 +202,7 @@ func (r ExecResult) OK() bool {
 type ServiceStatus struct {
 	Backend         runtime.Info
 	Available       bool   // the engine answers, and the start-up reconciliation is done
-	Reason          string // why not, if not
+	Reason          string // why it isn't available; empty if it is
 	ActiveSandboxes int    // of the tenant asked for
 	RunningCommands int    // of the tenant asked for
 	// RunningProcesses are the managed ones, of the tenant asked for.
@@ -220,8 +220,8 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// statusIn returns the status of the sandbox that a container is. One whose agent is of another
-// version counts as stopped, so that its next use makes it again. An adopted one has no agent.
+// statusIn returns the status of a container's sandbox. A container whose agent is of another
+// version counts as stopped, so that the next use makes it again. An adopted one has no agent.
 func statusIn(c runtime.Container) Status {
 	if c.Labels[LabelKey] != "" && c.Labels[LabelAgent] != strconv.Itoa(runtime.AgentVersion) {
 		return StatusStopped

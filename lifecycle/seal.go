@@ -41,9 +41,9 @@ type SealerOptions struct {
 
 // SealStore keeps the seals of objects that were made before there were any.
 type SealStore interface {
-	// Seals returns the seals that are kept. Open is true until CloseSeals is called.
+	// Seals returns the stored seals. Open is true until CloseSeals is called.
 	Seals(ctx context.Context) (seals []string, open bool, err error)
-	// CloseSeals keeps seals durably. It is called once.
+	// CloseSeals stores seals durably. It is called once.
 	CloseSeals(ctx context.Context, seals []string) error
 }
 
@@ -54,7 +54,7 @@ type Sealer struct {
 	mu     sync.Mutex
 	kept   map[string]struct{} // seals in the store
 	open   bool                // the store takes seals
-	logged map[string]struct{} // objects that the log has named
+	logged map[string]struct{} // objects that report has logged
 }
 
 // maxLogged bounds Sealer.logged.
@@ -123,7 +123,7 @@ func (s *Sealer) report(kind ObjectKind, id, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	object := string(kind) + " " + id
-	if _, done := s.logged[object]; done || s.open { // while it is open, what has none may get one
+	if _, done := s.logged[object]; done || s.open { // while open, sealEarlier may still add the seal
 		return
 	}
 	if len(s.logged) >= maxLogged {
@@ -164,9 +164,9 @@ func (s *Sealer) Genuine(list []runtime.Container, known func(id string) bool) [
 	return s.Firsts(sealed, known)
 }
 
-// Firsts returns one container for each session, of those whose labels are valid. Of several it
-// takes the one whose ID is known, else the oldest: a copy of labels is younger than the
-// original. If that can't be told, none of them is taken.
+// Firsts returns one container for each session, among those with valid labels. If several have
+// the same session, it takes the one whose ID is known, else the oldest: a copy of labels is
+// younger than the original. If none is the oldest, it takes none.
 func (s *Sealer) Firsts(list []runtime.Container, known func(id string) bool) []runtime.Container {
 	bySession := map[string][]runtime.Container{}
 	for _, c := range list {

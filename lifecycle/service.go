@@ -2,9 +2,9 @@ package lifecycle
 
 import "github.com/bermhq/berm/runtime"
 
-// Service is one instance's lifecycle. Its methods are those of its parts. All of them may be
-// called by many goroutines at once. Calls that need the engine fail with errdefs'
-// Unavailable until Run has reconciled, and while the engine can't be used.
+// Service bundles the parts of the lifecycle, and has their methods. It is safe for many
+// goroutines. Calls that need the engine fail with errdefs' Unavailable until Run has reconciled,
+// and while the engine can't be used.
 type Service struct {
 	*Registry
 	*processes
@@ -12,7 +12,7 @@ type Service struct {
 	*collector
 }
 
-// New checks the options and returns a Service. Nothing happens before Run.
+// New checks the options and returns a Service. It makes no calls; Run does.
 func New(opts Options) (*Service, error) {
 	if err := opts.check(); err != nil {
 		return nil, err

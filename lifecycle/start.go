@@ -15,13 +15,13 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// Start starts a process. It returns once the process runs; with Serialize, once its turn has
-// come; with Ready, once it is ready, has ended, or the time is up. The Stream is nil unless
-// the request is to Follow. If there is a command of the ID, Start returns that one without a
-// Stream, if the request is the same.
+// Start starts a process, and returns once it runs. With Serialize, it first waits for its turn.
+// With Ready, it also waits until the process is ready, has ended, or the timeout is over. The
+// Stream is nil unless the request is to Follow. If a command of the ID was started by the same
+// request, Start returns that command without a Stream.
 //
-// Errors: those of Exec, and *UnsupportedError when the sandbox has no agent, and
-// *ProcessError in the AlreadyExists class when the ID is another's.
+// Errors: those of Exec, *UnsupportedError if the sandbox has no agent, and *ProcessError in the
+// AlreadyExists class if another request started a process of the ID.
 func (p *processes) Start(ctx context.Context, req StartRequest) (Process, Stream, error) {
 	req.Kind = cmp.Or(req.Kind, KindExec)
 	key := trace.WithAttributes(attribute.String("berm.key", req.Key))
@@ -63,7 +63,7 @@ type start struct {
 	*processes
 	req    StartRequest
 	cmd    *command
-	handle *handle // of what was started, as are the next two
+	handle *handle // of the started process, as are the next two
 	info   runtime.ProcessInfo
 	stream *stream
 	fed    bool // req.Taken is called later
@@ -114,7 +114,7 @@ func (s *start) run(ctx context.Context) (Process, error) {
 	if s.handle != nil || !errdefs.IsAlreadyExists(err) || req.NewID {
 		return proc, err
 	}
-	proc, found, err := s.existing(ctx, id) // another caller was quicker
+	proc, found, err := s.existing(ctx, id) // another caller may have started it meanwhile
 	if err == nil && !found {
 		err = processError(req.ID, errdefs.ErrAlreadyExists, "another command has this ID")
 	}
@@ -140,15 +140,15 @@ func (s *start) managed(ctx context.Context, id keyID) (Process, error) {
 	if s.req.Ready == nil {
 		return proc, nil
 	}
-	unlock() // meanwhile, it can be replaced
+	unlock() // so that another call can replace it during the wait
 	unlock = func() {}
 	ready, err := s.ready(ctx)
 	ready.Overridden, ready.Created, ready.Recreated = proc.Overridden, proc.Created, proc.Recreated
 	return ready, err
 }
 
-// launch starts the process in its sandbox, and feeds it. If unlock isn't nil, the process has
-// the turn that it ends from now on, and launch sets it to nil.
+// launch starts the process in its sandbox, and feeds it. If *unlock isn't nil, it ends a turn. The
+// process takes over the turn, and launch then sets *unlock to nil.
 func (s *start) launch(ctx context.Context, unlock *func()) (proc Process, err error) {
 	err = s.inSandbox(ctx, s.req.ExecRequest, s.req.Kind.use(), func(rec *record, sb Sandbox, made ExecResult) (bool, error) {
 		h := monitorOf(rec).handle(sb, s.req.Kind, s.req.ID)
@@ -195,7 +195,7 @@ func (s *start) startIn(ctx context.Context, h *handle) (info runtime.ProcessInf
 	return info, nil, err
 }
 
-// processFor returns the process as a sandbox is to run it.
+// processFor returns the process for the runtime to start in a sandbox.
 func (s *start) processFor(ctx context.Context, sb Sandbox) (runtime.Process, []policy.Override, error) {
 	req := &s.req
 	cwd, err := s.prepare(ctx, s.cmd, sb)
@@ -267,14 +267,14 @@ func processRuns(id string) error {
 	return processError(id, errdefs.ErrAlreadyExists, "process %q runs; stop it first, or ask for it to be replaced", id)
 }
 
-// removeOld makes room for the managed process in a sandbox that runs: the one that is replaced
-// may count as the last that the sandbox may have.
+// removeOld removes an earlier managed process of the ID from a running sandbox. Otherwise that
+// would still count, and could make the sandbox exceed its limit.
 func (s *start) removeOld(ctx context.Context, id keyID) error {
 	rec, sb := s.registry.recordOf(id)
 	if sb.Status != StatusRunning {
 		return nil
 	}
-	if s.req.Replace { // nothing is stopped for one that may not start
+	if s.req.Replace { // don't stop the old one if the new one may not start
 		rec, _, err := s.sandboxFor(ctx, s.req.ExecRequest)
 		if err == nil {
 			_, err = s.prepare(ctx, s.cmd, s.registry.snapshot(rec))
@@ -286,8 +286,8 @@ func (s *start) removeOld(ctx context.Context, id keyID) error {
 	return monitorOf(rec).handle(sb, KindManaged, s.req.ID).makeRoom(ctx, s.req.Replace)
 }
 
-// makeRoom makes sure that there is no process of the ID: it forgets one that has ended, and stops
-// one that runs, with replace.
+// makeRoom removes an earlier process of the ID. It makes the sandbox forget an ended one. With
+// replace, it stops a running one first.
 func (h *handle) makeRoom(ctx context.Context, replace bool) error {
 	info, err := h.ask(ctx)
 	switch {
@@ -305,7 +305,7 @@ func (h *handle) makeRoom(ctx context.Context, replace bool) error {
 		h.seen(info)
 	}
 	if err := h.forget(ctx); err != nil {
-		if errdefs.IsFailedPrecondition(err) { // another has started it again
+		if errdefs.IsFailedPrecondition(err) { // another caller has started it again
 			return processRuns(h.id)
 		}
 		return h.explain(ctx, err)
@@ -322,14 +322,14 @@ func (h *handle) feed(req *StartRequest) bool {
 		if req.Taken != nil {
 			defer req.Taken()
 		}
-		if !free { // that of an earlier process, which has ended
+		if !free { // a writer to an earlier process of the ID still holds it
 			var err error
 			if unlock, err = h.inputs.Lock(running, h.processID()); err != nil {
 				return
 			}
 		}
 		defer unlock()
-		_ = h.input(running, req.Stdin, !req.OpenStdin) // the command loses what it doesn't take
+		_ = h.input(running, req.Stdin, !req.OpenStdin) // input that the command doesn't read is lost
 	})
 	if free && !fed {
 		unlock()

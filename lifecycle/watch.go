@@ -68,8 +68,8 @@ func (m *monitor) loop(kick <-chan struct{}) {
 	}
 }
 
-// dueLocked returns when the loop goes on by itself, within measureGap: when it may measure, when
-// a timeout should have ended a process, or soon, while something is wrong.
+// dueLocked returns when the loop next runs without a kick, at most measureGap from now: when it
+// may measure, when a process's timeout is over, or soon if the last attempt failed.
 func (m *monitor) dueLocked() time.Time {
 	now := time.Now()
 	due, soon := now.Add(measureGap), now.Add(lookEvery)
@@ -86,15 +86,15 @@ func (m *monitor) dueLocked() time.Time {
 			due = earlier(due, t.kill)
 		case now.Before(t.deadline):
 			due = earlier(due, t.deadline)
-		default: // it is paused
+		default: // late, but the sandbox is paused
 			due = earlier(due, soon)
 		}
 	}
 	return due
 }
 
-// watch reads the events of the sandbox until ctx ends. It begins anew each minute, as events may
-// get lost.
+// watch reads the events of the sandbox until ctx ends. It subscribes again each minute, since
+// events may get lost.
 func (m *monitor) watch(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -105,10 +105,10 @@ func (m *monitor) watch(ctx context.Context) {
 		case <-timer.C:
 		}
 		began, sb := time.Now(), m.snapshot()
-		if sb.Status != StatusPaused { // else it says nothing
+		if sb.Status != StatusPaused { // a paused agent sends no events
 			err := m.engine.guard("process_events", func() error { return m.readEvents(ctx, sb) })
 			if ctx.Err() == nil && (errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err)) {
-				_ = m.registry.checkAlive(ctx, m.rec, sb, goneWithIt) // records its end
+				_ = m.registry.checkAlive(ctx, m.rec, sb, goneWithIt) // records the container's end
 			}
 			m.registry.mu.Lock()
 			if errdefs.IsNotImplemented(err) || time.Since(m.rec.unsure) > unsureMost {
@@ -117,7 +117,7 @@ func (m *monitor) watch(ctx context.Context) {
 			m.startLocked()
 			m.registry.mu.Unlock()
 		}
-		if time.Since(began) > lookEvery { // it has worked
+		if time.Since(began) > lookEvery { // the subscription worked
 			wait = watchAgain
 		}
 		timer.Reset(wait)
@@ -154,20 +154,20 @@ func (m *monitor) readEvents(ctx context.Context, sb Sandbox) error {
 		}
 		m.startLocked()
 		m.registry.mu.Unlock()
-		select { // a sandbox may send as many as it likes
+		select { // limits the rate of events, which a sandbox may send without end
 		case <-time.After(eventGap):
 		case <-ctx.Done():
 		}
 	}
 }
 
-// killLate kills the processes that their timeout should have ended.
+// killLate kills the processes that run past their timeout.
 func (m *monitor) killLate(ctx context.Context) {
 	_, down := m.engine.status()
 	m.registry.mu.Lock()
 	sb, late := m.rec.sb, m.lateLocked()
 	if down != nil || !m.aliveLocked() {
-		late = nil // nothing can be killed
+		late = nil // without engine or container, a kill would fail
 	}
 	m.registry.mu.Unlock()
 	for proc, by := range late {
@@ -210,7 +210,7 @@ func (m *monitor) prune(ctx context.Context) {
 	m.registry.mu.Unlock()
 	for _, proc := range drop {
 		if m.handleOf(sb, proc).forget(ctx) != nil {
-			return // the next time tries again
+			return // the next call tries again
 		}
 	}
 }
