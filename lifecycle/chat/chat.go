@@ -34,7 +34,7 @@ const (
 	MaxFiles   = 100_000  // files of a chat with records; a sandbox may make more, which aren't listed
 )
 
-// Chat is content that a sandbox of the same key mounts. It is a value.
+// Chat holds files that the sandbox of the same key mounts. It is a value.
 type Chat struct {
 	Tenant      string
 	ID          string // also a sandbox's key
@@ -55,14 +55,14 @@ type File struct {
 	ModifiedAt  time.Time
 }
 
-// Record is what the file system doesn't keep of a file. It is a value.
+// Record holds the data about a file that the file system doesn't keep. It is a value.
 type Record struct {
 	ID          string // UUID
 	Name        string
 	CreatedAt   time.Time
 	ContentType string // of the file with Identity; empty: not known
 	Identity    uint64 // 0: any file of the name
-	OldType     string // content type of the file with OldIdentity, which the one with Identity replaces
+	OldType     string // content type of the file with OldIdentity, which the file with Identity replaces
 	OldIdentity uint64
 }
 
@@ -131,13 +131,13 @@ type Service struct {
 	run     string           // prefix of the names of this Service's staging directories
 	locks   keylock.Map[key] // held while the API changes a chat's directory, but not while a body streams
 	mu      sync.Mutex       // guards ended
-	ended   Report           // what New did
+	ended   Report           // the work that New did, for Check's report
 
 	ctx      context.Context // until Close
 	stop     context.CancelFunc
 	trash    *semaphore.Weighted // bounds the staging directories that wait to be removed
 	removal  sync.WaitGroup      // of the trash
-	emptying sync.Mutex          // held while one of them is removed
+	emptying sync.Mutex          // held during the removal of one directory
 }
 
 // key names a chat: two tenants may use the same ID.

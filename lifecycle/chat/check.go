@@ -9,22 +9,22 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 )
 
-// Report is what Check did.
+// Report counts what Check did.
 type Report struct {
-	Chats    int // that were looked at
+	Chats    int // chats that were checked
 	Finished int // deletions that an earlier process had begun
 	Dropped  int // records whose file was gone
 	Removed  int // left-over staging directories
-	Failed   int // chats that couldn't be looked at
+	Failed   int // chats that couldn't be checked
 }
 
-// Check drops the records of all chats that have no file, makes directories and histories
-// that are missing, and removes what earlier processes have left in the staging directory.
-// It is meant for start-up, and may go on while the chats are used.
+// Check drops the records of all chats that have no file, makes missing directories and
+// histories, and removes staging directories of earlier processes. It is meant for the start,
+// and may run while the chats are used.
 func (s *Service) Check(ctx context.Context) (Report, error) {
 	s.mu.Lock()
 	r := s.ended
-	s.ended = Report{} // told once
+	s.ended = Report{} // reported once
 	s.mu.Unlock()
 	removed, err := s.removeOrphans(ctx)
 	r.Removed += removed
@@ -76,7 +76,7 @@ func (s *Service) removeOrphans(ctx context.Context) (removed int, err error) {
 		if ctx.Err() != nil {
 			return removed, context.Cause(ctx)
 		}
-		if err != nil { // others can go nevertheless
+		if err != nil { // continue with the others
 			failed = append(failed, err)
 			continue
 		}

@@ -26,7 +26,7 @@ const (
 	stepMovedAway step = "moved_away" // likewise
 	stepUnlinked  step = "unlinked"   // of a file that is deleted
 
-	stepDiscarding step = "discarding" // what a deleted chat held
+	stepDiscarding step = "discarding" // of a deleted chat's files
 )
 
 func (s *Service) at(p step) error {
@@ -40,12 +40,12 @@ func (s *Service) at(p step) error {
 // Made says that the first one replaced nothing. Prepare, if it isn't nil, is called with the
 // chat's lock held, and may stage more.
 //
-// Records are written before their files are moved. A content type belongs to one file, and a
-// record also keeps that of the file that is replaced. So this process may die at any moment:
-// each file is the old one or the new one, and has its own content type.
+// commit writes the records before it moves their files. A record names the file that its
+// content type is for, and also keeps the type of the replaced file. So Berm may die at any
+// moment: each file is the old one or the new one, and has its own content type.
 func (st *stage) commit(ctx context.Context, prepare func(dir *os.Root) error) (files []File, made bool, err error) {
 	s := st.s
-	// Do what takes long before acquiring the lock.
+	// Do slow work before acquiring the lock.
 	if prepare == nil {
 		if err := st.enlist(ctx); err != nil {
 			return nil, false, err

@@ -139,8 +139,8 @@ func (s *Service) makeHistory(dir *os.Root) error {
 	return hostdir.With(dir, (*os.File).Sync)
 }
 
-// ownerOf returns the owner of what the service puts into a chat's directory: the policy's, or
-// else the directory's own.
+// ownerOf returns the owner for files that the service puts into a chat's directory: the
+// policy's, or else the directory's own.
 func (s *Service) ownerOf(dir *os.Root) (*policy.Owner, error) {
 	if o := s.opts.Sandboxes.Owner(); o != nil {
 		return o, nil
@@ -153,7 +153,7 @@ func (s *Service) ownerOf(dir *os.Root) (*policy.Owner, error) {
 	return &policy.Owner{UID: int(st.Uid), GID: int(st.Gid)}, nil
 }
 
-// give makes a new file readable, and the owner's.
+// give makes a new file readable for all, and gives it to the owner.
 func give(f *os.File, o *policy.Owner) error {
 	if err := f.Chmod(0o644); err != nil { // while it is Berm's own
 		return err

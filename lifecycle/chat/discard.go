@@ -5,8 +5,8 @@ import "context"
 // maxTrash is how many staging directories may wait to be removed.
 const maxTrash = 1000
 
-// discard removes a staging directory in a while, however much it holds. If too many wait
-// for that, the caller removes this one. After Close it stays until the next start.
+// discard removes a staging directory in the background. If too many directories wait, it
+// removes this one at once. After Close, the directory stays until the next start.
 func (s *Service) discard(ctx context.Context, id string) {
 	s.mu.Lock()
 	open := s.ctx.Err() == nil
@@ -28,9 +28,9 @@ func (s *Service) discard(ctx context.Context, id string) {
 	}
 }
 
-// Close ends the removal of what deleted chats held, and waits until it has ended, or the
-// context is done, whose cause it returns then. What is left goes at the next start, and so
-// does what is deleted from then on. It may be called more than once.
+// Close ends the removal of deleted chats' files, and waits for that. It returns the context's
+// cause if ctx ends first. The next start removes files that are left, and files of chats that
+// are deleted after Close. Close may be called more than once.
 func (s *Service) Close(ctx context.Context) error {
 	s.mu.Lock()
 	s.stop()

@@ -14,9 +14,9 @@ import (
 	"github.com/bermhq/berm/lifecycle"
 )
 
-// Ensure returns a chat, and makes it, its directory and its history if there is none. What
-// a sandbox of this key has written before is the chat's from then on. *ConflictError if it
-// belongs to another workspace.
+// Ensure returns a chat. If there is none, it makes the chat, its directory and its history.
+// Files that a sandbox of this key wrote before become the chat's. The error is a
+// *ConflictError if the chat belongs to another workspace.
 func (s *Service) Ensure(ctx context.Context, tenant, chatID, workspaceID string) (c Chat, made bool, err error) {
 	defer func() { s.metrics.count("make", err) }()
 	id, err := lifecycle.ParseKey(chatID)
@@ -34,7 +34,7 @@ func (s *Service) Ensure(ctx context.Context, tenant, chatID, workspaceID string
 	defer unlock()
 	c, err = s.opts.Store.Chat(ctx, tenant, id)
 	if made = errdefs.IsNotFound(err); made {
-		// The directory comes first: without a chat it is a sandbox's, as it may have been.
+		// The directory comes first. If Berm dies before the chat is stored, it is a sandbox's.
 		c = Chat{Tenant: tenant, ID: id, WorkspaceID: w.ID, CreatedAt: time.Now().UTC()}
 		var dir *os.Root
 		if dir, err = s.layout(ctx, c, true); err != nil {
@@ -56,7 +56,7 @@ func (s *Service) Ensure(ctx context.Context, tenant, chatID, workspaceID string
 	return c, made, nil
 }
 
-// List lists a workspace's chats by ID, those after a given one, at most limit; more
+// List lists at most limit of a workspace's chats, sorted by ID, with IDs above after. More
 // says that there are others.
 func (s *Service) List(ctx context.Context, tenant, workspaceID, after string, limit int) (chats []Chat, more bool, err error) {
 	if _, err := s.opts.Quotas.Workspace(ctx, tenant, workspaceID); err != nil {
@@ -73,9 +73,9 @@ func (s *Service) List(ctx context.Context, tenant, workspaceID, after string, l
 	return chats, more, nil
 }
 
-// Delete removes a chat with all that it holds. *lifecycle.ActiveError if it has a live
-// sandbox. When it returns, the chat is gone for good; the space that its files take is
-// given back afterwards, at the next start at the latest.
+// Delete removes a chat with all its files. It fails with a *lifecycle.ActiveError if the chat
+// has a live sandbox. When it returns, the chat is gone for good. The disk space of its files is
+// freed later, at the next start at the latest.
 func (s *Service) Delete(ctx context.Context, tenant, chatID string) (err error) {
 	defer func() { s.metrics.count("delete", err) }()
 	c, err := s.Get(ctx, tenant, chatID)
@@ -92,9 +92,9 @@ func (s *Service) Delete(ctx context.Context, tenant, chatID string) (err error)
 	return nil
 }
 
-// deleted begins the name of a staging directory that a chat was moved to, as
-// tenant/chat. The next start deletes the chat's row if this process doesn't come to it.
-// Earlier versions named theirs "deleted-", and had the chat's content right in there.
+// deleted is the prefix of staging directories for deleted chats. The chat is in it as
+// tenant/chat, so that the next start can delete the chat's row if this process dies first.
+// Earlier versions had the prefix "deleted-", and the chat's files directly in the directory.
 const deleted = "away-"
 
 // moveAway moves a chat's directory to a staging directory, and deletes the chat's row.
@@ -108,7 +108,7 @@ func (s *Service) moveAway(ctx context.Context, c Chat, id string) (err error) {
 	if err != nil {
 		return err
 	}
-	ctx = context.WithoutCancel(ctx) // from here on it is all or nothing
+	ctx = context.WithoutCancel(ctx) // finish even if the caller leaves
 	defer s.opts.Quotas.Changed(c.Tenant, c.ID)
 	staging := filepath.Join(s.root, stagingDir, id)
 	moved := false
@@ -133,7 +133,7 @@ func (s *Service) moveAway(ctx context.Context, c Chat, id string) (err error) {
 		err = errors.Join(s.syncParents(from), s.syncParents(away), s.at(stepMovedAway))
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		err = nil // gone before: there are only rows
+		err = nil // without a directory, only the rows must go
 	}
 	if err == nil {
 		err = storeError(s.opts.Store.DeleteChat(ctx, c.Tenant, c.ID))
@@ -155,8 +155,8 @@ func (s *Service) moveAway(ctx context.Context, c Chat, id string) (err error) {
 	return nil
 }
 
-// finishDeletions deletes the rows of chats that an earlier process has moved away. A chat
-// that has a directory was made again, or put back.
+// finishDeletions deletes the rows of chats that an earlier process has moved away. It keeps a
+// chat that has a directory, since that was made again or put back.
 func (s *Service) finishDeletions(ctx context.Context) error {
 	moved, err := fs.Glob(os.DirFS(filepath.Join(s.root, stagingDir)), deleted+"*/*/*")
 	for _, name := range moved {
@@ -177,7 +177,7 @@ func (s *Service) finishDeletions(ctx context.Context) error {
 	return storeError(err)
 }
 
-// maxPage is the most that is listed at once.
+// maxPage is the maximum number of entries in one page of a list.
 const maxPage = 10_000
 
 func bounded(limit int) int { return max(1, min(limit, maxPage)) }

@@ -29,8 +29,8 @@ func (e *ConflictError) Error() string {
 // Conflict puts the error into errdefs' Conflict class.
 func (*ConflictError) Conflict() {}
 
-// FileNotFoundError says that a chat has no such file. Name is an ID, if the file was asked
-// for by that.
+// FileNotFoundError says that a chat has no such file. Name is the file's name, or its ID if
+// the caller gave that.
 type FileNotFoundError = hostdir.NotFoundError
 
 // FileError says why a file of a chat can't be used.
@@ -39,7 +39,7 @@ type FileError = hostdir.FileError
 // TooLargeError says that a body, or an archive of a chat, is too large.
 type TooLargeError = hostdir.TooLargeError
 
-// storeError says of a failure of the store that it can't be used now.
+// storeError wraps an error of the store as one that says that the store can't be used now.
 func storeError(err error) error {
 	if err == nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err

@@ -15,12 +15,12 @@ import (
 // FileList is one page of a chat's files.
 type FileList struct {
 	Files  []File
-	More   bool // there are others, after the last one
+	More   bool // there are more files, after the last one
 	Beyond bool // the chat has more than MaxFiles, and not all are listed
 }
 
-// Files lists a chat's files by name, those after a given one, at most limit and no more
-// than 10,000. What a sandbox has written meanwhile is in it.
+// Files lists a chat's files, sorted by name, with names above after: at most limit, and no more
+// than 10,000. The list includes files that a sandbox has written.
 func (s *Service) Files(ctx context.Context, tenant, chatID, after string, limit int) (list FileList, err error) {
 	defer func() { s.metrics.count("list", err) }()
 	c, err := s.Get(ctx, tenant, chatID)
@@ -62,7 +62,7 @@ func (s *Service) File(ctx context.Context, tenant, fileID string) (File, error)
 		return File{}, err
 	}
 	f, err := s.look(ctx, c, r.Name)
-	if err == nil && f.ID != fileID { // another has taken its name meanwhile
+	if err == nil && f.ID != fileID { // another file has taken the name
 		return File{}, &FileNotFoundError{Name: fileID}
 	}
 	return f, err
@@ -104,7 +104,7 @@ func (s *Service) look(ctx context.Context, c Chat, name string) (File, error) {
 	return files[0], nil
 }
 
-// Content is an open file. The caller closes it. A sandbox may change it meanwhile.
+// Content is an open file. The caller closes it. A sandbox may change the file meanwhile.
 type Content struct {
 	*os.File
 	Info File   // of a history without an ID
@@ -142,8 +142,8 @@ func (s *Service) content(ctx context.Context, c Chat, name string) (*Content, e
 	return &Content{File: f, Info: file, ETag: etag(fi)}, nil
 }
 
-// etag changes with whatever is done to a file. It is weak, as two writes may be too close
-// for the file system's clock.
+// etag returns a file's ETag, which changes with every change of the file. It is weak, since two
+// writes may be too close for the file system's clock.
 func etag(fi fs.FileInfo) string {
 	st := fi.Sys().(*syscall.Stat_t)
 	return fmt.Sprintf(`W/"%x-%x-%x"`, st.Ctim.Nano(), st.Size, st.Ino)
@@ -154,7 +154,7 @@ func (s *Service) DeleteFile(ctx context.Context, tenant, chatID, name string) e
 	return s.deleteFile(ctx, tenant, chatID, name, "")
 }
 
-// DeleteFileID removes a file by its ID, and none that has taken its name since.
+// DeleteFileID removes a file by its ID. It keeps another file that has taken the name.
 func (s *Service) DeleteFileID(ctx context.Context, tenant, fileID string) error {
 	f, err := s.File(ctx, tenant, fileID)
 	if err != nil {
@@ -163,7 +163,7 @@ func (s *Service) DeleteFileID(ctx context.Context, tenant, fileID string) error
 	return s.deleteFile(ctx, tenant, f.ChatID, f.Name, f.ID)
 }
 
-// deleteFile removes a file; with an ID, only if it has that.
+// deleteFile removes a file. If id isn't empty, the file must have that ID.
 func (s *Service) deleteFile(ctx context.Context, tenant, chatID, name, id string) (err error) {
 	defer func() { s.metrics.count("delete_file", err) }()
 	c, err := s.named(ctx, tenant, chatID, name)
@@ -188,7 +188,7 @@ func (s *Service) deleteFile(ctx context.Context, tenant, chatID, name, id strin
 	if gone != nil && !errdefs.IsNotFound(gone) {
 		return gone
 	}
-	ctx = context.WithoutCancel(ctx) // the record goes with the file
+	ctx = context.WithoutCancel(ctx) // remove both the file and its record
 	if gone == nil {
 		n, err := s.remove(ctx, c, dir, []string{name})
 		if err != nil {
@@ -204,7 +204,7 @@ func (s *Service) deleteFile(ctx context.Context, tenant, chatID, name, id strin
 	return gone
 }
 
-// remove unlinks files and returns how many were there.
+// remove unlinks files with their records, and returns how many files existed.
 func (s *Service) remove(ctx context.Context, c Chat, dir *os.Root, names []string) (int, error) {
 	w, err := s.opts.Quotas.Workspace(ctx, c.Tenant, c.WorkspaceID)
 	if err != nil {
@@ -220,15 +220,15 @@ func (s *Service) remove(ctx context.Context, c Chat, dir *os.Root, names []stri
 	return n, s.at(stepUnlinked)
 }
 
-// DeleteFiles removes all files of a chat but its history, and returns how many. What
-// isn't a file stays, and so may what a sandbox writes meanwhile.
+// DeleteFiles removes all regular files of a chat but its history, and returns how many. Files
+// that a sandbox writes meanwhile may stay.
 func (s *Service) DeleteFiles(ctx context.Context, tenant, chatID string) (n int, err error) {
 	defer func() { s.metrics.count("delete_file", err) }()
 	c, err := s.Get(ctx, tenant, chatID)
 	if err != nil {
 		return 0, err
 	}
-	for range 10 * MaxFiles / maxPage { // a sandbox that writes on and on doesn't keep this busy for ever
+	for range 10 * MaxFiles / maxPage { // bounded, since a sandbox may write new files without end
 		p, deleted, err := s.deletePage(ctx, c)
 		n += deleted
 		if err != nil || len(p.names) == 0 || !p.more && !p.beyond {
@@ -238,7 +238,7 @@ func (s *Service) DeleteFiles(ctx context.Context, tenant, chatID string) (n int
 	return n, nil
 }
 
-// deletePage removes the first files, as many as are listed at once.
+// deletePage removes one page of files.
 func (s *Service) deletePage(ctx context.Context, c Chat) (p page, n int, err error) {
 	dir, leave, err := s.enter(ctx, c)
 	if err != nil {

@@ -11,11 +11,11 @@ import (
 	"github.com/bermhq/berm/lifecycle/hostdir"
 )
 
-// additionName is what is added to a history, in its staging directory.
+// additionName is the name of an addition to a history in the staging directory.
 const additionName = "addition"
 
-// History opens a chat's history. Should a sandbox have removed it, it is made again; what
-// else a sandbox has put in its place is a *FileError.
+// History opens a chat's history. If a sandbox has removed it, History makes an empty one. If a
+// sandbox has replaced it by another kind of file, the error is a *FileError.
 func (s *Service) History(ctx context.Context, tenant, chatID string) (_ *Content, err error) {
 	defer func() { s.metrics.count("read", err) }()
 	c, err := s.Get(ctx, tenant, chatID)
@@ -39,8 +39,8 @@ func (c Chat) history(fi fs.FileInfo) File {
 	return c.with(Record{Name: HistoryName, CreatedAt: c.CreatedAt}, fi, 0)
 }
 
-// PutHistory replaces a chat's history. *TooLargeError over MaxHistory. The size is that of
-// PutFile.
+// PutHistory replaces a chat's history. The error is a *TooLargeError over MaxHistory. Size is as
+// in PutFile.
 func (s *Service) PutHistory(ctx context.Context, tenant, chatID string, size int64, r io.Reader) (_ File, err error) {
 	defer func() { s.metrics.count("write", err) }()
 	c, err := s.Get(ctx, tenant, chatID)
@@ -54,9 +54,9 @@ func (s *Service) PutHistory(ctx context.Context, tenant, chatID string, size in
 	return s.writeHistory(ctx, c, HistoryName, size, replaced, r)
 }
 
-// AppendHistory adds to a chat's history, all of r or nothing, likewise. What is there is
-// copied, so that a crash leaves no half of an addition, and a sandbox that writes to the
-// history at the same moment may lose what it writes.
+// AppendHistory adds all of r to a chat's history, or nothing. Size and errors are as in
+// PutHistory. It copies the old history, so that a crash leaves no part of an addition. A sandbox
+// that writes to the history at the same moment may lose its write.
 func (s *Service) AppendHistory(ctx context.Context, tenant, chatID string, size int64, r io.Reader) (_ File, err error) {
 	defer func() { s.metrics.count("append", err) }()
 	c, err := s.Get(ctx, tenant, chatID)
@@ -92,7 +92,7 @@ func (s *Service) writeHistory(ctx context.Context, c Chat, name string, size, r
 	return c.history(st.files[0].info), nil
 }
 
-// join makes a new history of the one in a chat's directory and of what is staged.
+// join stages a new history: the one in the chat's directory, and then the staged addition.
 func (st *stage) join(ctx context.Context, dir *os.Root) error {
 	addition, err := st.dir.Open(additionName)
 	if err != nil {
@@ -104,7 +104,7 @@ func (st *stage) join(ctx context.Context, dir *os.Root) error {
 	switch {
 	case err == nil:
 		defer old.Close()
-		// Not more than it had: a sandbox may be writing.
+		// Copy no more than its size, since a sandbox may be writing.
 		parts = []io.Reader{io.LimitReader(old, fi.Size()), addition}
 		st.room.Replaces(counted(fi))
 	case !errdefs.IsNotFound(err):

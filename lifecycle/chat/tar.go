@@ -13,14 +13,14 @@ import (
 	"github.com/bermhq/berm/lifecycle/hostdir"
 )
 
-// minArchive is what an archive may always have in it where there is no quota, in bytes.
+// minArchive is the minimum of archiveLimit without a quota, in bytes.
 const minArchive = 1 << 30
 
-// ReadTar writes an archive of all that a chat's directory holds: regular files,
-// directories and symbolic links. It is a *TooLargeError, as a rule before anything is
-// written, if there are more or deeper directories than can be archived, or if the sizes of
-// the files, where a sparse one counts in full, are together more than both the quota and
-// what is in the directory takes; without a quota, than both 1 GiB and four times that.
+// ReadTar writes a tar archive of a chat's directory: regular files, directories and symbolic
+// links. The error is a *TooLargeError, usually before it writes anything, if the tree is too
+// wide or too deep, or the sum of the files' sizes is too large. A sparse file counts with its
+// full size. The sum may be the quota or the directory's use of the disk, whichever is larger.
+// Without a quota, it may be 1 GiB or four times that use.
 func (s *Service) ReadTar(ctx context.Context, tenant, chatID string, w io.Writer) (err error) {
 	defer func() { s.metrics.count("archive", err) }()
 	c, err := s.Get(ctx, tenant, chatID)
@@ -39,11 +39,11 @@ func (s *Service) ReadTar(ctx context.Context, tenant, chatID string, w io.Write
 	return hostdir.Tar(ctx, dir, until(ctx, w.Write), limit)
 }
 
-// archiveLimit is how many bytes an archive of a directory may have in it: far more can only
-// be the zeros of sparse files. Other chats have no part in it.
+// archiveLimit returns how many bytes of files an archive of a directory may have. Far more can
+// only be the zeros of sparse files. The size of other chats doesn't matter.
 func (s *Service) archiveLimit(ctx context.Context, dir *os.Root) (int64, error) {
 	used, err := hostdir.Allocated(ctx, dir)
-	if err != nil && !errors.Is(err, hostdir.ErrUnbounded) { // then it is what was found
+	if err != nil && !errors.Is(err, hostdir.ErrUnbounded) { // with ErrUnbounded, used is a part of the use
 		return 0, err
 	}
 	if quota := s.opts.Quotas.QuotaBytes(); quota > 0 {
@@ -68,8 +68,8 @@ func until(ctx context.Context, f ioFunc) ioFunc {
 	}
 }
 
-// WriteTar unpacks an archive over a chat's directory, all or nothing. Directories are
-// merged. There has to be room for all that is in it beside what it takes the place of.
+// WriteTar unpacks all of a tar archive over a chat's directory, or nothing. It merges
+// directories. The quota needs room for the archive's files beside the files that they replace.
 func (s *Service) WriteTar(ctx context.Context, tenant, chatID string, r io.Reader) (err error) {
 	defer func() { s.metrics.count("unpack", err) }()
 	c, err := s.Get(ctx, tenant, chatID)
@@ -102,7 +102,7 @@ func (s *Service) WriteTar(ctx context.Context, tenant, chatID string, r io.Read
 	return err
 }
 
-// addUnpacked notes the files at the top of what was unpacked.
+// addUnpacked adds the unpacked files at the top to the stage's files.
 func (st *stage) addUnpacked(ctx context.Context) error {
 	st.inexact = true
 	p, err := readPage(ctx, st.dir, "", hostdir.MaxEntries, hostdir.MaxEntries)
@@ -123,8 +123,8 @@ func (st *stage) addUnpacked(ctx context.Context) error {
 	return nil
 }
 
-// checkArchived refuses a path in an archive that would put something at the top of a chat
-// that can't be there.
+// checkArchived refuses a path in an archive whose name or kind isn't allowed at the top of a
+// chat's directory.
 func checkArchived(elements []string, kind byte) error {
 	var invalid *lifecycle.InvalidError
 	switch {

@@ -6,15 +6,15 @@ import (
 	"io"
 )
 
-// PutFile says what is to be written.
+// PutFile describes a file to write.
 type PutFile struct {
 	Name        string
 	ContentType string // empty: not known
-	Size        int64  // bytes; -1: not known. Fewer or more are an *lifecycle.InvalidError
-	NoClash     bool   // refuse to write over one that is there: errdefs' AlreadyExists
+	Size        int64  // bytes; -1: not known. Other content is a *lifecycle.InvalidError
+	NoClash     bool   // fail in errdefs' AlreadyExists class if the file exists
 }
 
-// Put writes a file, whole or not at all; made says that there was none of the name.
+// Put writes a whole file, or nothing. Made says that there was no file of the name.
 func (s *Service) Put(ctx context.Context, tenant, chatID string, f PutFile, r io.Reader) (file File, made bool, err error) {
 	defer func() { s.metrics.count("write", err) }()
 	if err := checkName(f.Name); err != nil {
@@ -33,7 +33,7 @@ func (s *Service) Put(ctx context.Context, tenant, chatID string, f PutFile, r i
 	return files[0], made, nil
 }
 
-// PutAll writes several files, all or none. Next gives one after the other, until io.EOF.
+// PutAll writes all of several files, or none. Next returns the next file, or io.EOF.
 func (s *Service) PutAll(ctx context.Context, tenant, chatID string, next func() (PutFile, io.Reader, error)) (files []File, err error) {
 	defer func() { s.metrics.count("write", err) }()
 	files, _, err = s.put(ctx, tenant, chatID, next)
@@ -81,8 +81,8 @@ func (s *Service) put(ctx context.Context, tenant, chatID string, next func() (P
 	return st.commit(ctx, nil)
 }
 
-// early returns how many bytes make way for a file, and refuses it before its bytes come if it
-// is plain by then that it can't be written. What counts is decided when they are there.
+// early returns how many bytes a file replaces. It refuses a file that can't be written, before
+// the caller sends the content. commit checks this again.
 func (s *Service) early(ctx context.Context, c Chat, f PutFile) (replaced int64, err error) {
 	dir, err := s.open(ctx, c)
 	if err != nil {

@@ -18,15 +18,15 @@ func Sizes(ctx context.Context, root *os.Root) (int64, error) {
 	return measure(ctx, root, usual, func(st *unix.Stat_t) int64 { return st.Size })
 }
 
-// Allocated is Sizes, but a file counts no more bytes than the file system has allocated
-// for it: a sparse file counts what was written to it.
+// Allocated is Sizes, but counts for each file at most the bytes that the file system has
+// allocated. For a sparse file, these are the written bytes.
 func Allocated(ctx context.Context, root *os.Root) (int64, error) {
 	return measure(ctx, root, usual, AllocatedBy)
 }
 
-// AllocatedBy is what Allocated counts of a file with one link.
+// AllocatedBy returns the bytes that Allocated counts for a file with one link.
 func AllocatedBy(st *unix.Stat_t) int64 {
-	const block = 512 // bytes, whatever the file system's own are
+	const block = 512 // bytes; stat's unit on every file system
 	if st.Blocks > st.Size/block {
 		return st.Size
 	}
@@ -57,7 +57,7 @@ func measure(ctx context.Context, root *os.Root, b bounds, count func(*unix.Stat
 	return used, unreadable(err)
 }
 
-// unreadable counts what may not be read as what can't be measured.
+// unreadable returns ErrUnbounded for an error that says that a directory may not be read.
 func unreadable(err error) error {
 	if errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("%w: %w", ErrUnbounded, err)

@@ -12,7 +12,7 @@ import (
 // maxTurns is how often a merge retries directories that a sandbox has moved away.
 const maxTurns = 100
 
-// InWayOfFile is the FileError's message for a directory where a file is to be.
+// InWayOfFile is the FileError's message for a directory at the path of a new file.
 const InWayOfFile = "is a directory, and can't be replaced by a file"
 
 const inWayOfDir = "is no directory, and can't be replaced by one"

@@ -10,13 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Remove removes what a single name in root stands for, with all below it. That it is
-// missing is no error. It may be ended at any instant, by the context or otherwise, and
-// called again.
+// Remove removes the file or the tree at a single name in root. It is no error if there is none.
+// Remove may be interrupted at any moment, by the context or otherwise, and called again.
 //
-// However deep and wide the tree is, three handles are open at once, and time grows with
-// what there is to remove: a directory in a directory of the tree's top is moved to the
-// top before it is emptied, so that nothing ever lies deeper than that.
+// It opens three handles at most, however deep and wide the tree is, and its time is linear in
+// the tree's size. Before it empties a directory in a directory of the tree's top, it moves that
+// directory to the top, so that it never works deeper.
 func Remove(ctx context.Context, root *os.Root, name string) error {
 	if !single(name) {
 		return fmt.Errorf("remove tree: %q isn't a single name", name)
@@ -52,13 +51,13 @@ func Remove(ctx context.Context, root *os.Root, name string) error {
 type removal struct {
 	ctx    context.Context // of the one call
 	top    *os.File
-	number int   // the last one that was given as a name
-	steps  int   // what was moved or removed
-	stuck  error // why the last one that couldn't be moved wasn't
+	number int   // the last number that lift used as a name
+	steps  int   // entries moved or removed
+	stuck  error // the last error of a move to top
 }
 
-// all removes what is in top, once for each level of directories: those of the next one are
-// in top when one is done.
+// all removes everything in top, in one round for each level of directories. A round moves the
+// directories of the next level to top.
 func (r *removal) all() error {
 	for {
 		steps, some := r.steps, false
@@ -75,8 +74,8 @@ func (r *removal) all() error {
 	}
 }
 
-// remove removes an entry of top. A directory that holds others which can't be moved now
-// stays, for the next round.
+// remove removes an entry of top. It leaves a directory for the next round if directories in it
+// can't be moved now.
 func (r *removal) remove(name string) error {
 	if r.ctx.Err() != nil {
 		return context.Cause(r.ctx)
@@ -113,7 +112,7 @@ func (r *removal) remove(name string) error {
 		if err != nil {
 			return err
 		}
-		// A directory that changes while it is read may not have shown all.
+		// Each may have missed entries, since the directory changes while it is read.
 		err = unlinkAt(r.top, name, unix.AT_REMOVEDIR)
 		switch {
 		case err == nil || missing(err):

@@ -24,7 +24,7 @@ const (
 	copyBuffer  = 256 << 10 // bytes
 )
 
-// TooLargeError says that something is larger than it may be.
+// TooLargeError says that a file, a tree or an archive is larger than allowed.
 type TooLargeError struct {
 	Limit   int64  // bytes; of an archive also directories, in depth, or files
 	Message string // of an archive; else empty
@@ -38,14 +38,13 @@ func (e *TooLargeError) Error() string {
 	return fmt.Sprintf("it is larger than %d bytes, which is the most", e.Limit)
 }
 
-// Tar writes a tar archive, in the PAX format, of all regular files, directories and
-// symbolic links below root. Other kinds are left out. A file that shrinks meanwhile is
-// filled up with zeros, and one that grows is cut off. Each name of a file with several has
-// the content.
+// Tar writes a tar archive, in the PAX format, of all regular files, directories and symbolic
+// links below root. It leaves out other kinds. It fills a file that shrinks meanwhile with zeros,
+// and cuts off one that grows. A file with several names is archived once for each.
 //
-// It is a *TooLargeError, before anything is written, if the files' sizes are more than
-// limit bytes together (0: any), or the tree is deeper or wider than can be archived; also
-// later on, if a sandbox makes it grow meanwhile.
+// The error is a *TooLargeError if the files' sizes exceed limit bytes together (0: any), or the
+// tree is too deep or too wide. Tar checks this before it writes anything, and again while it
+// writes, since a sandbox may make the tree grow.
 func Tar(ctx context.Context, root *os.Root, w io.Writer, limit int64) error {
 	if limit <= 0 {
 		limit = math.MaxInt64
@@ -66,7 +65,7 @@ func Tar(ctx context.Context, root *os.Root, w io.Writer, limit int64) error {
 	})
 }
 
-// packer adds up what is to be archived, and archives it.
+// packer adds up the sizes of a tree, or archives the tree.
 type packer struct {
 	limit int64
 	tw    *tar.Writer // nil: add up only
@@ -77,7 +76,7 @@ type packer struct {
 
 func (p *packer) all(ctx context.Context, top *os.File) error {
 	b := usual
-	// As many handles as there may be directories on a path: none is ever found again.
+	// With a handle for each directory of a path, the walk never opens one again.
 	b.entries, b.time, b.depth, b.handles = maxArchived, 0, maxDepth+2, maxDepth+2
 	w := &walk{bounds: b, Visitor: Visitor{Directory: p.directory, File: p.file, Leave: p.leave}}
 	err := w.whole(ctx, top)
@@ -114,7 +113,7 @@ func (p *packer) checkDepth(elements int) error {
 	return nil
 }
 
-// tooLarge names what is at the top, as the path may be very long.
+// tooLarge names only the path's entry at the top, since the path may be very long.
 func (p *packer) tooLarge(name string, limit int64, format string) error {
 	top, _, _ := strings.Cut(p.below(name), "/")
 	return &TooLargeError{Limit: limit, Message: fmt.Sprintf("%q "+format, top, limit)}

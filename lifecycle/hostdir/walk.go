@@ -26,7 +26,7 @@ type bounds struct {
 	time    time.Duration // duration, apart from a system call that hangs; 0 is no limit
 	depth   int           // depth of directories
 	handles int           // directories that are open at once; at least 2
-	linked  int           // files with several links that are remembered; others count once per link
+	linked  int           // files with several links that the walk remembers; it visits others once per link
 	walks   int           // tries, if directories are moved meanwhile
 	pace    int           // entries between two checks of the time and the context
 }

@@ -25,8 +25,8 @@ const (
 	adoptWait = time.Minute     // between two tries to adopt a chat
 )
 
-// account caches what is known of a workspace. It can be forgotten and measured again, unless
-// keep is set.
+// account caches the measurements of a workspace. Unless keep is set, it can be dropped and made
+// again.
 type account struct {
 	tenant  string
 	limited atomic.Bool // the kernel has the limit
@@ -178,7 +178,7 @@ func (s *Service) adoptAgain(ctx context.Context, a *account, w Workspace, chatI
 	if lerr != nil || !slices.Contains(ids, chatID) {
 		return lerr
 	}
-	_ = s.Adopt(w, chatID, root) // which remembers how it went
+	_ = s.Adopt(w, chatID, root) // which records the result in the account
 	return nil
 }
 
@@ -189,7 +189,7 @@ func (a *account) hold(chatID string) {
 	delete(a.unheld, chatID)
 }
 
-// Forget drops what is known of a chat that was deleted with its files.
+// Forget drops the figure of a chat that was deleted with its files.
 func (s *Service) Forget(w Workspace, chatID string) {
 	s.known(w, func(a *account) {
 		delete(a.chats, chatID)
@@ -219,14 +219,14 @@ func (s *Service) known(w Workspace, f func(*account)) {
 	}
 }
 
-// total is what a workspace holds.
+// total is the size of a workspace.
 type total struct {
-	used int64  // bytes; over the quota, if a chat can't be measured
-	chat string // the one that can't be measured
+	used int64  // bytes; over the quota if a chat can't be measured
+	chat string // a chat that can't be measured; or empty
 }
 
-// total measures what may have changed in a workspace, and returns the sum. The chat counts
-// even if the store doesn't have it.
+// total measures the chats of a workspace that may have changed, and returns the sum of all. The
+// chat chatID counts even if the store doesn't have it.
 func (s *Service) total(ctx context.Context, a *account, w Workspace, chatID string) (total, error) {
 	began := time.Now()
 	chats, err := s.fresh(ctx, a, w, chatID)
@@ -249,8 +249,8 @@ func (s *Service) total(ctx context.Context, a *account, w Workspace, chatID str
 	return t, nil
 }
 
-// keysOf is the ID of the account of a tenant's keys without chats, which share one quota.
-// Workspaces have UUIDs.
+// keysOf returns the ID of the account for a tenant's keys without chats, which share one quota.
+// It can't be a workspace's ID, since that is a UUID.
 func keysOf(tenant string) string { return "keys of " + tenant }
 
 // keysTotal adds up the directories of a tenant's keys that are no chats. It measures those

@@ -74,7 +74,7 @@ func (s *Service) subject(sessionID string) *subject {
 	return s.subjects[sessionID]
 }
 
-// setSubject attaches a sandbox; with nil it detaches it.
+// setSubject attaches a sandbox. With a nil sub, it detaches the session's.
 func (s *Service) setSubject(sessionID string, sub *subject) {
 	s.mu.Lock()
 	was := s.subjects[sessionID]

@@ -65,7 +65,7 @@ func (s *Service) Left(ctx context.Context, sub lifecycle.Subject, changed bool)
 	a.sandboxed(sub.Key, changed)
 	t, err := sum(ctx, a, w, sub.Key)
 	if quota := s.opts.QuotaBytes; err == nil && (t.chat != "" || t.used > quota) {
-		if !changed { // what was in the way may have been removed
+		if !changed { // files may have been removed since
 			return s.Left(ctx, lifecycle.Subject{Tenant: sub.Tenant, Key: sub.Key, SessionID: sub.SessionID}, true)
 		}
 		return &lifecycle.QuotaError{UsedBytes: t.used, QuotaBytes: quota}

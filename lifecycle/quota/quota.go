@@ -243,7 +243,7 @@ func (s *Service) findRoot() error {
 	return nil
 }
 
-// Shared is lifecycle.Quotas'.
+// Shared implements lifecycle.Quotas.
 func (s *Service) Shared() bool { return s.opts.Root != "" && s.opts.QuotaBytes > 0 }
 
 // QuotaBytes returns each workspace's quota; 0 is none.

@@ -26,8 +26,8 @@ func (*NotFoundError) NotFound() {}
 // maxUserID is how long a user's ID may be, in bytes.
 const maxUserID = 255
 
-// checkUser refuses what can't be one segment of a URL's path, or can't be told apart in
-// a list.
+// checkUser refuses a user's ID that can't be one segment of a URL's path, or has control
+// characters.
 func checkUser(id string) error {
 	switch {
 	case id == "" || len(id) > maxUserID:

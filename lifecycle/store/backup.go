@@ -10,9 +10,9 @@ import (
 	"unicode"
 )
 
-// Origin says which server a backup is of. A backup is a snapshot with a table for it.
+// Origin names the server that made a backup. A backup is a snapshot with a table for its Origin.
 type Origin struct {
-	Instance string // the ID on what the server made
+	Instance string // the server's ID, which its objects carry in a label
 	SealKey  string // of the labels' seals, in hexadecimal; empty if the server had none
 	Berm     string // the version that made the backup
 	Created  time.Time

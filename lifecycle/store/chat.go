@@ -8,8 +8,8 @@ import (
 
 var _ chat.Store = (*Store)(nil)
 
-// pageSize is how many chats EachChat reads at a time: f may use the store, so that no
-// query can be open meanwhile.
+// pageSize is how many chats EachChat reads at a time. No query may be open while it calls f,
+// since f may use the store.
 const pageSize = 500
 
 const (
@@ -37,8 +37,8 @@ func scanFile(from scanner) (r row, err error) {
 	return r, err
 }
 
-// EnsureChat is chat.Store's. It is durable. Of errdefs' NotFound class if the tenant has
-// no such workspace.
+// EnsureChat implements chat.Store. It is durable. The error is in errdefs' NotFound class if the
+// tenant has no such workspace.
 func (s *Store) EnsureChat(ctx context.Context, c chat.Chat) (got chat.Chat, made bool, err error) {
 	return ensure(ctx, s, scanChat,
 		"SELECT "+chatColumns+" FROM chats WHERE tenant = ? AND chat_id = ?", []any{c.Tenant, c.ID},
@@ -46,19 +46,19 @@ func (s *Store) EnsureChat(ctx context.Context, c chat.Chat) (got chat.Chat, mad
 		c.Tenant, c.ID, c.WorkspaceID, nanos(c.CreatedAt))
 }
 
-// Chat is chat.Store's.
+// Chat implements chat.Store.
 func (s *Store) Chat(ctx context.Context, tenant, id string) (chat.Chat, error) {
 	return one(ctx, s.db, scanChat, "SELECT "+chatColumns+" FROM chats WHERE tenant = ? AND chat_id = ?", tenant, id)
 }
 
-// Chats is chat.Store's. A workspace that isn't there has none.
+// Chats implements chat.Store. A missing workspace has none.
 func (s *Store) Chats(ctx context.Context, tenant, workspaceID, after string, limit int) ([]chat.Chat, error) {
 	return list(ctx, s.db, scanChat, "SELECT "+chatColumns+` FROM chats
 		WHERE tenant = ? AND workspace_id = ? AND chat_id > ? ORDER BY chat_id LIMIT ?`, tenant, workspaceID, after, max(limit, 0))
 }
 
-// EachChat is chat.Store's. It ends with f's first error. Chats that are made or deleted
-// meanwhile may be missed.
+// EachChat implements chat.Store. It ends with f's first error. It may miss chats that are made or
+// deleted meanwhile.
 func (s *Store) EachChat(ctx context.Context, f func(chat.Chat) error) error {
 	var last chat.Chat
 	for {
@@ -79,12 +79,12 @@ func (s *Store) EachChat(ctx context.Context, f func(chat.Chat) error) error {
 	}
 }
 
-// DeleteChat is chat.Store's. It is durable.
+// DeleteChat implements chat.Store. It is durable.
 func (s *Store) DeleteChat(ctx context.Context, tenant, id string) error {
 	return s.durably(ctx, run(ctx, "DELETE FROM chats WHERE tenant = ? AND chat_id = ?", tenant, id))
 }
 
-// EachRecord is chat.Store's. A chat that isn't there has none.
+// EachRecord implements chat.Store. A missing chat has none.
 func (s *Store) EachRecord(ctx context.Context, tenant, chatID, from, to string, f func(chat.Record)) error {
 	_, err := eachRow(ctx, s.db, func(at scanner) error {
 		r, err := scanFile(at)
@@ -97,19 +97,19 @@ func (s *Store) EachRecord(ctx context.Context, tenant, chatID, from, to string,
 	return err
 }
 
-// CountRecords is chat.Store's. A chat that isn't there has none.
+// CountRecords implements chat.Store. A missing chat has none.
 func (s *Store) CountRecords(ctx context.Context, tenant, chatID string) (int, error) {
 	return one(ctx, s.db, value[int], "SELECT COUNT(*) FROM files WHERE tenant = ? AND chat_id = ?", tenant, chatID)
 }
 
-// RecordOf is chat.Store's.
+// RecordOf implements chat.Store.
 func (s *Store) RecordOf(ctx context.Context, tenant, fileID string) (chatID string, r chat.Record, err error) {
 	got, err := one(ctx, s.db, scanFile, "SELECT "+fileColumns+" FROM files WHERE tenant = ? AND file_id = ?", tenant, fileID)
 	return got.chatID, got.Record, err
 }
 
-// PutRecords is chat.Store's. Of errdefs' NotFound class if the chat isn't there, and
-// AlreadyExists if an ID is another file's.
+// PutRecords implements chat.Store. The error is in errdefs' NotFound class if there is no such
+// chat, and in AlreadyExists if an ID is another file's.
 func (s *Store) PutRecords(ctx context.Context, tenant, chatID string, records []chat.Record) error {
 	if len(records) == 0 {
 		return nil
@@ -121,8 +121,8 @@ func (s *Store) PutRecords(ctx context.Context, tenant, chatID string, records [
 	}))
 }
 
-// DeleteRecords is chat.Store's. It may be undone when the machine crashes; the check of
-// chats at start-up does it again, as their files are gone.
+// DeleteRecords implements chat.Store. A crash of the machine may undo it. Then the check of chats
+// at the start deletes the records again, since their files are gone.
 func (s *Store) DeleteRecords(ctx context.Context, tenant string, ids []string) error {
 	if len(ids) == 0 {
 		return nil

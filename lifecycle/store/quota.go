@@ -16,12 +16,13 @@ func scanProject(row scanner) (p quota.Project, err error) {
 	return p, err
 }
 
-// Projects is quota.Store's.
+// Projects implements quota.Store.
 func (s *Store) Projects(ctx context.Context) ([]quota.Project, error) {
 	return list(ctx, s.db, scanProject, "SELECT "+projectColumns+" FROM ceilings ORDER BY project")
 }
 
-// AddProject is quota.Store's. Of errdefs' AlreadyExists class if the directory has one.
+// AddProject implements quota.Store. The error is in errdefs' AlreadyExists class if the directory
+// has a project.
 func (s *Store) AddProject(ctx context.Context, sessionID, dir string) (p quota.Project, err error) {
 	err = s.durably(ctx, func(tx *sql.Tx) error {
 		p, err = scanProject(tx.QueryRowContext(ctx, "INSERT INTO ceilings (session_id, dir) VALUES (?, ?) RETURNING "+projectColumns, sessionID, dir))
@@ -30,23 +31,23 @@ func (s *Store) AddProject(ctx context.Context, sessionID, dir string) (p quota.
 	return p, err
 }
 
-// PassProject is quota.Store's.
+// PassProject implements quota.Store.
 func (s *Store) PassProject(ctx context.Context, project uint32, sessionID string) error {
 	return s.durably(ctx, run(ctx, "UPDATE ceilings SET session_id = ? WHERE project = ?", sessionID, project))
 }
 
-// DeleteProject is quota.Store's.
+// DeleteProject implements quota.Store.
 func (s *Store) DeleteProject(ctx context.Context, project uint32) error {
 	return s.durably(ctx, run(ctx, "DELETE FROM ceilings WHERE project = ?", project))
 }
 
-// WorkspaceOf is quota.Store's.
+// WorkspaceOf implements quota.Store.
 func (s *Store) WorkspaceOf(ctx context.Context, tenant, chatID string) (quota.Workspace, error) {
 	return one(ctx, s.db, scanWorkspace, "SELECT "+workspaceColumns+
 		" FROM chats c JOIN workspaces w USING (tenant, workspace_id) WHERE c.tenant = ? AND c.chat_id = ?", tenant, chatID)
 }
 
-// ChatIDs is quota.Store's. A workspace that isn't there has none.
+// ChatIDs implements quota.Store. A missing workspace has none.
 func (s *Store) ChatIDs(ctx context.Context, tenant, workspaceID string) ([]string, error) {
 	if workspaceID == "" {
 		return list(ctx, s.db, value[string], "SELECT chat_id FROM chats WHERE tenant = ? ORDER BY chat_id", tenant)

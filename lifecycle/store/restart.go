@@ -17,7 +17,7 @@ func scanRestart(row scanner) (r restart.Row, err error) {
 	return r, err
 }
 
-// Restarts is restart.Store's.
+// Restarts implements restart.Store.
 func (s *Store) Restarts(ctx context.Context) ([]restart.Row, error) { return restarts(ctx, s.db) }
 
 func restarts(ctx context.Context, q querier) ([]restart.Row, error) {
@@ -39,13 +39,13 @@ func ReadRestarts(ctx context.Context, path string) ([]restart.Row, error) {
 	return restarts(ctx, db)
 }
 
-// PutRestart is restart.Store's.
+// PutRestart implements restart.Store.
 func (s *Store) PutRestart(ctx context.Context, r restart.Row) error {
 	return s.durably(ctx, run(ctx, "INSERT OR REPLACE INTO restarts ("+restartColumns+") VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
 		r.ContainerID, r.Name, r.MaxRetries, r.Count, r.Stopped, nanos(r.Exit), int64(r.Backoff), nanos(r.Next)))
 }
 
-// DeleteRestart is restart.Store's.
+// DeleteRestart implements restart.Store.
 func (s *Store) DeleteRestart(ctx context.Context, containerID string) error {
 	_, err := s.db.ExecContext(ctx, "DELETE FROM restarts WHERE container_id = ?", containerID)
 	return failed("write", err)

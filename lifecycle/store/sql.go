@@ -150,7 +150,7 @@ func inTx(ctx context.Context, db interface {
 	return failed("write", tx.Commit())
 }
 
-// failed gives an error its class, and says what was being done to the store.
+// failed wraps an error of SQLite in its errdefs class, with the operation that failed.
 func failed(doing string, err error) error {
 	if err == nil {
 		return nil

@@ -92,7 +92,7 @@ func openFile(path string, query url.Values, pragmas ...string) (*sql.DB, error)
 	return db, err
 }
 
-// Database is what Look finds out about a database.
+// Database is the result of Look.
 type Database struct {
 	Schema, Known int   // version of the schema, 0 without one; and the newest that Open knows
 	Merging       bool  // a write-ahead log has changes that aren't in the file yet

@@ -6,8 +6,8 @@ import (
 	"github.com/bermhq/berm/lifecycle/quota"
 )
 
-// firstProject is the first workspace's project; each one after it gets the next. It is
-// out of the way of Docker, which counts from 1, and of Kubernetes, which counts from 1048577.
+// firstProject is the first workspace's project; each later workspace gets the next number. It is
+// far from the numbers of Docker, which begin at 1, and of Kubernetes, which begin at 1048577.
 const firstProject = 0x62000000
 
 const workspaceColumns = "w.tenant, w.workspace_id, w.user_id, w.created_at, w.project"
@@ -19,8 +19,8 @@ func scanWorkspace(row scanner) (w quota.Workspace, err error) {
 	return w, err
 }
 
-// EnsureWorkspace is quota.Store's. It is durable. Of errdefs' AlreadyExists class if
-// w's ID is another user's.
+// EnsureWorkspace implements quota.Store. It is durable. The error is in errdefs' AlreadyExists
+// class if w's ID is another user's.
 func (s *Store) EnsureWorkspace(ctx context.Context, w quota.Workspace) (got quota.Workspace, made bool, err error) {
 	return ensure(ctx, s, scanWorkspace,
 		"SELECT "+workspaceColumns+" FROM workspaces w WHERE tenant = ? AND user_id = ?", []any{w.Tenant, w.UserID},
@@ -29,7 +29,7 @@ func (s *Store) EnsureWorkspace(ctx context.Context, w quota.Workspace) (got quo
 		w.Tenant, w.ID, w.UserID, nanos(w.CreatedAt), firstProject)
 }
 
-// Workspace is quota.Store's.
+// Workspace implements quota.Store.
 func (s *Store) Workspace(ctx context.Context, tenant, id string) (quota.Workspace, error) {
 	return one(ctx, s.db, scanWorkspace, "SELECT "+workspaceColumns+" FROM workspaces w WHERE tenant = ? AND workspace_id = ?", tenant, id)
 }

@@ -1,4 +1,4 @@
-// Package mountpintest has a holder for tests that aren't about holding.
+// Package mountpintest has a holder that pins nothing, for tests.
 package mountpintest
 
 import (

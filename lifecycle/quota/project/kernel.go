@@ -49,7 +49,7 @@ const (
 	stateEnforced  = 1 << 5 // FS_QUOTA_PDQ_ENFD
 )
 
-// kernel is what Quotas ask of it.
+// kernel has the kernel's calls that Quotas use.
 type kernel interface {
 	attr(fd int) (fsxattr, error)
 	setAttr(fd int, a fsxattr) error
@@ -64,9 +64,9 @@ type system struct {
 	device *byte // the file system's, as a C string; nil where the kernel takes the directory
 }
 
-// newSystem finds out how the file system can be named: by a handle since Linux 5.14,
-// unless a sandbox that this process is in doesn't know that call, and by its device
-// before.
+// newSystem finds out how to name the file system to the kernel. Since Linux 5.14 a handle
+// suffices, unless this process is in a sandbox whose filter refuses that call. Otherwise the
+// name is the path of the file system's device.
 func newSystem(dir *os.File) (*system, error) {
 	s := &system{dir: dir}
 	if _, err := s.state(); !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EPERM) {
@@ -114,7 +114,7 @@ func (s *system) state() (uint16, error) {
 func (s *system) used(project uint32) (bytes, inodes uint64, err error) {
 	var q dqblk
 	err = s.quotactl(quotaGet, project, unsafe.Pointer(&q))
-	if errors.Is(err, unix.ENOENT) { // XFS knows nothing of it
+	if errors.Is(err, unix.ENOENT) { // XFS's answer for an unused project
 		return 0, 0, nil
 	}
 	return q.Used, q.Inodes, err
