@@ -2,7 +2,7 @@ package policy
 
 import "strings"
 
-// engineCapabilities are those that a Docker Engine gives a container by default,
+// engineCapabilities are the capabilities that a Docker Engine gives a container by default,
 // sorted.
 var engineCapabilities = []string{
 	"CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_MKNOD", "CAP_NET_BIND_SERVICE",
@@ -17,8 +17,8 @@ var knownCapabilities = append([]string{
 	"CAP_SYS_RESOURCE", "CAP_SYS_TIME", "CAP_SYS_TTY_CONFIG", "CAP_SYSLOG", "CAP_WAKE_ALARM",
 }, engineCapabilities...)
 
-// capabilityName gives a capability's name as the kernel's headers have it, whatever
-// the case and with or without CAP_.
+// capabilityName returns a capability's name as in the kernel's headers. S may be in any case,
+// and may lack CAP_.
 func capabilityName(s string) string {
 	s = strings.ToUpper(s)
 	if !strings.HasPrefix(s, "CAP_") {

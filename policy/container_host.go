@@ -20,7 +20,7 @@ const (
 	maxBytes     = 1 << 50 // that can be given; with maxLogFiles of them within 64 bits
 )
 
-// ports judges what is published on the host.
+// ports judges the ports that are published on the host.
 func (j *containerJudge) ports(asked []ContainerPort) {
 	if j.tooMany(rulePortSyntax, "HostConfig.PortBindings", len(asked), maxPorts, "there are %d ports") {
 		return
@@ -49,8 +49,8 @@ func (j *containerJudge) ports(asked []ContainerPort) {
 	}
 }
 
-// portAddress moves what would be on every address to the loopback one, where the
-// profile allows no other.
+// portAddress returns the host address for a port. Where the profile allows only the loopback
+// address, it replaces "every address" by that.
 func (j *containerJudge) portAddress(p ContainerPort) string {
 	ip, err := netip.ParseAddr(p.HostIP)
 	switch {
@@ -68,7 +68,7 @@ func (j *containerJudge) portAddress(p ContainerPort) string {
 
 var dnsWord = regexp.MustCompile(`^[A-Za-z0-9_.][A-Za-z0-9_.:-]{0,252}$`)
 
-// dns judges what is said of names.
+// dns judges the DNS servers, options, search domains and extra hosts.
 func (j *containerJudge) dns(req ContainerRequest) {
 	j.spec.DNS = j.dnsList("HostConfig.Dns", req.DNS, "IP addresses other than the loopback one's", func(s string) bool {
 		ip, err := netip.ParseAddr(s)
@@ -95,7 +95,7 @@ func (j *containerJudge) dns(req ContainerRequest) {
 
 const hostGateway = "host-gateway" // an address of the host's, which the engine fills in
 
-// extraHost reads a name and its address; both are empty if it isn't such a pair.
+// extraHost splits an extra host into its name and address. Both are empty if s is malformed.
 func extraHost(s string) (name, address string) {
 	if i := strings.IndexAny(s, ":="); i >= 0 && dnsWord.MatchString(s[:i]) {
 		return s[:i], s[i+1:]
@@ -119,8 +119,8 @@ func (j *containerJudge) dnsList(field string, asked []string, allowed string, g
 	return asked
 }
 
-// logs bounds what a container's log may hold on the host. The engine's log drivers
-// that send it elsewhere would reach out for the caller.
+// logs bounds the size of a container's log on the host. It allows only listed log drivers: some
+// make the engine connect to an address of the caller's choice.
 func (j *containerJudge) logs(req ContainerRequest) {
 	const field = "HostConfig.LogConfig"
 	driver := req.LogDriver
@@ -158,7 +158,7 @@ func (j *containerJudge) logs(req ContainerRequest) {
 const logValues = "max-size from 64k, max-file up to 100, compress true or false, mode blocking or non-blocking, max-buffer-size up to 4m, labels, " +
 	"and a tag of letters, digits, _ . : / @ - and {{.ID}}, {{.FullID}}, {{.Name}}, {{.ImageName}}, {{.ImageID}}, {{.ImageFullID}}, {{.DaemonName}}"
 
-// logTag is what a tag may be. The engine executes it as a template, so it has no other actions.
+// logTag matches a log's tag. The engine executes tags as templates, so no other actions match.
 var logTag = regexp.MustCompile(`^([A-Za-z0-9_.:/@-]|\{\{ ?\.(ID|FullID|Name|ImageName|ImageID|ImageFullID|DaemonName) ?\}\}){0,64}$`)
 
 // logLabels is a list of labels that each line of a log is to have. Of variables there is none,
@@ -176,8 +176,8 @@ var logOptions = map[string]func(string) bool{
 	"max-buffer-size": func(s string) bool { n := parseBytes(s); return n >= 1 && n <= maxLogBuffer },
 }
 
-// logSize sees to it that the files of a log hold no more than the profile's maximum
-// in all, and fills in what wasn't given. What was given and fits stays as it is written.
+// logSize makes sure that the files of a log hold at most the profile's maximum together. It sets
+// missing options, and keeps given ones that fit as they are written.
 func (j *containerJudge) logSize(options map[string]string) {
 	const field = "HostConfig.LogConfig.Config" // of all files
 	most := j.api.LogMaxMB << 20

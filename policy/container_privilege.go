@@ -14,8 +14,8 @@ func (j *containerJudge) capabilitiesInWords() string {
 	return inList(j.api.Capabilities, "none")
 }
 
-// capabilities gives what the engine gives by default, as far as the profile allows
-// it, with what is added and without what is dropped. What is in both is dropped.
+// capabilities returns the engine's default capabilities that the profile allows, plus the added
+// and minus the dropped ones. One that is both added and dropped is dropped.
 func (j *containerJudge) capabilities(req ContainerRequest) {
 	has, dropped := map[string]bool{}, map[string]bool{}
 	for _, c := range req.CapDrop {
@@ -59,7 +59,7 @@ var securityDefaults = map[string][]string{
 	"apparmor":          {"docker-default"},
 }
 
-// securityOptions allows what is the default anyway. No new privileges is always on.
+// securityOptions allows only options that ask for the default. no-new-privileges is always on.
 func (j *containerJudge) securityOptions(asked []string) {
 	const field, allowed = "HostConfig.SecurityOpt", "no-new-privileges, seccomp=builtin and apparmor=docker-default"
 	for _, opt := range asked {
@@ -68,13 +68,13 @@ func (j *containerJudge) securityOptions(asked []string) {
 			name, value = opt[:i], opt[i+1:]
 		}
 		if !slices.Contains(securityDefaults[name], value) {
-			// Not all of it: it could be a whole seccomp profile.
+			// Name only a part of the option: it could be a whole seccomp profile.
 			j.refused(ruleSecurityOpt, field, "security option", opt, allowed)
 		}
 	}
 }
 
-// namespaces allows a container's own ones only.
+// namespaces allows only namespaces of the container's own.
 func (j *containerJudge) namespaces(asked []ContainerNamespace) {
 	for _, n := range asked {
 		if n.Mode == "" || n.Mode == "private" && n.Kind != "userns" {
@@ -123,8 +123,8 @@ const maxGroups = 64
 
 var nonRootUser = regexp.MustCompile(`^([1-9][0-9]{0,9})(:([1-9][0-9]{0,9}))?$`)
 
-// user judges who the container's process is. An empty user is the image's own, unless
-// the profile names one.
+// user judges the user of the container's process. An empty user is the image's own, unless the
+// profile names one.
 func (j *containerJudge) user(asked string, groups []string) {
 	const field = "User"
 	own := j.profile.User
@@ -160,8 +160,8 @@ func (j *containerJudge) user(asked string, groups []string) {
 	}
 }
 
-// isNonRoot tells whether an engine takes a user for a number other than 0, and its
-// group too if it is given.
+// isNonRoot reports whether engines read a user as a number other than 0, and a given group
+// likewise.
 func isNonRoot(user string) bool {
 	m := nonRootUser.FindStringSubmatch(user)
 	if m == nil {

@@ -29,7 +29,7 @@ func (j *containerJudge) resources(req ContainerRequest) {
 	}
 }
 
-// swap overrides what is asked for: a container has none.
+// swap overrides a request for swap: containers have none.
 func (j *containerJudge) swap(asked int64) {
 	var effective any = j.spec.SwapBytes
 	if j.spec.SwapBytes == 0 {
@@ -38,8 +38,8 @@ func (j *containerJudge) swap(asked int64) {
 	j.override(ruleSwap, "HostConfig.MemorySwap", asked, effective)
 }
 
-// pidsOrUnlimited judges a limit that, at 0 and below, is none to the engine: that is
-// over every maximum.
+// pidsOrUnlimited judges a limit of processes. At 0 and below, the engine sets no limit, so that
+// exceeds every maximum.
 func (j *containerJudge) pidsOrUnlimited(asked int64) int64 {
 	if asked > 0 || j.profile.locked("pids_limit") {
 		return j.pids(&asked)
@@ -47,7 +47,7 @@ func (j *containerJudge) pidsOrUnlimited(asked int64) int64 {
 	return j.unlimited("pids_limit", asked, j.profile.MaxPidsLimit)
 }
 
-// unlimited clamps or refuses what would be without a limit.
+// unlimited clamps or refuses a request for no limit.
 func (j *containerJudge) unlimited(field string, asked, most int64) int64 {
 	if j.policy.clamp {
 		j.override(ruleOverMax, field, asked, most)
@@ -58,8 +58,8 @@ func (j *containerJudge) unlimited(field string, asked, most int64) int64 {
 	return most
 }
 
-// tmpfsBytes judges the size of a tmpfs; 0 is the most that the profile allows, or for
-// the sake of /dev/shm the engine's 64 MiB if that is less.
+// tmpfsBytes judges the size of a tmpfs or of /dev/shm. A size of 0 is the profile's maximum, but
+// for /dev/shm at most 64 MiB, the engine's default.
 func (j *containerJudge) tmpfsBytes(field string, asked int64) int64 {
 	most := j.api.TmpfsMB << 20
 	switch {
@@ -87,7 +87,7 @@ func (j *containerJudge) sysctls(asked map[string]string) {
 	}
 }
 
-// ownUlimits bound only the processes that they are of, and engines don't set them.
+// ownUlimits bound only the processes that have them, and engines don't set them.
 var ownUlimits = []string{"cpu", "data", "fsize", "rss", "stack"}
 
 // ulimits allows those of open files, processes and locked memory up to the profile's maxima,

@@ -13,7 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Document is what Decode has read. Its messages quote keys, and never a value.
+// Document is the result of Decode. Its messages quote keys, and never a value.
 type Document struct {
 	Problems []Problem      // in the order of the text
 	Lines    map[string]int // of every key that is there, by its path
@@ -59,8 +59,8 @@ func (d *Document) decodeOver(path string, out any) {
 	}
 }
 
-// problem notes what is wrong with the key at path; its line, or that of the
-// nearest key above it that is in the file, goes with it.
+// problem notes a problem with the key at path. Its line is that of the key, or of the nearest key
+// above it that is in the file.
 func (d *Document) problem(path, format string, args ...any) {
 	line := 0
 	for p := path; p != "" && line == 0; p = p[:max(strings.LastIndexAny(p, ".["), 0)] {

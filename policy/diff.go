@@ -9,15 +9,15 @@ import (
 	"strings"
 )
 
-// compared is one field of a spec as Diff sees it: key decides, show is what
-// people get to see, and actual what they see when show is the same on both sides.
+// compared is one field of a spec for Diff, which compares key. People see show, or actual if show
+// is the same on both sides.
 type compared struct {
 	field, key   string
 	show, actual any
 }
 
-// compared gives the fields that make two specs the same sandbox, in a fixed
-// order. Host paths count by what they lead to, not by how they are spelled.
+// compared returns the fields in which two specs of the same sandbox agree, in a fixed order. Host
+// paths count as resolved, not as spelled.
 func (s Spec) compared() []compared {
 	host := s.HostPath
 	for _, m := range s.Mounts {
@@ -53,8 +53,8 @@ func (s Spec) compared() []compared {
 	}
 }
 
-// Diff names every compared field in which a requested spec differs from the
-// current one, in the order of Spec's fields. None means the same sandbox.
+// Diff returns every compared field in which a requested spec differs from the current one, in the
+// order of Spec's fields. No difference means the same sandbox.
 func Diff(current, requested Spec) []Difference {
 	var d []Difference
 	want := requested.compared()

@@ -72,10 +72,10 @@ func (p *Policy) ImageRef(profile, ref string) (string, []Override, error) {
 // TagRef judges a name that a caller wants to give to its own image, and returns the name
 // normalised. The error is a *DeniedError.
 //
-// Whoever names an image decides what others run by that name. So callers can't take a name
-// of a profile's image or of a pin. A name on the allow-list needs a tags pattern of its
-// repository or of the namespace above it. A pattern of a whole registry, or "*", isn't
-// enough.
+// If a caller could give its image another image's name, other callers would run the wrong image.
+// So it can't use the name of a profile's image or of a pin. A name on the allow-list needs a tags
+// pattern of its repository or of the namespace above it. A pattern of a whole registry, or "*",
+// isn't enough.
 func (p *Policy) TagRef(profile, ref string) (string, error) {
 	j, ok := p.containerJudge(profile)
 	if !ok {

@@ -41,8 +41,8 @@ func (p *Policy) InjectedEnv() []string {
 	return env
 }
 
-// DeniesEnv tells whether no sandbox may have a variable of this name, whatever its value:
-// it is on the deny-list or Berm's own, and the policy itself doesn't set it.
+// DeniesEnv reports whether no sandbox may have a variable of this name: it is on the deny-list or
+// reserved for Berm, and the policy itself doesn't set it.
 func (p *Policy) DeniesEnv(name string) bool {
 	_, pinned := p.env.pin[name]
 	_, injected := p.env.inject[name]

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// ExecTimeout gives how long a command may run in a sandbox of the profile; nil
-// seconds is the profile's default. One over the profile's maximum is clamped, and
-// then listed. The error is a *DeniedError.
+// ExecTimeout returns how long a command may run in a sandbox of the profile. Nil seconds are the
+// profile's default. It clamps a timeout to the profile's maximum, and lists that as an Override.
+// The error is a *DeniedError.
 func (p *Policy) ExecTimeout(profile string, seconds *int64) (time.Duration, []Override, error) {
 	j := &judge{policy: p}
 	if !j.takeProfile(profile) {

@@ -47,7 +47,7 @@ type envFile struct {
 	Inject map[string]SecretSource `yaml:"inject"`
 }
 
-// SecretSource is where a secret lies: exactly one of the two is given.
+// SecretSource names the place of a secret. Exactly one field is set.
 type SecretSource struct {
 	File string `yaml:"file,omitempty"` // absolute path
 	Env  string `yaml:"env,omitempty"`  // name of an environment variable of this process
@@ -70,8 +70,8 @@ type ttlFile struct {
 	MaxLifetime time.Duration `yaml:"max_lifetime"`
 }
 
-// YAML gives the policy in force, every default filled in, as a policy file that
-// parses to the same policy. Of secrets it names the source only.
+// YAML returns the policy in force with all defaults, as a policy file that parses to the same
+// policy. It names only the sources of secrets.
 func (p *Policy) YAML() ([]byte, error) {
 	f := p.file
 	f.Profiles = map[string]fileProfile{}

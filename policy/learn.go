@@ -23,10 +23,10 @@ const learnHead = `# What the policy in force lacks to allow what it refused. Li
 # already. Read it before you take it over: the callers chose what is in it.
 `
 
-// Learn gives the smallest addition to the policy that would have allowed refused
-// requests, as a part of a policy file; its lists hold what is in force too. What no
-// policy allows, or nobody can decide from a refusal alone, is in its comments. A
-// request that was refused at one step may be refused again at the next.
+// Learn returns the smallest addition to the policy that would have allowed refused requests, as a
+// part of a policy file. Its lists include the entries in force. Its comments have the refusals
+// that no policy allows, or that don't show what to allow. A request may be refused for another
+// reason with the addition.
 func (p *Policy) Learn(records []LearnRecord) ([]byte, error) {
 	l := &learner{policy: p, profiles: map[string]*Profile{}, notes: map[string]bool{}}
 	l.images, l.env = slices.Clone(p.images.patterns), slices.Clone(p.env.allow)
@@ -60,7 +60,7 @@ func (p *Policy) Learn(records []LearnRecord) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// learner gathers what a policy would have to say.
+// learner collects the changes of a policy.
 type learner struct {
 	policy             *Policy
 	profiles           map[string]*Profile // as they would have to be
@@ -68,7 +68,7 @@ type learner struct {
 	notes              map[string]bool
 }
 
-// learn changes what a reason asks for. False where nothing would help.
+// learn changes the policy so that it allows a refused value. It returns false if no change can.
 func (l *learner) learn(pr *Profile, r Reason) bool {
 	if r.Invalid || strings.HasSuffix(r.Value, "…") { // it has been cut
 		return false
@@ -204,7 +204,7 @@ func learnEngineAPI(api *EngineAPI, r Reason) bool {
 	return true
 }
 
-// add adds what isn't there. It is true, so that it can end a condition.
+// add adds s unless the list has it. It always returns true, so that it can end a condition.
 func add(list *[]string, s string) bool {
 	if !slices.Contains(*list, s) {
 		*list = append(*list, s)

@@ -79,7 +79,7 @@ func (p Problem) String() string {
 	return s
 }
 
-// LoadError says everything that is wrong with a policy file.
+// LoadError has all problems of a policy file.
 type LoadError struct{ Problems []Problem }
 
 // Error gives one problem per line.
