@@ -23,9 +23,9 @@ func (p *problems) passed(key, name string) {
 	p.unless(socketPattern.MatchString(name), key, "want systemd: and a socket's name of letters, digits, '_', '.', '@' and '-', not %q", name)
 }
 
-// Bound gives the configuration with sockets' addresses in place of their names, held to
-// the same rules as if they had been written there. The addresses are by name, those of
-// TCP as host:port. It is an error if a name is missing, and if one isn't asked for.
+// Bound returns the configuration with sockets' addresses in place of their names, and validates it
+// again. Sockets maps names to addresses, for TCP as host:port. Bound fails if it lacks a name of
+// the configuration, or has a further one.
 func (c *Config) Bound(sockets map[string]string) (*Config, error) {
 	out := *c
 	out.EngineAPI.Listeners = slices.Clone(c.EngineAPI.Listeners)

@@ -21,7 +21,7 @@ import (
 	"github.com/bermhq/berm/runtime"
 )
 
-// engineFacts are what is known of the engine, and of where this process stands to it.
+// engineFacts are facts about the engine, and about what this process shares with it.
 type engineFacts struct {
 	cfg     *config.Config // heeds the container that this process is
 	asked   string         // the address, without a user
@@ -40,8 +40,7 @@ type engineFacts struct {
 	agent   error // why there is no agent; nil if there can be one
 }
 
-// lookAtEngine does what berm serve does with the engine at its start, but for making
-// anything.
+// lookAtEngine does with the engine what berm serve does at its start, but makes nothing.
 func lookAtEngine(ctx context.Context, limit time.Duration, given *config.Config) *engineFacts {
 	asked := serve.EngineAddress(given.Engine)
 	bare := *given
@@ -68,11 +67,11 @@ func lookAtEngine(ctx context.Context, limit time.Duration, given *config.Config
 	return e
 }
 
-// local tells whether the engine is on this machine, and its sandboxes' limits are this
-// kernel's.
+// local reports whether the engine is on this machine, so that this kernel limits its sandboxes.
 func (e *engineFacts) local() bool { return e.view.Root && e.socket != "" }
 
-// surveyEngine gives a client that needn't be closed, as it ends with the program.
+// surveyEngine returns a client and its survey. The client needn't be closed, since it ends with
+// the program.
 func surveyEngine(ctx context.Context, limit time.Duration, cfg *config.Config, socket string) (runtime.Runtime, runtime.Survey, error) {
 	engine := cfg.Engine
 	engine.CallTimeout = limit
@@ -93,7 +92,7 @@ func surveyEngine(ctx context.Context, limit time.Duration, cfg *config.Config, 
 	return client, survey, err
 }
 
-// refusedError is what berm serve wouldn't start with.
+// refusedError is an error with which berm serve wouldn't start.
 type refusedError struct{ error }
 
 func (e *refusedError) Unwrap() error { return e.error }
@@ -114,7 +113,7 @@ func openToAll(socket string) bool {
 	return err == nil
 }
 
-// judge says what is to be said of the engine. The policy may be nil.
+// judge returns all findings about the engine. The policy may be nil.
 func (e *engineFacts) judge(p *policy.Policy) []finding {
 	const alone = "Berm goes by its configuration alone for where directories and networks are"
 	const hints = "set mounts.path_map and engine.agent_dir if mounts or the agent don't work"
@@ -151,7 +150,7 @@ func (e *engineFacts) judge(p *policy.Policy) []finding {
 	return slices.Concat(out, e.judgeClasses(p), e.judgeUserNS(p))
 }
 
-// judgeReach says who the engine is, or why it can't be asked.
+// judgeReach names the engine and its version, or says why it can't be asked.
 func (e *engineFacts) judgeReach() []finding {
 	const id = "engine.reachable"
 	kind := e.cfg.Engine.Kind
@@ -192,7 +191,7 @@ func (e *engineFacts) judgeReach() []finding {
 	return judge(id, bad(true, found, "no sandbox can be made; berm serve starts, and waits for it", fix))
 }
 
-// groupOf tells the group of a file in words to be added; empty if it can't be seen.
+// groupOf returns words that name the group of a file, or "" if the group isn't known.
 func groupOf(path string) string {
 	fi, err := os.Stat(path)
 	if err != nil {
@@ -245,7 +244,7 @@ func (e *engineFacts) judgeParts(p *policy.Policy, docker bool) []finding {
 		okay(!docker, "snapshotter, runc, its shim, iptables and the CNI plug-ins are there"))
 }
 
-// judgeDocker is about what only Docker tells.
+// judgeDocker judges facts that only Docker reports.
 func (e *engineFacts) judgeDocker() []finding {
 	s := e.survey
 	security := strings.Join(s.Security, ", ")

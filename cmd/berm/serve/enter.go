@@ -21,12 +21,12 @@ import (
 // the process that started it there.
 var drained = []os.Signal{syscall.SIGTERM, os.Interrupt, syscall.SIGHUP}
 
-// EnterEngine runs this very program again in the mount namespace of the process that
-// listens on the engine's socket, hands signals on to it, and returns when it has ended.
-// Done is false where that is this process's own already: then nothing was run.
+// EnterEngine runs this program again in the mount namespace of the process that listens on the
+// engine's socket. It forwards signals to the new process, and returns when that has ended. If this
+// process is in that namespace already, EnterEngine runs nothing, and done is false.
 //
-// This process stays where it is, so that what a container's engine runs beside it, such
-// as a health check, still finds the container's files.
+// This process stays in its own namespace, so that programs which the engine runs in the same
+// container, such as a health check, still find the container's files.
 func EnterEngine(ctx context.Context, cfg config.Engine) (done bool, err error) {
 	socket := EngineSocket(cfg)
 	if socket == "" {

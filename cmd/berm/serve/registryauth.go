@@ -21,8 +21,8 @@ const dockerHub = "index.docker.io"
 // registryAuth returns the credentials for a registry, as the backends' options ask for them.
 type registryAuth func(ctx context.Context, host string) (user, secret string, err error)
 
-// openRegistryAuth returns the credentials that a file has for registries; nil without a file.
-// The file is read each time, for tokens in it may be short-lived.
+// openRegistryAuth returns a function that reads credentials from a file; nil without a file. The
+// function reads the file at each call, since tokens in it may be short-lived.
 func openRegistryAuth(path string) (registryAuth, error) {
 	if path == "" {
 		return nil, nil

@@ -13,7 +13,7 @@ import (
 	"github.com/bermhq/berm/lifecycle/store"
 )
 
-// openQuotas makes what holds sandboxes and workspaces to their quotas.
+// openQuotas makes the service that enforces the quotas of sandboxes and workspaces.
 func openQuotas(ctx context.Context, cfg *config.Config, db *store.Store, log *slog.Logger) (*quota.Service, error) {
 	return quota.New(ctx, quota.Options{
 		Store: db, Root: cfg.Sandbox.ChatsRoot, QuotaBytes: int64(cfg.Storage.WorkspaceQuotaMB) << 20, Logger: log,
