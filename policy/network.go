@@ -37,8 +37,8 @@ var (
 	networkName       = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
 	networkID         = regexp.MustCompile(`^[0-9a-f]{64}$`)
 	engineNetworkName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`)
-	// reservedNetworks are the engine's own: without isolation, or no networks, or those of
-	// a swarm, of which ones that were there before would keep it.
+	// reservedNetworks are names of the engine's own networks. host, bridge and default aren't
+	// isolated, none is no network, and a swarm makes ingress and docker_gwbridge.
 	reservedNetworks = []string{"host", "none", "bridge", "default", "ingress", "docker_gwbridge"}
 )
 
