@@ -10,7 +10,7 @@ import (
 // Version and places of the Agent in a container.
 const (
 	AgentProgram = "/sbin/berm-init" // the program
-	AgentVersion = 3                 // of the protocol between the program and Berm
+	AgentVersion = 4                 // of the protocol between the program and Berm
 	AgentDir     = "/run/berm"       // the directory of the socket at which Berm listens
 )
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/yamux"
@@ -11,18 +12,63 @@ import (
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-// conn is the stream of one operation.
-type conn struct {
-	r *wire.Reader
-	w *wire.Writer
-	c io.Closer
-	// after, unless nil, runs after the operation. sent says whether Berm was sent a Result or Failure.
-	after func(sent bool)
+// carrier carries one operation: it is a socket, or a yamux stream.
+type carrier interface {
+	io.ReadWriteCloser
+	// gone reports whether Berm has hung up. It reads nothing. No other goroutine may read meanwhile.
+	gone() bool
 }
 
-// newConn makes the conn of a stream.
-func newConn(stream io.ReadWriteCloser) *conn {
-	return &conn{r: wire.NewReader(stream), w: wire.NewWriter(stream), c: stream}
+// conn is one operation's connection with Berm.
+type conn struct {
+	carrier
+	r *wire.Reader
+	w *wire.Writer
+	// after, unless nil, runs after the operation. sent says whether Berm was sent a Result or Failure.
+	after func(sent bool)
+	// next, unless nil, gets the next Request.
+	next chan request
+	// hungUp is called if Berm hangs up, unless it is nil.
+	hungUp atomic.Pointer[func()]
+}
+
+// request is a Request, or why there is none.
+type request struct {
+	payload []byte
+	err     error
+}
+
+// newConn makes the conn of a carrier.
+func newConn(s carrier) *conn {
+	return &conn{carrier: s, r: wire.NewReader(s), w: wire.NewWriter(s)}
+}
+
+// request waits for the next Request. Meanwhile, c keeps nothing of the last operation.
+func (c *conn) request() ([]byte, error) {
+	c.w, c.after = wire.NewWriter(c), nil
+	c.hungUp.Store(nil)
+	if next := c.next; next != nil {
+		c.next = nil
+		got := <-next
+		return got.payload, got.err
+	}
+	c.r = wire.NewReader(c)
+	return c.r.Expect(wire.KindRequest)
+}
+
+// watch calls f if Berm hangs up during the rest of the operation, which can't read from c any more.
+func (c *conn) watch(f func()) {
+	next, r := make(chan request, 1), wire.NewReader(c)
+	c.r = r // the one before keeps a large request
+	c.next = next
+	c.hungUp.Store(&f)
+	go func() {
+		payload, err := r.Expect(wire.KindRequest)
+		next <- request{payload, err}
+		if f := c.hungUp.Load(); err != nil && f != nil {
+			(*f)()
+		}
+	}()
 }
 
 // handler does an operation. It changes nothing before it calls ready. A nil result is sent as an empty
@@ -59,12 +105,11 @@ func (c *conn) item(v any) error {
 // errGone says that Berm has hung up.
 var errGone = errors.New("the connection is gone")
 
-// gone reports whether Berm has hung up. It reads nothing. No other goroutine may read meanwhile.
-func (c *conn) gone() bool {
-	s, ok := c.c.(*yamux.Stream)
-	if !ok {
-		return false
-	}
+// muxStream is a yamux stream.
+type muxStream struct{ *yamux.Stream }
+
+// gone returns false while something that Berm sent is left to read.
+func (s muxStream) gone() bool {
 	_ = s.SetReadDeadline(time.Unix(1, 0)) // can't fail
 	_, err := s.Read(nil)
 	_ = s.SetReadDeadline(time.Time{})
@@ -75,10 +120,16 @@ func (c *conn) gone() bool {
 // side waits for Berm without limit, as Berm may read slowly.
 const writeTime = time.Minute
 
-// session serves Berm over a connection until that ends.
+// greet sends Hello.
+func (srv *server) greet(w *wire.Writer) error {
+	return w.SendJSON(wire.KindHello, wire.Hello{
+		Version: wire.Version, UID: os.Getuid(), GID: os.Getgid(), PID: os.Getpid(), Begun: srv.begun,
+	})
+}
+
+// session serves Berm on the streams of a yamux session until that ends.
 func (srv *server) session(c io.ReadWriteCloser) error {
-	hello := wire.Hello{Version: wire.Version, UID: os.Getuid(), GID: os.Getgid(), PID: os.Getpid(), Begun: srv.begun}
-	if err := wire.NewWriter(c).SendJSON(wire.KindHello, hello); err != nil {
+	if err := srv.greet(wire.NewWriter(c)); err != nil {
 		return err
 	}
 	mux, err := yamux.Server(&wire.Joined{ReadWriteCloser: c}, wire.Mux(writeTime, 0))
@@ -91,33 +142,40 @@ func (srv *server) session(c io.ReadWriteCloser) error {
 		if err != nil {
 			return err
 		}
-		go srv.serve(newConn(stream))
+		go func() {
+			c := newConn(muxStream{stream})
+			payload, err := c.request()
+			srv.talk(c, payload, err)
+		}()
 	}
 }
 
-// serve does the operation of a stream.
-func (srv *server) serve(c *conn) {
-	defer func() {
-		_ = c.c.Close()
-		srv.tidy.Reset(quiet)
-	}()
-	payload, err := c.r.Expect(wire.KindRequest)
-	if err != nil {
-		return
+// talk does one operation after another until there is no Request, and closes c.
+func (srv *server) talk(c *conn, payload []byte, err error) {
+	for err == nil && srv.serve(c, payload) {
+		payload, err = c.request()
 	}
+	_ = c.Close()
+}
+
+// serve does an operation. It returns whether Berm may request another one.
+func (srv *server) serve(c *conn, payload []byte) bool {
+	defer srv.tidy.Reset(quiet)
 	var req wire.Request
 	if wire.Decode(payload, &req) != nil {
-		return
+		return false
 	}
 	var result any
+	var err error
 	if h := srv.handler(req.Op); h != nil {
 		result, err = h(c, &req)
 	} else {
 		err = &wire.Failure{Class: wire.ClassUnsupported, Message: "there is no operation " + quote(string(req.Op))}
 	}
+	failed := err != nil
 	switch {
 	case errors.Is(err, errGone):
-	case err != nil:
+	case failed:
 		err = c.w.SendJSON(wire.KindFailure, failureOf(err))
 	case result == nil:
 		err = c.w.Send(wire.KindResult, []byte("{}"))
@@ -127,4 +185,5 @@ func (srv *server) serve(c *conn) {
 	if c.after != nil {
 		c.after(err == nil)
 	}
+	return err == nil && !req.Op.Last(failed)
 }

@@ -10,28 +10,56 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/bermhq/berm/runtime/agent/wire"
 )
 
-// fileTalk is a session with this process. Ended gets what the handlers return, which begin once
-// Berm has hung up if late is set.
+// fileTalk is a connection with this process, for one operation. Ended gets what its handler returns. If
+// late is set, the handler isn't told to go before Berm has hung up.
 func fileTalk(t *testing.T, late bool) (k *talk, ended chan error) {
 	t.Helper()
-	here, there := net.Pipe()
+	here, there := socketPair(t)
 	srv := &server{tidy: time.NewTimer(time.Hour)}
 	ended = make(chan error, 1)
 	srv.other = func(op wire.Op) handler {
 		return func(c *conn, req *wire.Request) (any, error) {
-			for late && !c.gone() {
-				goruntime.Gosched()
+			if late {
+				c.r = wire.NewReader(awaitsEnd{c})
 			}
 			result, err := fileHandler(op)(c, req)
 			ended <- err
 			return result, err
 		}
 	}
-	go func() { _ = srv.session(there) }()
-	return newTalkOf(t, here, 50*time.Millisecond), ended
+	go func() {
+		c := newConn(there)
+		payload, err := c.request()
+		srv.talk(c, payload, err)
+	}()
+	return &talk{t: t, first: here, late: 20 * time.Second}, ended
+}
+
+// awaitsEnd reads what Berm sent once Berm has hung up.
+type awaitsEnd struct{ *conn }
+
+func (c awaitsEnd) Read(p []byte) (int, error) {
+	for !c.gone() {
+		goruntime.Gosched()
+	}
+	return c.conn.Read(p)
+}
+
+// socketPair is Berm's end of a connection, and the agent's.
+func socketPair(t *testing.T) (net.Conn, *pollable) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	must(t, err)
+	mine := os.NewFile(uintptr(fds[0]), "mine")
+	here, err := net.FileConn(mine)
+	must(t, err, mine.Close())
+	t.Cleanup(func() { _ = here.Close() }) // it may be closed
+	return here, socket(os.NewFile(uintptr(fds[1]), "its"))
 }
 
 // begun is a fileTalk in which an operation has begun.
@@ -113,7 +141,10 @@ func TestHangUp(t *testing.T) {
 	} {
 		t.Run(string(req.Op), func(t *testing.T) {
 			k, ended := fileTalk(t, true)
-			must(t, k.open(), k.w.SendJSON(wire.KindRequest, req), k.w.Send(wire.KindGo, nil), k.stream.Close())
+			if a, ok := k.begin(req); !ok {
+				t.Fatal(a.failure)
+			}
+			must(t, k.stream.Close())
 			ends(t, ended)
 		})
 	}

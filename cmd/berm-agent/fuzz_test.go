@@ -29,6 +29,7 @@ func (s *script) Write(p []byte) (int, error) {
 }
 
 func (*script) Close() error { return nil }
+func (*script) gone() bool   { return false }
 
 // FuzzServe has the protocol, with processes that end at once or can't be started.
 func FuzzServe(f *testing.F) {
@@ -71,11 +72,13 @@ func FuzzServe(f *testing.F) {
 			p.fail(unix.ENOENT, s)
 			return nil
 		}
-		if _, _, err := srv.begin(new(conn), &wire.Start{ID: "there", Command: []string{"cmd"}}); err != nil {
+		if _, _, err := srv.begin(newConn(new(script)), &wire.Start{ID: "there", Command: []string{"cmd"}}); err != nil {
 			t.Fatal(err)
 		}
 		s := &script{Reader: bytes.NewReader(said)}
-		srv.serve(newConn(s))
+		c := newConn(s)
+		payload, err := c.request()
+		srv.talk(c, payload, err)
 		// Whatever was said, what was answered is of the protocol.
 		r := wire.NewReader(&s.out)
 		for i := 0; ; i++ {

@@ -52,7 +52,7 @@ func runInit(args []string) int {
 			return complain("read the limit of open files: "+reason(err), exitNotExecutable)
 		}
 		kids = &srv.kids
-		go srv.link(bermSocket)
+		srv.link(bermSocket)
 	}
 	for {
 		// Reap after any signal: one SIGCHLD may stand for many, or be lost while the channel is full.

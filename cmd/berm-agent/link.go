@@ -20,18 +20,28 @@ const (
 	maxRedial = 500 * time.Millisecond
 )
 
-// link keeps a session with Berm, which listens at path. It never returns.
+// link keeps connections with Berm, which listens at path. Each serves one operation at a time.
 func (srv *server) link(path string) {
+	for range wire.Spares {
+		go srv.keepSpare(path)
+	}
+}
+
+// keepSpare keeps a connection that waits for its first operation. It never returns.
+func (srv *server) keepSpare(path string) {
 	for delay := time.Duration(0); ; time.Sleep(delay) {
-		begun := time.Now()
-		if f, err := connect(&unix.SockaddrUnix{Name: path}, unix.AF_UNIX); err == nil {
-			_ = srv.session(f) // any error: dial again
-			_ = f.Close()
-			srv.tidy.Reset(quiet)
+		delay = min(max(2*delay, minRedial), maxRedial)
+		f, err := connect(&unix.SockaddrUnix{Name: path}, unix.AF_UNIX)
+		if err != nil {
+			continue
 		}
-		if delay = min(max(2*delay, minRedial), maxRedial); time.Since(begun) > time.Second {
-			delay = minRedial
+		c := newConn(f)
+		_ = srv.greet(c.w) // request finds out if it failed
+		payload, err := c.request()
+		if err == nil {
+			delay = 0
 		}
+		go srv.talk(c, payload, err)
 	}
 }
 

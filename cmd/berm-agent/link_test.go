@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -39,11 +40,42 @@ func TestRedial(t *testing.T) {
 	for until := time.Now().Add(2 * time.Second); time.Now().Before(until); dropped++ {
 		s.accept().hangUp()
 	}
-	if dropped > 30 {
+	if dropped > 60 {
 		t.Errorf("%d connections in 2 s", dropped)
 	}
 	if a := s.accept().run("y", "echo well"); a.stdout.String() != "well\n" {
 		t.Errorf("%+v", a)
+	}
+}
+
+// TestSameConnection checks that a connection is for one operation after another, until the last.
+func TestSameConnection(t *testing.T) {
+	t.Parallel()
+	s := newSandbox(t, 65534)
+	s.accept().start(&wire.Start{ID: "there", Command: []string{"sleep", "1000"}})
+	for name, last := range map[string]*wire.Request{
+		"upload":   fileRequest(wire.OpWrite, wire.File{}, "/no/such"),
+		"follower": follow("follower-0", 0),
+	} {
+		k := s.accept()
+		k.same = k.first
+		for n := range 3 {
+			if a := k.run(fmt.Sprint(name, n), "echo well"); a.stdout.String() != "well\n" {
+				t.Errorf("%s: %+v", name, a)
+			}
+			k.start(&wire.Start{ID: fmt.Sprintf("%s-%d", name, n), Command: []string{"true"}})
+			k.sure(fileRequest(wire.OpMkdir, wire.File{Parents: true}, "/tmp"))
+			if a := k.ask(wire.OpKill, "nothing"); a.class() != wire.ClassNotFound {
+				t.Errorf("%s: %+v", name, a)
+			}
+			if a := k.ask(wire.OpProcess, "there"); !a.info.Running {
+				t.Errorf("%s: %+v", name, a)
+			}
+		}
+		k.begin(last)
+		if _, err := io.Copy(io.Discard, k.stream); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

@@ -197,11 +197,10 @@ func (p *process) serve(c *conn, f *follower) (any, error) {
 			return nil, errGone
 		}
 	}
-	go func() {
-		_, _, _ = c.r.Next() // returns when Berm hangs up
+	c.watch(func() {
 		p.leave(f, errGone)
-		_ = c.c.Close() // SendFrame may wait for room
-	}()
+		_ = c.Close() // SendFrame may wait for room
+	})
 	for seq := f.seq; ; {
 		buf, o, err := p.await(f, seq)
 		switch {

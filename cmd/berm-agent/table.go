@@ -290,10 +290,7 @@ func (srv *server) events(c *conn, _ *wire.Request) (any, error) {
 		return nil, err
 	}
 	gone := false
-	go func() {
-		_, _, _ = c.r.Next() // returns when Berm hangs up
-		srv.processes.leave(&gone)
-	}()
+	c.watch(func() { srv.processes.leave(&gone) })
 	for since := 0; ; {
 		changed, now, there := srv.processes.changes(since, &gone)
 		since = now

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"slices"
 	"testing"
@@ -22,7 +23,7 @@ func bounded() *server {
 
 func (srv *server) mustBegin(t *testing.T, id string) *process {
 	t.Helper()
-	p, _, err := srv.begin(new(conn), &wire.Start{ID: id, Command: []string{"x"}})
+	p, _, err := srv.begin(newConn(new(script)), &wire.Start{ID: id, Command: []string{"x"}})
 	must(t, err)
 	return p
 }
@@ -43,7 +44,7 @@ func TestTableIsBounded(t *testing.T) {
 		if all := srv.processes.all(); len(all) != maxProcesses || all[0].id != "running0" || all[0].order > all[1].order {
 			t.Fatalf("%d are known, the first is %s", len(all), all[0].id)
 		}
-		_, _, err := srv.begin(new(conn), &wire.Start{ID: "more", Command: []string{"x"}})
+		_, _, err := srv.begin(newConn(new(script)), &wire.Start{ID: "more", Command: []string{"x"}})
 		if err == nil || failureOf(err).Class != wire.ClassExhausted {
 			t.Errorf("one more: %v", err)
 		}
@@ -96,7 +97,7 @@ func TestChanges(t *testing.T) {
 func TestNothingStartsAtTheEnd(t *testing.T) {
 	srv := bounded()
 	srv.processes.close()
-	if _, _, err := srv.begin(new(conn), &wire.Start{ID: "x", Command: []string{"x"}}); err == nil {
+	if _, _, err := srv.begin(newConn(new(script)), &wire.Start{ID: "x", Command: []string{"x"}}); err == nil {
 		t.Error("a process was started")
 	}
 }
@@ -106,7 +107,7 @@ func TestAllWaitsForStarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		srv, begun := bounded(), time.Now()
 		srv.launch = func(*process, *wire.Start) error { time.Sleep(time.Second); return nil }
-		go func() { _, _, _ = srv.begin(new(conn), &wire.Start{ID: "x", Command: []string{"x"}}) }()
+		go func() { _, _, _ = srv.begin(newConn(new(script)), &wire.Start{ID: "x", Command: []string{"x"}}) }()
 		synctest.Wait()
 		if all := srv.processes.all(); len(all) != 1 || time.Since(begun) != time.Second {
 			t.Errorf("%d after %s", len(all), time.Since(begun))
@@ -121,17 +122,26 @@ func TestNothingStartsForNobody(t *testing.T) {
 	server, err2 := yamux.Server(far, wire.Mux(time.Minute, 0))
 	must(t, errors.Join(err, err2))
 	t.Cleanup(func() { _, _ = client.Close(), server.Close() })
-	ours, err := client.OpenStream()
+	stream, err := client.OpenStream()
 	must(t, err)
 	its, err := server.AcceptStream()
 	must(t, err)
-	srv, c, start := bounded(), newConn(its), &wire.Start{ID: "x", Command: []string{"x"}}
-	must(t, ours.Close())
-	await(t, "the end of the stream", c.gone)
-	if _, _, err := srv.begin(c, start); !errors.Is(err, errGone) {
-		t.Errorf("it was started, or %v", err)
-	}
-	if _, err := srv.processes.find("x"); err == nil {
-		t.Error("it is known")
+	ours, socket := socketPair(t)
+	for name, tt := range map[string]struct {
+		ours io.Closer
+		its  carrier
+	}{"stream": {stream, muxStream{its}}, "socket": {ours, socket}} {
+		srv, c, start := bounded(), newConn(tt.its), &wire.Start{ID: "x", Command: []string{"x"}}
+		if c.gone() {
+			t.Errorf("%s: it is gone from the start", name)
+		}
+		must(t, tt.ours.Close())
+		await(t, "the end of the "+name, c.gone)
+		if _, _, err := srv.begin(c, start); !errors.Is(err, errGone) {
+			t.Errorf("%s: it was started, or %v", name, err)
+		}
+		if _, err := srv.processes.find("x"); err == nil {
+			t.Errorf("%s: it is known", name)
+		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -18,12 +19,19 @@ import (
 	"github.com/bermhq/berm/runtime/runtimetest/engine"
 )
 
-// talk is Berm's side of a session, with one operation at a time.
+// talk is Berm's side, with one operation at a time.
 type talk struct {
 	t    *testing.T
+	late time.Duration
+
+	// Over the stdio of a program:
 	conn net.Conn
 	mux  *yamux.Session
-	late time.Duration
+
+	// Over connections that the program in a sandbox dials:
+	s     *sandbox
+	first net.Conn // for the next operation; nil is whichever comes
+	same  net.Conn // for all operations, unless nil
 
 	hello wire.Hello
 
@@ -32,44 +40,54 @@ type talk struct {
 	w      *wire.Writer
 }
 
-func newTalk(t *testing.T, c net.Conn) *talk { return newTalkOf(t, c, time.Second) }
-
-// newTalkOf makes a session whose streams, once closed here, wait so long for the other side.
-func newTalkOf(t *testing.T, c net.Conn, closing time.Duration) *talk {
+func newTalk(t *testing.T, c net.Conn) *talk {
 	t.Helper()
 	t.Cleanup(func() { _ = c.Close() }) // it may be closed
 	must(t, c.SetDeadline(time.Now().Add(20*time.Second)))
-	mux, hello, err := greet(c, closing)
+	hello, err := greet(c)
 	must(t, err)
 	must(t, c.SetDeadline(time.Time{}))
+	mux, err := yamux.Client(c, wire.Mux(20*time.Second, time.Second))
+	must(t, err)
 	return &talk{t: t, conn: c, mux: mux, late: 20 * time.Second, hello: hello}
 }
 
 // greet reads Hello.
-func greet(c net.Conn, closing time.Duration) (mux *yamux.Session, hello wire.Hello, err error) {
+func greet(c net.Conn) (hello wire.Hello, err error) {
 	payload, err := wire.NewReader(c).Expect(wire.KindHello) // after which nothing comes by itself
 	if err != nil {
-		return nil, hello, err
+		return hello, err
 	}
 	if err := wire.Decode(payload, &hello); err != nil || hello.Version != wire.Version {
-		return nil, hello, fmt.Errorf("hello %+v, %w", hello, err)
+		return hello, fmt.Errorf("hello %+v, %w", hello, err)
 	}
-	mux, err = yamux.Client(c, wire.Mux(20*time.Second, closing))
-	return mux, hello, err
+	return hello, nil
 }
 
-// beside is for another operation of the same session.
-func (k *talk) beside() *talk { return &talk{t: k.t, conn: k.conn, mux: k.mux, late: k.late} }
+// beside is for another operation at the same time.
+func (k *talk) beside() *talk {
+	return &talk{t: k.t, conn: k.conn, mux: k.mux, s: k.s, late: k.late}
+}
 
 func (k *talk) patience(d time.Duration) { k.late = d }
 
 // open opens a stream in place of the one there was.
 func (k *talk) open() error {
-	if k.stream != nil {
+	if k.stream != nil && k.same == nil {
 		_ = k.stream.Close() // it may be closed
 	}
 	var err error
-	if k.stream, err = k.mux.Open(); err != nil {
+	switch {
+	case k.same != nil:
+		k.stream = k.same
+	case k.first != nil:
+		k.stream, k.first = k.first, nil
+	case k.s != nil:
+		k.stream, k.hello, err = k.s.take()
+	default:
+		k.stream, err = k.mux.Open()
+	}
+	if err != nil {
 		return err
 	}
 	k.r, k.w = wire.NewReader(k.stream), wire.NewWriter(k.stream)
@@ -325,7 +343,9 @@ type sandbox struct {
 	cmd *exec.Cmd
 	pid int // of the agent
 	l   net.Listener
-	k   *talk // the latest
+
+	mu    sync.Mutex
+	taken []net.Conn
 	// A control group of memory, unless empty, and where the sandbox sees it.
 	group, seen string
 }
@@ -377,23 +397,46 @@ func (s *sandbox) listen() {
 	s.l = l
 }
 
-// accept gives the session that there is, or takes the next.
+// accept takes a connection, for the next operation. Those after it take others.
 func (s *sandbox) accept() *talk {
 	s.t.Helper()
-	if s.k != nil && !s.k.mux.IsClosed() {
-		return s.k.beside()
-	}
-	must(s.t, s.l.(*net.UnixListener).SetDeadline(time.Now().Add(20*time.Second)))
-	c, err := s.l.Accept()
+	c, hello, err := s.take()
 	must(s.t, err)
-	s.k = newTalk(s.t, c)
-	return s.k
+	return &talk{t: s.t, s: s, first: c, hello: hello, late: 20 * time.Second}
 }
 
-// hangUp ends the session.
+// take takes a connection.
+func (s *sandbox) take() (net.Conn, wire.Hello, error) {
+	l := s.l.(*net.UnixListener)
+	err := l.SetDeadline(time.Now().Add(time.Minute))
+	if err != nil {
+		return nil, wire.Hello{}, err
+	}
+	c, err := l.Accept()
+	if err != nil {
+		return nil, wire.Hello{}, err
+	}
+	s.mu.Lock()
+	s.taken = append(s.taken, c)
+	s.mu.Unlock()
+	s.t.Cleanup(func() { _ = c.Close() }) // it may be closed
+	hello, err := greet(c)
+	return c, hello, err
+}
+
+// hangUp ends the session, or all connections that were taken.
 func (k *talk) hangUp() {
 	k.t.Helper()
-	must(k.t, k.mux.Close())
+	if k.s == nil {
+		must(k.t, k.mux.Close())
+		return
+	}
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	for _, c := range k.s.taken {
+		_ = c.Close() // it may be closed
+	}
+	k.s.taken = nil
 }
 
 // inside are the command lines of all processes in the sandbox but the agent and its

@@ -152,6 +152,20 @@ func (p *pollable) Write(b []byte) (done int, err error) {
 	return done, err
 }
 
+// gone reports whether the other end of a socket was closed, even if something is left to read.
+func (p *pollable) gone() bool {
+	raw, err := p.SyscallConn()
+	if err != nil {
+		return true
+	}
+	var n uintptr
+	err = raw.Control(func(fd uintptr) {
+		what, now := unix.PollFd{Fd: int32(fd)}, unix.Timespec{} // POLLHUP is always reported
+		n, _, _ = syscall.RawSyscall6(syscall.SYS_PPOLL, uintptr(unsafe.Pointer(&what)), 1, uintptr(unsafe.Pointer(&now)), 0, 0, 0)
+	})
+	return err != nil || n == 1
+}
+
 // transfer calls once when access, a method of a RawConn, finds the file ready. 0 bytes are io.EOF.
 func transfer(access func(func(fd uintptr) bool) error, once func(fd uintptr) (int, error)) (n int, err error) {
 	var failed error

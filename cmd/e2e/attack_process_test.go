@@ -153,9 +153,10 @@ func (a *attack) berms() string {
 	return all.String()
 }
 
-// attackImpostor claims to be the first process of the sandbox, in vain. It can delay that
-// one, as both dial the same socket.
+// attackImpostor claims to be the first process of the sandbox, in vain. It can delay that one's
+// connections, as both dial the same socket. Those that there are go on.
 func attackImpostor(a *attack) {
+	ctx := deadline(a)
 	end := a.begin("impostor")
 	const commands = 20
 	for range commands {
@@ -163,6 +164,15 @@ func attackImpostor(a *attack) {
 		res, err := a.exec(60, "echo", word)
 		if err != nil || !res.OK || res.Stdout != word+"\n" {
 			a.Fatalf("%+v, %v", res, err)
+		}
+		x, err := a.c.StartExec(ctx, a.key, apitype.ExecRequest{Command: apitype.Command{"sleep", "1000"}})
+		must(a, err)
+		must(a, second(a.c.KillExec(ctx, a.key, x.ExecID)))
+	}
+	sb := check.Value(a.c.Get(ctx, a.key))(a)
+	for line := range strings.Lines(a.server.log.String()) {
+		if strings.Contains(line, "agent_absent") && strings.Contains(line, sb.ContainerID) {
+			a.Errorf("the agent was out of reach: %s", line)
 		}
 	}
 	if out := end(); out != "heard 0\n" {

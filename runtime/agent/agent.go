@@ -93,7 +93,6 @@ var (
 
 // pace has the timeouts and intervals of a Runtime. Tests shorten them.
 type pace struct {
-	hello  time.Duration // for the Hello of a new connection
 	reject time.Duration // between a refused connection and the next accept
 	dial   time.Duration // for the program to dial, while it is expected to
 	brief  time.Duration // for the program to dial, otherwise
@@ -115,7 +114,7 @@ type pace struct {
 }
 
 var usualPace = pace{
-	hello: 5 * time.Second, reject: 20 * time.Millisecond, dial: time.Second, brief: 100 * time.Millisecond, linger: 2 * time.Second,
+	reject: 20 * time.Millisecond, dial: time.Second, brief: 100 * time.Millisecond, linger: 2 * time.Second,
 	ping: time.Second, pong: 4 * time.Second,
 	look: 500 * time.Millisecond, ready: 5 * time.Second,
 	kill: 7 * time.Second, drain: time.Second, rejoin: 5 * time.Second, answer: 15 * time.Second,

@@ -21,13 +21,14 @@ const (
 	maxRetries = 4       // sessions that one operation tries
 )
 
-// call is an operation under way, on a stream of its own. Once its context ends, reads and
+// call is an operation under way, on a connection or stream of its own. Once its context ends, reads and
 // writes of the stream fail.
 type call struct {
 	s       *session
 	b       *container
 	id      string // the container's
-	nc      *stream
+	op      wire.Op
+	nc      stream
 	r       *wire.Reader
 	w       *wire.Writer
 	ctx     context.Context
@@ -49,27 +50,35 @@ var (
 var past = time.Unix(1, 0)
 
 // begin sends a request on a session, waits for Ready, and sends Go. It takes over the
-// caller's use of the session. The error is errDead, errSilent, or classed.
+// caller's use of the session. The error is errDead, errSilent, errUnfit, or classed.
 func (b *container) begin(ctx context.Context, id string, s *session, req *wire.Request) (*call, error) {
 	payload, err := json.Marshal(req)
 	if err == nil && len(payload) > wire.MaxRequest {
 		err = runtime.Invalid("the request has %d bytes, and may have %d", len(payload), wire.MaxRequest)
 	}
-	var nc *stream
+	var nc stream
 	if err == nil {
 		nc, err = s.open(req.Op)
 	}
 	if err != nil {
-		s.release()
+		if s.served == nil {
+			b.giveBack(s)
+		} else {
+			s.release()
+		}
 		return nil, err
 	}
-	x := &call{s: s, b: b, id: id, nc: nc, r: wire.NewReader(nc), w: wire.NewWriter(nc)}
+	x := &call{s: s, b: b, id: id, op: req.Op, nc: nc, r: wire.NewReader(nc), w: wire.NewWriter(nc)}
 	x.bind(ctx)
 	if err = x.request(payload); err == nil {
 		return x, nil
 	}
+	if refused(err) || errors.Is(err, errUnfit) {
+		x.done(true)
+		return nil, err
+	}
 	x.drop()
-	if !refused(err) && ctx.Err() != nil {
+	if ctx.Err() != nil {
 		err = runtime.Ended(ctx)
 	}
 	return nil, err
@@ -96,18 +105,17 @@ func (x *call) within(t time.Time) {
 
 func (x *call) request(request []byte) error {
 	asked := time.Now()
-	x.within(asked.Add(x.b.r.pace.ready))
-	if err := x.w.Send(wire.KindRequest, request); err != nil {
-		return absent(err)
-	}
-	x.within(asked.Add(x.b.r.pace.look))
-	kind, _, err := x.frame()
-	if errors.Is(err, os.ErrDeadlineExceeded) && x.ctx.Err() == nil && x.b.runs(x.ctx) {
+	var kind wire.Kind
+	err := x.patiently(asked, x.greet)
+	if err == nil {
 		x.within(asked.Add(x.b.r.pace.ready))
-		kind, _, err = x.frame()
+		err = x.w.Send(wire.KindRequest, request)
+	}
+	if err == nil {
+		err = x.patiently(asked, func() (err error) { kind, _, err = x.frame(); return err })
 	}
 	switch {
-	case refused(err):
+	case refused(err) || errors.Is(err, errOutdated) || errors.Is(err, errUnfit):
 		return err
 	case err != nil:
 		return absent(err)
@@ -121,6 +129,30 @@ func (x *call) request(request []byte) error {
 	_ = x.w.Send(wire.KindGo, nil)        // may arrive even if this fails, so the operation counts as begun
 	x.within(time.Time{})
 	return nil
+}
+
+// patiently reads an answer. It asks the engine when the program has been silent for a while, and waits on
+// if the container runs.
+func (x *call) patiently(asked time.Time, read func() error) error {
+	x.within(asked.Add(x.b.r.pace.look))
+	err := read()
+	if errors.Is(err, os.ErrDeadlineExceeded) && x.ctx.Err() == nil && x.b.runs(x.ctx) {
+		x.within(asked.Add(x.b.r.pace.ready))
+		err = read()
+	}
+	return err
+}
+
+// greet reads the Hello of a session that was dialled, if it hasn't been read.
+func (x *call) greet() error {
+	if x.s.greeted() {
+		return nil
+	}
+	payload, err := x.r.Expect(wire.KindHello)
+	if err != nil {
+		return err
+	}
+	return x.s.meet(payload)
 }
 
 func absent(err error) error {
@@ -145,6 +177,19 @@ func (b *container) inspect(ctx context.Context) (runtime.Container, error) {
 		return runtime.Container{}, runtime.WithClass(errdefs.ErrNotFound, errors.New("the container is gone"))
 	}
 	return b.r.Inspect(ctx, id)
+}
+
+// done ends a call whose Result or Failure was read. Another one may use its session, so nothing may use
+// x.nc any more.
+func (x *call) done(failed bool) {
+	if x.s.served == nil && !x.op.Last(failed) && x.stop() {
+		x.closing.Do(func() {
+			_ = x.nc.SetDeadline(time.Time{})
+			x.b.giveBack(x.s)
+		})
+		return
+	}
+	x.drop()
 }
 
 // drop ends a call, and cancels the operation if it is still under way.
@@ -219,10 +264,14 @@ func (b *container) open(ctx context.Context, id, user string, req *wire.Request
 	if !b.socketless() {
 		x, err := b.start(ctx, id, req, func(ctx context.Context) (*session, error) {
 			s, err := b.take(ctx)
-			if err == nil && !s.fits(user) {
-				err = errUnfit
+			if err != nil {
+				return nil, err
 			}
-			return s, err
+			if s.user = user; s.greeted() && !s.fits() {
+				b.giveBack(s)
+				return nil, errUnfit
+			}
+			return s, nil
 		})
 		switch {
 		case errors.Is(err, errUnfit):
@@ -251,7 +300,7 @@ var errLost = runtime.Unavailable(errors.New("the container's agent doesn't answ
 // none answers, the error is that of excuse, or else errLost. Other errors are errUnfit, or
 // classed.
 func (b *container) start(ctx context.Context, id string, req *wire.Request, session func(context.Context) (*session, error)) (*call, error) {
-	for dead := 0; dead < maxRetries && (dead == 0 || b.connected() || b.runs(ctx)); dead++ {
+	for dead := 0; dead < maxRetries && (dead == 0 || b.runs(ctx)); dead++ {
 		s, err := session(ctx)
 		if errors.Is(err, errLost) {
 			break
@@ -261,13 +310,16 @@ func (b *container) start(ctx context.Context, id string, req *wire.Request, ses
 		}
 		x, err := b.begin(ctx, id, s, req)
 		if errors.Is(err, errSilent) {
-			if !s.paused() {
+			if s.served != nil && !s.paused() {
 				s.hangUp()
 			}
 			break
 		}
 		if !errors.Is(err, errDead) {
 			return x, err
+		}
+		if s.served == nil { // the container may have been restarted
+			b.ask(ctx)
 		}
 	}
 	return nil, cmp.Or(b.excuse(ctx), errLost)
@@ -286,6 +338,18 @@ func (b *container) excuse(ctx context.Context) error {
 		return runtime.Precondition("the container isn't running")
 	}
 	return nil
+}
+
+// reply reads the answer to what was sent. If sending failed because the program takes no more, it says why.
+func (x *call) reply(unsent error, read func() error) error {
+	if errors.Is(unsent, os.ErrDeadlineExceeded) {
+		return x.broken(unsent)
+	}
+	err := read()
+	if err == nil && unsent != nil {
+		err = x.broken(unsent)
+	}
+	return err
 }
 
 // broken returns the error for a connection that failed during an operation. It is the
@@ -313,10 +377,12 @@ func (x *call) next() (wire.Kind, []byte, error) {
 	if err == nil {
 		return kind, payload, nil
 	}
-	if !refused(err) {
-		err = x.broken(err)
+	if refused(err) {
+		x.done(true)
+		return 0, nil, err
 	}
-	x.drop() // the program may wait for the rest of an input
+	err = x.broken(err)
+	x.drop()
 	return 0, nil, err
 }
 
@@ -340,7 +406,7 @@ func (x *call) expect(kind wire.Kind) ([]byte, error) {
 func (x *call) result() error {
 	_, err := x.expect(wire.KindResult)
 	if err == nil {
-		x.drop()
+		x.done(false)
 	}
 	return err
 }

@@ -21,8 +21,8 @@ import (
 
 // Bounds of a container.
 const (
-	maxSessions = 16               // sessions that its program dialled
-	youth       = 10 * time.Second // how long its program is expected to dial, once its first process is met
+	maxWarm = 4                // sessions that were dialled and used, and wait; each takes 40 KiB of the program
+	youth   = 10 * time.Second // how long its program is expected to dial, once its first process is met
 )
 
 // container holds the directory, socket and sessions of a container. Without a directory, its name is
@@ -41,24 +41,25 @@ type container struct {
 
 	missed  atomic.Bool  // it was logged that the program doesn't answer
 	opening atomic.Int32 // streams that are being opened
+	// Sessions that were dialled and wait for an operation, or for another one. Who holds mu may send.
+	spare, warm chan *session
 
-	mu       sync.Mutex
-	ln       *net.UnixListener   // nil: there is no socket
-	pid      int                 // of the container's first process; 0 while unknown
-	accepts  bool                // accept runs: the pid has been known
-	until    time.Time           // its program is expected to dial until then
-	refused  bool                // a connection was refused since the engine was last asked
-	outdated bool                // the last program that dialled had another version
-	unseen   bool                // the last process that dialled isn't visible here
-	dialled  []*session          // oldest first; includes those without a Hello yet
-	arrived  chan struct{}       // closed and replaced at each Hello, of any version
-	served   map[string]*session // by user
-	owners   map[string]*session // served sessions, by the IDs of their processes
-	events   map[*events]bool
+	mu      sync.Mutex
+	ln      *net.UnixListener   // nil: there is no socket
+	pid     int                 // of the container's first process; 0 while unknown
+	accepts bool                // accept runs: the pid has been known
+	until   time.Time           // its program is expected to dial until then
+	refused bool                // a connection was refused since the engine was last asked
+	unseen  bool                // the last process that dialled isn't visible here
+	used    map[*session]bool   // dialled, with an operation
+	offered int                 // times that a session was offered to operations
+	served  map[string]*session // by user
+	owners  map[string]*session // served sessions, by the IDs of their processes
+	events  map[*events]bool
 }
 
 func (r *Runtime) newContainer(name string) *container {
-	b := &container{r: r, name: name, arrived: make(chan struct{}), served: map[string]*session{}, owners: map[string]*session{}, events: map[*events]bool{}}
+	b := &container{r: r, name: name, spare: make(chan *session, wire.Spares), warm: make(chan *session, maxWarm), used: map[*session]bool{}, served: map[string]*session{}, owners: map[string]*session{}, events: map[*events]bool{}}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	if name != "" {
 		b.dir = filepath.Join(r.opts.Root, name)
@@ -134,21 +135,40 @@ func (b *container) task(f func()) bool {
 	return b.taskLocked(f)
 }
 
-// hangUp ends all sessions. The caller holds b.mu.
+// hangUp forgets the first process, and ends all sessions. The caller holds b.mu.
 func (b *container) hangUp() {
-	for _, s := range b.dialled {
-		s.hangUp()
-	}
+	b.setPid(0)
 	for _, s := range b.served {
 		s.endLocked()
 	}
 }
 
-// part forgets the first process, and ends all sessions.
+// setPid sets the first process. If it is another one, setPid ends the sessions that the one before dialled.
+// The caller holds b.mu.
+func (b *container) setPid(pid int) {
+	if pid == b.pid {
+		return
+	}
+	b.pid = pid
+	for s := range b.used {
+		s.hangUp()
+	}
+	for {
+		select {
+		case s := <-b.spare:
+			s.hangUp()
+		case s := <-b.warm:
+			s.hangUp()
+		default:
+			return
+		}
+	}
+}
+
+// part is hangUp for a container that is gone.
 func (b *container) part() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.pid = 0
 	b.hangUp()
 }
 
@@ -160,14 +180,10 @@ func (b *container) meet(c runtime.Container) {
 	if c.Pid != 0 && c.Pid != b.pid {
 		b.until = time.Now().Add(youth)
 	}
-	b.pid, b.refused = c.Pid, false
+	b.setPid(c.Pid)
+	b.refused = false
 	if b.pid != 0 && b.ln != nil && !b.accepts {
 		b.accepts = b.taskLocked(b.accept)
-	}
-	for _, s := range b.dialled {
-		if s.pid != b.pid {
-			s.hangUp()
-		}
 	}
 }
 
@@ -198,7 +214,7 @@ func (b *container) accept() {
 	}
 }
 
-// admit starts a session on a new connection. It returns false if it refuses the connection:
+// admit makes a session of a new connection available. It returns false if it refuses the connection:
 // only the container's first process may dial.
 func (b *container) admit(nc *net.UnixConn) bool {
 	pid, err := b.r.peer(nc)
@@ -208,7 +224,7 @@ func (b *container) admit(nc *net.UnixConn) bool {
 	if pid == 0 && !b.r.unseen.Swap(true) {
 		b.r.log.Warn("agent_unseen", "dir", b.dir, "remedy", "run Berm in the host's process namespace (--pid host)")
 	}
-	s := &session{b: b, carrier: nc, pid: pid}
+	s := &session{b: b, conn: nc, pid: pid}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.unseen = pid == 0
@@ -216,11 +232,32 @@ func (b *container) admit(nc *net.UnixConn) bool {
 		b.refused = true
 		return false
 	}
-	if len(b.dialled) >= maxSessions || !b.taskLocked(func() { b.hold(s) }) {
+	if b.ctx.Err() != nil || !b.offerLocked(b.spare, s) {
 		return false
 	}
-	b.dialled = append(b.dialled, s)
+	b.until = time.Now().Add(farAway)
 	return true
+}
+
+// offerLocked makes a session available, unless there are too many.
+func (b *container) offerLocked(to chan *session, s *session) bool {
+	if len(to) == cap(to) {
+		return false
+	}
+	to <- s
+	b.offered++
+	return true
+}
+
+// giveBack makes a session available whose operation has ended.
+func (b *container) giveBack(s *session) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.used, s)
+	s.user = ""
+	if s.pid != b.pid || !b.offerLocked(b.warm, s) {
+		s.hangUp()
+	}
 }
 
 // peer returns the pid of the process that dialled. It is 0 for a process in a PID namespace that this
@@ -230,87 +267,84 @@ func peer(nc *net.UnixConn) (int, error) {
 	return int(cred.Pid), err
 }
 
-// hold waits for the Hello of a session that was dialled, and keeps the session until it ends.
-func (b *container) hold(s *session) {
-	err := b.r.guard(func() error { return s.greet(b.r.pace.hello) })
-	b.mu.Lock()
-	if err == nil {
-		s.greeted, b.until, b.outdated = true, time.Now().Add(farAway), false
-		b.wakeLocked()
-		b.mu.Unlock()
-		<-s.mux.CloseChan()
-		b.mu.Lock()
-	} else {
-		if s.pid == b.pid && errors.Is(err, errOutdated) {
-			b.outdated = true
-			b.wakeLocked()
-		}
-		b.r.log.Debug("agent_refused", "dir", b.dir, "error", err)
-	}
-	defer b.mu.Unlock()
-	b.dialled = slices.DeleteFunc(b.dialled, func(other *session) bool { return other == s })
-}
-
-// wakeLocked wakes all calls of take.
-func (b *container) wakeLocked() {
-	close(b.arrived)
-	b.arrived = make(chan struct{})
-}
-
-// take returns the latest session that the container's first process dialled. It waits a
-// little for one. The error is errLost, errOutdated, or that of ctx.
+// take takes a session that the container's first process dialled, for one operation. It waits a little for
+// one. The caller must release the session or give it back. The error is errLost, or that of ctx.
 func (b *container) take(ctx context.Context) (*session, error) {
-	var late <-chan time.Time
 	for asked := false; ; {
 		b.mu.Lock()
-		s := b.pickLocked()
-		arrived := b.arrived
-		patience := b.r.pace.brief
-		if time.Now().Before(b.until) {
+		patience, expected := b.r.pace.brief, time.Now().Before(b.until)
+		if expected {
 			patience = b.r.pace.dial
 		}
-		unsure, outdated := b.refused || b.pid == 0, b.outdated
+		unsure, offered := (b.refused || b.pid == 0) && !b.waits(), b.offered
 		b.mu.Unlock()
-		switch {
-		case s != nil:
-			return s, nil
-		case unsure && !asked: // the container may have been restarted
+		if unsure && !asked { // the container may have been restarted
 			asked = true
 			b.ask(ctx)
 			continue
-		case outdated:
-			return nil, errOutdated
 		}
-		if late == nil {
-			timer := time.NewTimer(patience)
-			defer timer.Stop()
-			late = timer.C
-		}
-		select {
-		case <-arrived:
-		case <-late:
-			b.mu.Lock()
-			if len(b.dialled) == 0 {
-				b.until = time.Time{}
-			}
-			b.mu.Unlock()
+		s, err := b.await(ctx, patience)
+		switch {
+		case err != nil:
+			return nil, err
+		case s == nil && b.others(ctx, expected, offered):
+		case s == nil:
 			return nil, errLost
-		case <-b.ctx.Done():
-			return nil, errLost
-		case <-ctx.Done():
-			return nil, runtime.Ended(ctx)
+		case b.use(s):
+			return s, nil
 		}
 	}
 }
 
-// pickLocked returns the latest open session of the first process, or nil.
-func (b *container) pickLocked() *session {
-	for _, s := range slices.Backward(b.dialled) {
-		if s.greeted && s.pid == b.pid && !s.mux.IsClosed() {
-			return s
-		}
+// await takes a session, or returns nil if none is offered in time.
+func (b *container) await(ctx context.Context, patience time.Duration) (*session, error) {
+	select {
+	case s := <-b.warm: // rather than a spare one, for which the program would dial another
+		return s, nil
+	default:
 	}
-	return nil
+	late := time.NewTimer(patience)
+	defer late.Stop()
+	select {
+	case s := <-b.warm:
+		return s, nil
+	case s := <-b.spare:
+		return s, nil
+	case <-late.C:
+		return nil, nil
+	case <-b.ctx.Done():
+		return nil, errLost
+	case <-ctx.Done():
+		return nil, runtime.Ended(ctx)
+	}
+}
+
+// others reports whether other operations took sessions that were offered since there had been a number of
+// offers. Otherwise, unless the container is paused, its program isn't expected to dial any more.
+func (b *container) others(ctx context.Context, expected bool, offered int) bool {
+	runs := expected && b.runs(ctx)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.offered != offered {
+		return true
+	}
+	if runs {
+		b.until = time.Time{}
+	}
+	return false
+}
+
+// use begins an operation on a session. It returns false, and ends the session, if another process is the
+// first by now.
+func (b *container) use(s *session) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if s.pid != b.pid {
+		s.hangUp()
+		return false
+	}
+	b.used[s] = true
+	return true
 }
 
 // ask asks the engine for the first process.
@@ -322,20 +356,16 @@ func (b *container) ask(ctx context.Context) {
 	}
 }
 
-// connected reports whether the program has a session.
-func (b *container) connected() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.pickLocked() != nil
-}
+// waits reports whether a session waits for an operation. It may have ended.
+func (b *container) waits() bool { return len(b.warm)+len(b.spare) > 0 }
 
-// streams counts the streams of all sessions of a container.
-func streams(b *container) (n int) {
+// streams counts the operations of all sessions of a container.
+func streams(b *container) int {
 	b.mu.Lock()
-	all := slices.AppendSeq(slices.Clone(b.dialled), maps.Values(b.served))
-	all = slices.DeleteFunc(all, func(s *session) bool { return s.served == nil && !s.greeted })
+	n := len(b.used)
+	served := slices.Collect(maps.Values(b.served))
 	b.mu.Unlock()
-	for _, s := range all {
+	for _, s := range served {
 		n += s.mux.NumStreams() - int(s.lost.Load())
 	}
 	return n

@@ -84,8 +84,11 @@ func (r *Runtime) exec(ctx context.Context, id string, e runtime.Exec) (runtime.
 func (x *run) wait(ctx context.Context) error {
 	err := x.follow()
 	switch {
+	case err == nil && x.e.Stdin == nil:
+		x.done(false)
+		return nil
 	case err == nil:
-		x.drop()
+		x.drop() // feed may set its deadline
 		return nil
 	case ctx.Err() != nil:
 		return x.kill(ctx, runtime.Ended(ctx))

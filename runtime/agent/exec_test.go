@@ -36,7 +36,6 @@ func TestExecFallsBack(t *testing.T) {
 	for name, answer := range map[string]func(p *program){
 		"silent":            func(p *program) { p.hungUp() },
 		"hangs up":          func(*program) {},
-		"ends the session":  func(p *program) { _ = p.session.Close() },
 		"garbage":           raw(strings.Repeat("garbage ", 1000)),
 		"huge length":       raw(frame(wire.KindResult, 1<<32-1)),
 		"no such kind":      raw(frame(200, 0)),
@@ -230,7 +229,6 @@ func TestExecCanceledInMidFrame(t *testing.T) {
 			p.json(wire.KindResult, wire.ProcessInfo{ID: req.Start.ID, ExitCode: 137})
 		}
 		b.serve(t, "x", answer)
-		b.serve(t, "x", answer)
 		ctx, cancel := context.WithCancel(t.Context())
 		var out bytes.Buffer
 		_, err := b.Exec(ctx, id, runtime.Exec{Command: []string{"x"}, Stdout: writerFunc(func(p []byte) (int, error) {
@@ -252,7 +250,6 @@ func TestExecWriterFails(t *testing.T) {
 	b := newFixture(t)
 	id := b.create(t, "x")
 	s := new(runner)
-	b.serve(t, "x", s.answer)
 	b.serve(t, "x", s.answer)
 	full := errors.New("full")
 	_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}, Stdout: writerFunc(func([]byte) (int, error) { return 0, full })})
@@ -322,7 +319,7 @@ func TestExecStdinRefused(t *testing.T) {
 func (b *container) connections() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return len(b.dialled)
+	return len(b.spare) + len(b.warm) + len(b.used)
 }
 
 // A command of another user than the program's goes over a session of that user's.
@@ -391,19 +388,15 @@ func TestPeer(t *testing.T) {
 	}
 	// And one whose process is the first only now is taken.
 	other.engine.setPid(os.Getpid())
-	var served *dialled
-	for end := time.Now().Add(20 * time.Second); served == nil; {
+	for end := time.Now().Add(20 * time.Second); !other.known(c).pidIs(os.Getpid()); other.greeted(t, "y").hangUp() {
 		if time.Now().After(end) {
 			t.Fatal("the engine isn't asked who the first process is")
 		}
 		if _, err := other.Exec(t.Context(), c, runtime.Exec{Command: []string{"echo"}}); err != nil {
 			t.Fatal(err)
 		}
-		if p := other.greeted(t, "y"); other.known(c).pidIs(os.Getpid()) {
-			go p.serve(prints("", 5))
-			served = p
-		}
 	}
+	other.serve(t, "y", prints("", 5))
 	if res, err = other.Exec(t.Context(), c, runtime.Exec{Command: []string{"echo"}}); err != nil || res.ExitCode != 5 {
 		t.Errorf("%+v, %v", res, err)
 	}
@@ -446,18 +439,19 @@ func TestHello(t *testing.T) {
 		"request":       func(p *dialled) { p.json(wire.KindRequest, wire.Request{Op: wire.OpEvents}) },
 		"long": func(p *dialled) {
 			_, _ = p.nc.Write(binary.BigEndian.AppendUint32([]byte{byte(wire.KindHello)}, wire.MaxHello+1))
-			_, _ = fmt.Fprintf(p.nc, "%-*s", wire.MaxHello+1, `{"version":3}`)
+			_, _ = fmt.Fprintf(p.nc, "%-*s", wire.MaxHello+1, `{"version":4}`)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newFixture(t)
 			id := b.create(t, "x")
 			p := b.dial(t, "x")
+			await(t, "it to be taken in", b.known(id).waits)
 			say(p)
-			if !p.hungUp() {
-				t.Error("it was taken in")
-			}
 			_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"true"}})
+			if !p.hungUp() {
+				t.Error("it was believed")
+			}
 			if old := name == "other version"; errdefs.IsFailedPrecondition(err) != old || errdefs.IsNotImplemented(err) == old {
 				t.Error(err)
 			}
@@ -469,18 +463,15 @@ func TestHello(t *testing.T) {
 func TestFlood(t *testing.T) {
 	b := newFixture(t)
 	box := b.known(b.create(t, "x"))
-	for range 2 * maxSessions {
+	for range 2 * wire.Spares {
 		b.dial(t, "x") // and says nothing
 		b.greeted(t, "x")
 	}
-	await(t, "the connections to be looked at", func() bool {
-		box.mu.Lock()
-		defer box.mu.Unlock()
-		if len(box.dialled) > maxSessions {
-			t.Fatalf("%d are kept", len(box.dialled))
-		}
-		return !slices.ContainsFunc(box.dialled, func(s *session) bool { return !s.greeted })
-	})
+	await(t, "the connections to be looked at", func() bool { return box.connections() == wire.Spares })
+	last := b.dial(t, "x")
+	if !last.hungUp() || box.connections() != wire.Spares {
+		t.Errorf("%d are kept", box.connections())
+	}
 }
 
 // What an agent never sends, and would cost memory, ends its session.
@@ -503,15 +494,16 @@ func TestInbound(t *testing.T) {
 			t.Parallel()
 			b := newFixture(t)
 			id := b.create(t, "x")
-			p := b.greeted(t, "x")
-			go func() {
-				_, _ = p.nc.Read(make([]byte, 1)) // a stream was opened
-				_, _ = io.WriteString(p.nc, said)
-			}()
-			if _, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}}); !errdefs.IsNotImplemented(err) {
+			hungUp := make(chan bool, maxRetries)
+			b.engine.says = func(nc net.Conn) {
+				_, _ = nc.Read(make([]byte, 1)) // a stream was opened
+				_, _ = io.WriteString(nc, said)
+				hungUp <- closed(nc)
+			}
+			if _, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}}); !errdefs.IsUnavailable(err) {
 				t.Error(err)
 			}
-			if !p.hungUp() {
+			if !<-hungUp {
 				t.Error("the session goes on")
 			}
 		})
@@ -568,7 +560,7 @@ func testUsed(t *testing.T) {
 	s := new(runner)
 	for range 5 {
 		b.serve(t, "x", s.answer)
-		b.dial(t, "x")
+		b.dial(t, "x").hangUp()
 	}
 	running := func(commands int) {
 		await(t, "the command to run", func() bool {
@@ -642,10 +634,10 @@ func FuzzNumbers(f *testing.F) {
 			t.Errorf("%+v", m)
 		}
 		var hello bytes.Buffer
-		_ = wire.NewWriter(&hello).Send(wire.KindHello, say(`"version":3,`))
+		_ = wire.NewWriter(&hello).Send(wire.KindHello, say(fmt.Sprintf(`"version":%d,`, wire.Version)))
 		ours, theirs := net.Pipe()
 		go func() { _, _ = theirs.Write(hello.Bytes()); _ = theirs.Close() }()
-		s := &session{b: &container{r: &Runtime{}}, carrier: ours}
+		s := &session{b: &container{r: &Runtime{}}, served: new(served), carrier: ours}
 		if err := s.greet(time.Minute); err == nil && !sound(int64(s.hello.UID), int64(s.hello.GID), int64(s.hello.PID)) {
 			t.Errorf("%+v", s.hello)
 		}
@@ -675,29 +667,28 @@ func FuzzAgentSays(f *testing.F) {
 	f.Add(seed(ready, func(p *program) { p.json(wire.KindFailure, wire.Failure{Class: wire.ClassExists}) }), uint8(3))
 	f.Add(seed(ready, func(p *program) { p.json(wire.KindItem, wire.FileEvent{Type: "ready"}) }), uint8(4))
 	b := newFixtureOf(f, pace{
-		hello: time.Minute, reject: time.Millisecond, dial: time.Millisecond, brief: time.Millisecond, look: 5 * time.Millisecond,
+		reject: time.Millisecond, dial: time.Millisecond, brief: time.Millisecond, look: 5 * time.Millisecond,
 		ready: 10 * time.Millisecond, kill: 10 * time.Millisecond, drain: time.Millisecond, rejoin: 10 * time.Millisecond, answer: 20 * time.Millisecond,
 		leave: time.Millisecond, linger: time.Millisecond, ping: time.Second, pong: 5 * time.Millisecond,
 	})
 	id := b.create(f, "x")
 	box := b.known(id)
 	debug.SetTraceback("all")
-	f.Fuzz(func(t *testing.T, said []byte, op uint8) { // op's highest bit: not on a stream
+	f.Fuzz(func(t *testing.T, said []byte, op uint8) { // op's highest bit: over the stdio of the engine's program
 		hangs := time.AfterFunc(2*time.Minute, func() { panic("it doesn't end") }) // which nothing else would tell
 		defer hangs.Stop()
-		p := b.greeted(t, "x")
-		await(t, "it to be taken in", box.connected)
+		speak := func(nc net.Conn) {
+			_, _ = nc.Read(make([]byte, 1))
+			_, _ = nc.Write(said)
+			_ = nc.Close()
+		}
+		b.engine.setSays(nil)
 		if op < 128 {
-			go p.serve(func(p *program, _ *wire.Request) {
-				_, _ = p.nc.Write(said)
-				_ = p.session.Close()
-			})
+			p := b.greeted(t, "x")
+			await(t, "it to be taken in", box.waits)
+			go speak(p.nc)
 		} else {
-			go func() {
-				_, _ = p.nc.Read(make([]byte, 1))
-				_, _ = p.nc.Write(said)
-				_ = p.nc.Close()
-			}()
+			b.engine.setSays(speak)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()

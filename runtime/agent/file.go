@@ -158,12 +158,16 @@ func (x *call) last(a answer, payload []byte) error {
 	return x.end(nil)
 }
 
-// end ends a call with the error of a receiver.
+// end ends a call with the error of a receiver. Without one, the Result was read.
 func (x *call) end(err error) error {
-	if errors.Is(err, wire.ErrProtocol) {
+	switch {
+	case errors.Is(err, wire.ErrProtocol):
 		return x.unexpected(err.Error())
+	case err != nil:
+		x.drop()
+	default:
+		x.done(false)
 	}
-	x.drop()
 	return err
 }
 

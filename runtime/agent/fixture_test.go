@@ -29,6 +29,7 @@ type engine struct {
 	spec runtime.Spec // of the last that was made
 	// serves answers what the engine's programs are asked; nil: there is no program.
 	serves func(*program, *wire.Request)
+	says   func(net.Conn) // in place of serves, after Hello
 	starts []runtime.Program
 	code   int      // of a program that isn't there, or of "kill"
 	lose   chan int // ends one that serves, with a code
@@ -42,6 +43,12 @@ func (e *engine) setPid(pid int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.pid = pid
+}
+
+func (e *engine) setSays(f func(net.Conn)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.says = f
 }
 
 func (e *engine) with(c runtime.Container, err error) (runtime.Container, error) {
@@ -76,12 +83,13 @@ func (e *engine) Start(ctx context.Context, id string, p runtime.Program) (runti
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.starts = append(e.starts, p)
+	serves, says := e.serves, e.says
 	ours, theirs := net.Pipe()
 	s := &stdio{Conn: ours, ended: make(chan struct{})}
 	go func() {
 		defer close(s.ended)
 		defer func() { _ = theirs.Close() }()
-		if e.serves == nil || p.Command[1] != "serve" {
+		if serves == nil && says == nil || p.Command[1] != "serve" {
 			s.code = e.code
 			return
 		}
@@ -97,7 +105,11 @@ func (e *engine) Start(ctx context.Context, id string, p runtime.Program) (runti
 			case <-over:
 			}
 		}()
-		d.serve(e.serves)
+		if says != nil {
+			says(theirs)
+			return
+		}
+		d.mux(serves)
 	}()
 	return s, nil
 }
@@ -132,7 +144,7 @@ func (s *stdio) Wait(ctx context.Context) (int, string, error) {
 // hurry is a pace for tests: what is waited for in vain takes little, and what is to
 // come has long.
 var hurry = pace{
-	hello: 200 * time.Millisecond, reject: time.Millisecond, dial: 300 * time.Millisecond, brief: 10 * time.Millisecond,
+	reject: time.Millisecond, dial: 300 * time.Millisecond, brief: 10 * time.Millisecond,
 	look: 50 * time.Millisecond, ready: 300 * time.Millisecond,
 	kill: time.Second, drain: 200 * time.Millisecond, rejoin: 2 * time.Second, answer: time.Second,
 	leave: 100 * time.Millisecond, linger: 50 * time.Millisecond, ping: 20 * time.Millisecond, pong: 200 * time.Millisecond,
@@ -174,7 +186,7 @@ func (b *fixture) create(t testing.TB, name string) string {
 	return c.ID
 }
 
-// dialled is a connection of the program in a container, before it is a session.
+// dialled is a connection of the program in a container.
 type dialled struct {
 	t  testing.TB
 	nc net.Conn
@@ -185,30 +197,74 @@ type dialled struct {
 // dial dials as the program in a container does.
 func (b *fixture) dial(t testing.TB, name string) *dialled {
 	t.Helper()
-	nc, err := net.Dial("unix", filepath.Join(b.root, dirName(name), wire.Socket))
+	d, err := b.tryDial(t, name)
 	must(t, err)
+	return d
+}
+
+func (b *fixture) tryDial(t testing.TB, name string) (*dialled, error) {
+	nc, err := net.Dial("unix", filepath.Join(b.root, dirName(name), wire.Socket))
+	if err != nil {
+		return nil, err
+	}
 	t.Cleanup(func() { _ = nc.Close() })
-	return &dialled{t: t, nc: nc, r: wire.NewReader(nc), w: wire.NewWriter(nc)}
+	return &dialled{t: t, nc: nc, r: wire.NewReader(nc), w: wire.NewWriter(nc)}, nil
 }
 
 // greeted is a connection of a program that has said Hello.
 func (b *fixture) greeted(t testing.TB, name string) *dialled {
 	t.Helper()
 	p := b.dial(t, name)
-	p.json(wire.KindHello, wire.Hello{Version: wire.Version, UID: 1000, GID: 1000})
+	p.greet()
 	return p
 }
 
-// serve has a program that answers each request as it is told to.
+func (d *dialled) greet() {
+	d.json(wire.KindHello, wire.Hello{Version: wire.Version, UID: 1000, GID: 1000})
+}
+
+// serve has a program that answers each request as it is told to, and dials for the next.
 func (b *fixture) serve(t testing.TB, name string, f func(p *program, req *wire.Request)) *dialled {
 	t.Helper()
-	p := b.greeted(t, name)
-	go p.serve(f)
-	return p
+	return b.serveAfter(t, name, 0, f)
 }
 
-// serve answers each request on a stream of its own, until the session ends.
-func (d *dialled) serve(f func(p *program, req *wire.Request)) {
+// serveAfter is serve for a program that dials for the next after a delay.
+func (b *fixture) serveAfter(t testing.TB, name string, delay time.Duration, f func(p *program, req *wire.Request)) *dialled {
+	t.Helper()
+	first := b.greeted(t, name)
+	var serve func(d *dialled)
+	serve = func(d *dialled) {
+		defer func() { _ = d.nc.Close() }()
+		p := &program{t: t, nc: d.nc, r: d.r, w: d.w}
+		req := p.next()
+		if req == nil {
+			return
+		}
+		go func() {
+			select {
+			case <-time.After(delay):
+			case <-t.Context().Done():
+				return
+			}
+			if next, err := b.tryDial(t, name); err == nil { // else Berm has closed
+				next.greet()
+				serve(next)
+			}
+		}()
+		for f(p, req); p.result; f(p, req) {
+			if req = p.next(); req == nil {
+				return
+			}
+			p.result = false
+		}
+	}
+	go serve(first)
+	return first
+}
+
+// mux answers each request on a stream of its own, until the session ends.
+func (d *dialled) mux(f func(p *program, req *wire.Request)) {
 	mux, err := yamux.Server(d.nc, wire.Mux(time.Minute, 0))
 	if err != nil {
 		return
@@ -219,7 +275,7 @@ func (d *dialled) serve(f func(p *program, req *wire.Request)) {
 		if err != nil {
 			return
 		}
-		p := &program{t: d.t, nc: nc, session: d.nc, r: wire.NewReader(nc), w: wire.NewWriter(nc)}
+		p := &program{t: d.t, nc: nc, r: wire.NewReader(nc), w: wire.NewWriter(nc)}
 		go func() {
 			defer func() { _ = nc.Close() }()
 			if req := p.next(); req != nil {
@@ -231,6 +287,8 @@ func (d *dialled) serve(f func(p *program, req *wire.Request)) {
 
 func (d *dialled) json(kind wire.Kind, v any) { _ = d.w.SendJSON(kind, v) }
 
+func (d *dialled) hangUp() { _ = d.nc.Close() }
+
 // hungUp waits until Berm has closed the connection.
 func (d *dialled) hungUp() bool { return closed(d.nc) }
 
@@ -241,18 +299,25 @@ func closed(nc net.Conn) bool {
 	return !errors.As(err, &late) || !late.Timeout()
 }
 
-// program is what is at the other end of an operation's stream.
+// program is what is at the other end of an operation.
 type program struct {
-	t       testing.TB
-	nc      net.Conn
-	session net.Conn
-	r       *wire.Reader
-	w       *wire.Writer
+	t      testing.TB
+	nc     net.Conn
+	r      *wire.Reader
+	w      *wire.Writer
+	result bool // it was sent
 }
 
 // Sends may fail: Berm hangs up on who misbehaves.
-func (p *program) send(kind wire.Kind, payload string) { _ = p.w.Send(kind, []byte(payload)) }
-func (p *program) json(kind wire.Kind, v any)          { _ = p.w.SendJSON(kind, v) }
+func (p *program) send(kind wire.Kind, payload string) {
+	p.result = kind == wire.KindResult
+	_ = p.w.Send(kind, []byte(payload))
+}
+
+func (p *program) json(kind wire.Kind, v any) {
+	p.result = kind == wire.KindResult
+	_ = p.w.SendJSON(kind, v)
+}
 
 func (p *program) output(seq int64, data string) {
 	var frame wire.OutputFrame

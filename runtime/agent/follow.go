@@ -190,9 +190,10 @@ func (x *call) leave(cancel context.CancelCauseFunc) {
 	x.stop()
 	cancel(errLeft)
 	x.closing.Do(func() {
-		_ = x.nc.Close()
+		_ = x.nc.CloseWrite()
 		_ = x.nc.SetReadDeadline(time.Now().Add(x.b.r.pace.drain))
 		_, _ = io.Copy(io.Discard, x.nc)
+		_ = x.nc.Close()
 		x.unuse()
 	})
 }
@@ -242,9 +243,8 @@ func (in *input) Write(p []byte) (int, error) {
 	sent := 0
 	for sent < len(p) && in.err == nil {
 		part := p[sent:min(sent+wire.MaxData, len(p))]
-		if err := in.x.w.Send(wire.KindData, part); err != nil {
-			in.fail(in.x.broken(err))
-		} else if _, err := in.x.expect(wire.KindReady); err != nil {
+		unsent := in.x.w.Send(wire.KindData, part)
+		if err := in.x.reply(unsent, func() error { _, err := in.x.expect(wire.KindReady); return err }); err != nil {
 			in.fail(err)
 		} else {
 			sent += len(part)
@@ -259,13 +259,8 @@ func (in *input) CloseWrite() error {
 	if in.err != nil {
 		return in.err
 	}
-	err := in.x.w.Send(wire.KindEnd, nil)
-	if err == nil {
-		err = in.x.result()
-	} else {
-		err = in.x.broken(err)
-	}
-	if err != nil {
+	unsent := in.x.w.Send(wire.KindEnd, nil)
+	if err := in.x.reply(unsent, in.x.result); err != nil {
 		in.fail(err)
 		return in.err
 	}

@@ -242,27 +242,23 @@ func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 func TestFollower(t *testing.T) {
 	b := newFixture(t)
 	id := b.create(t, "x")
-	for range 3 {
-		b.serve(t, "x", func(p *program, req *wire.Request) {
-			if !p.ready() {
-				return
-			}
-			switch req.Process.Follow.From {
-			case runtime.FromFirst:
-				p.json(wire.KindItem, wire.ProcessInfo{ID: "p", FirstSeq: 100, NextSeq: 200})
-				_ = p.session.Close()
-			case 100:
-				p.json(wire.KindItem, wire.ProcessInfo{ID: "p", FirstSeq: 100, NextSeq: 200})
-				p.output(105, "first")
-				_ = p.session.Close()
-			case 105:
-				p.json(wire.KindItem, wire.ProcessInfo{ID: "p", FirstSeq: 105, NextSeq: 200})
-				p.output(111, "second")
-				p.output(111, "second")
-				p.hungUp()
-			}
-		})
-	}
+	b.serve(t, "x", func(p *program, req *wire.Request) {
+		if !p.ready() {
+			return
+		}
+		switch req.Process.Follow.From {
+		case runtime.FromFirst:
+			p.json(wire.KindItem, wire.ProcessInfo{ID: "p", FirstSeq: 100, NextSeq: 200})
+		case 100:
+			p.json(wire.KindItem, wire.ProcessInfo{ID: "p", FirstSeq: 100, NextSeq: 200})
+			p.output(105, "first")
+		case 105:
+			p.json(wire.KindItem, wire.ProcessInfo{ID: "p", FirstSeq: 105, NextSeq: 200})
+			p.output(111, "second")
+			p.output(111, "second")
+			p.hungUp()
+		}
+	})
 	w, err := b.Follow(t.Context(), id, "p", runtime.Follow{From: runtime.FromFirst})
 	must(t, err)
 	for _, want := range []string{"first", "second"} {
@@ -304,21 +300,18 @@ func TestFollowerRejoins(t *testing.T) {
 			b := newFixture(t)
 			id := b.create(t, "x")
 			var tries atomic.Int64
-			for range 2 {
-				b.serve(t, "x", func(p *program, req *wire.Request) {
-					n := tries.Add(1)
-					switch {
-					case !p.ready():
-					case n == 1:
-						p.begun("p")
-						_ = p.session.Close()
-					case !req.Process.Follow.Exclusive || req.Process.Follow.From != 0:
-						t.Errorf("%+v", req.Process.Follow)
-					default:
-						tt.answer(p, n)
-					}
-				})
-			}
+			b.serve(t, "x", func(p *program, req *wire.Request) {
+				n := tries.Add(1)
+				switch {
+				case !p.ready():
+				case n == 1:
+					p.begun("p")
+				case !req.Process.Follow.Exclusive || req.Process.Follow.From != 0:
+					t.Errorf("%+v", req.Process.Follow)
+				default:
+					tt.answer(p, n)
+				}
+			})
 			w, err := b.Follow(t.Context(), id, "p", runtime.Follow{Exclusive: true})
 			must(t, err)
 			if _, err := w.Next(); !tt.is(err) {

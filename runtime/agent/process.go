@@ -242,7 +242,7 @@ func (x *call) process(kind wire.Kind, id string) (runtime.ProcessInfo, error) {
 func (x *call) only(id string) (runtime.ProcessInfo, error) {
 	info, err := x.process(wire.KindResult, id)
 	if err == nil {
-		x.drop()
+		x.done(false)
 	}
 	return info, err
 }

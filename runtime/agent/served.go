@@ -116,13 +116,15 @@ func (s *session) useLocked() {
 	}
 }
 
-// release ends a use of a session.
+// release ends a use of a session. One that was dialled ends.
 func (s *session) release() {
-	if s.served == nil {
-		return
-	}
 	s.b.mu.Lock()
 	defer s.b.mu.Unlock()
+	if s.served == nil {
+		s.hangUp()
+		delete(s.b.used, s)
+		return
+	}
 	s.served.uses--
 	s.lingerLocked()
 }
@@ -147,7 +149,13 @@ func (s *session) ownsLocked() bool {
 	return slices.Contains(slices.Collect(maps.Values(s.b.owners)), s)
 }
 
-// endLocked ends a session: no operation begins on it any more.
+// end ends a session: no operation begins on it any more.
+func (s *session) end() {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	s.endLocked()
+}
+
 func (s *session) endLocked() {
 	if s.b.served[s.served.user] == s {
 		delete(s.b.served, s.served.user)

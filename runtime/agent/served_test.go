@@ -184,7 +184,9 @@ func TestServedForges(t *testing.T) {
 	if _, _, err := b.Start(t.Context(), id, runtime.Process{ID: "its", Command: []string{"x"}, User: "33"}); err != nil {
 		t.Fatal(err)
 	}
+	own.mu.Lock() // it has answered that it doesn't know "its"
 	own.m = map[string]bool{"mine": true, "its": true}
+	own.mu.Unlock()
 	other.mu.Lock()
 	other.m["mine"], other.m["made-up"] = true, true
 	other.mu.Unlock()

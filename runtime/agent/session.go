@@ -8,8 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -27,28 +27,34 @@ const (
 	streamStay = time.Second
 )
 
-// session is a yamux session with the program in a container. Its carrier is a connection
-// that the program dialled, or the stdio of a program that the engine started.
+// session is a connection with the program in a container. One that the program dialled is for one
+// operation after another, and there are several. If the engine started the program, the session is a yamux session over its stdio, for all operations.
 //
 // The other side is hostile. A stream buffers at most its window, 256 KiB. A container has at
-// most wire.MaxStreams streams and spareStreams, and only Berm opens them. A stream that Berm
+// most wire.MaxStreams operations and spareStreams, and only Berm begins them. A stream that Berm
 // has closed ends within streamStay.
 type session struct {
-	b       *container
+	b     *container
+	hello wire.Hello
+
+	// Of one that was dialled.
+	conn stream
+	pid  int    // of the process that dialled
+	user string // as whom the operation is to be done; empty is the container's own
+
+	// Of one that the engine started.
+	served  *served // nil for one that was dialled
 	carrier io.ReadWriteCloser
 	mux     *yamux.Session
-	pid     int          // of the process that dialled; 0 for a program that the engine started
-	greeted bool         // the Hello was read; guarded by the container's mu
 	stuck   atomic.Bool  // opening the last stream timed out
 	lost    atomic.Int64 // streams that couldn't be opened, but that yamux still counts
-	hello   wire.Hello
-	served  *served // nil for one that was dialled
 }
 
 // errOutdated is the error for a program of an older version.
 var errOutdated = runtime.Precondition("the container's agent is of another version of Berm; recreate the container")
 
-// greet reads Hello and begins the session. If that fails, it closes the carrier.
+// greet reads the Hello of a program that the engine started, and begins the session. If that fails, it
+// closes the carrier.
 func (s *session) greet(within time.Duration) error {
 	timer := time.AfterFunc(within, s.hangUp)
 	err := s.readHello()
@@ -64,17 +70,11 @@ func (s *session) greet(within time.Duration) error {
 func (s *session) readHello() error {
 	r := bufio.NewReader(s.carrier) // wire.NewReader uses this buffer, so none of it is lost
 	payload, err := wire.NewReader(r).Expect(wire.KindHello)
+	if err == nil {
+		err = s.meet(payload)
+	}
 	if err != nil {
 		return err
-	}
-	if err := wire.Decode(payload, &s.hello); err != nil {
-		return err
-	}
-	switch h := s.hello; {
-	case h.Version != wire.Version:
-		return errOutdated
-	case h.UID < 0 || h.UID > maxID || h.GID < 0 || h.GID > maxID || h.PID < 0 || h.PID > maxID:
-		return fmt.Errorf("%w: user %d, group %d, process %d", wire.ErrProtocol, h.UID, h.GID, h.PID)
 	}
 	s.mux, err = yamux.Client(struct {
 		io.Reader
@@ -83,8 +83,30 @@ func (s *session) readHello() error {
 	return err
 }
 
+// meet decodes Hello. The error is errOutdated, errUnfit, or wire.ErrProtocol.
+func (s *session) meet(payload []byte) error {
+	if err := wire.Decode(payload, &s.hello); err != nil {
+		return err
+	}
+	switch h := s.hello; {
+	case h.Version != wire.Version:
+		return errOutdated
+	case h.UID < 0 || h.UID > maxID || h.GID < 0 || h.GID > maxID || h.PID < 0 || h.PID > maxID:
+		return fmt.Errorf("%w: user %d, group %d, process %d", wire.ErrProtocol, h.UID, h.GID, h.PID)
+	case !s.fits():
+		return errUnfit
+	}
+	return nil
+}
+
 // hangUp ends the session. It doesn't wait.
-func (s *session) hangUp() { _ = s.carrier.Close() }
+func (s *session) hangUp() {
+	if s.served == nil {
+		_ = s.conn.Close()
+		return
+	}
+	_ = s.carrier.Close()
+}
 
 // paused reports whether the container is paused or doesn't run, as the engine says.
 func (s *session) paused() bool {
@@ -93,33 +115,37 @@ func (s *session) paused() bool {
 	return !s.b.runs(ctx)
 }
 
-// discard ends a dead session, and forgets it.
-func (s *session) discard() {
-	s.b.mu.Lock()
-	defer s.b.mu.Unlock()
-	if s.served != nil {
-		s.endLocked()
-		return
-	}
-	s.hangUp()
-	s.b.dialled = slices.DeleteFunc(s.b.dialled, func(other *session) bool { return other == s })
-}
+// greeted reports whether Hello was read.
+func (s *session) greeted() bool { return s.hello.Version != 0 }
 
-// fits reports whether the program runs as the given user.
-func (s *session) fits(user string) bool {
-	uid, gid, both := strings.Cut(user, ":")
-	return user == "" || uid == strconv.Itoa(s.hello.UID) && (!both || gid == strconv.Itoa(s.hello.GID))
+// fits reports whether the program runs as the user that the operation needs.
+func (s *session) fits() bool {
+	uid, gid, both := strings.Cut(s.user, ":")
+	return s.user == "" || uid == strconv.Itoa(s.hello.UID) && (!both || gid == strconv.Itoa(s.hello.GID))
 }
 
 // spareStreams is how many streams are reserved for kills.
 const spareStreams = 16
 
-// open opens a stream for an operation. The error is errDead, errSilent, or errBusy if the
+// stream carries one operation: it is a *net.UnixConn or a *muxStream.
+type stream interface {
+	net.Conn
+	// CloseWrite tells the program that Berm sends no more. Reads go on.
+	CloseWrite() error
+}
+
+// open returns the stream of an operation. The error is errDead, errSilent, or errBusy if the
 // container has too many.
-func (s *session) open(op wire.Op) (*stream, error) {
+func (s *session) open(op wire.Op) (stream, error) {
 	most := wire.MaxStreams
 	if op == wire.OpKill {
 		most += spareStreams
+	}
+	if s.served == nil {
+		if streams(s.b) > most { // which counts this one
+			return nil, errBusy
+		}
+		return s.conn, nil
 	}
 	n := s.b.opening.Add(1)
 	defer s.b.opening.Add(-1)
@@ -136,11 +162,11 @@ func (s *session) open(op wire.Op) (*stream, error) {
 		s.lost.Add(1)
 		return nil, errSilent
 	case err != nil:
-		s.discard()
+		s.end()
 		return nil, errDead
 	}
 	s.stuck.Store(false)
-	return &stream{Stream: st}, nil
+	return &muxStream{Stream: st}, nil
 }
 
 // inbound passes yamux frames on, each once it is complete. yamux locks a stream while it
@@ -202,20 +228,20 @@ func (in *inbound) next() error {
 	return nil
 }
 
-// stream is a yamux stream. Once a deadline has passed, Read and Write fail at once, even if
+// muxStream is a yamux stream. Once a deadline has passed, Read and Write fail at once, even if
 // data or room is there.
-type stream struct {
+type muxStream struct {
 	*yamux.Stream
 	reading, writing atomic.Int64 // deadlines in nanoseconds since 1970; 0 is none
 }
 
-func (s *stream) Read(p []byte) (int, error) { return timed(&s.reading, s.Stream.Read, p) }
+func (s *muxStream) Read(p []byte) (int, error) { return timed(&s.reading, s.Stream.Read, p) }
 
 // maxPiece is how many bytes one Write passes to yamux. yamux copies each frame, as large as
 // the window that the other side offers, and queues up to 64.
 const maxPiece = 2 * wire.MaxData
 
-func (s *stream) Write(p []byte) (sent int, err error) {
+func (s *muxStream) Write(p []byte) (sent int, err error) {
 	for err == nil && sent < len(p) {
 		var n int
 		n, err = timed(&s.writing, s.Stream.Write, p[sent:min(sent+maxPiece, len(p))])
@@ -235,16 +261,19 @@ func timed(deadline *atomic.Int64, do func([]byte) (int, error), p []byte) (int,
 	return n, err
 }
 
-func (s *stream) SetDeadline(t time.Time) error {
+// CloseWrite is Close, after which a yamux stream can still be read.
+func (s *muxStream) CloseWrite() error { return s.Close() }
+
+func (s *muxStream) SetDeadline(t time.Time) error {
 	return errors.Join(s.SetReadDeadline(t), s.SetWriteDeadline(t))
 }
 
-func (s *stream) SetReadDeadline(t time.Time) error {
+func (s *muxStream) SetReadDeadline(t time.Time) error {
 	s.reading.Store(nanoseconds(t))
 	return s.Stream.SetReadDeadline(t)
 }
 
-func (s *stream) SetWriteDeadline(t time.Time) error {
+func (s *muxStream) SetWriteDeadline(t time.Time) error {
 	s.writing.Store(nanoseconds(t))
 	return s.Stream.SetWriteDeadline(t)
 }

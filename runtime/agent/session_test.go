@@ -8,9 +8,12 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/bermhq/berm/runtime"
 	"github.com/bermhq/berm/runtime/agent/wire"
@@ -21,7 +24,7 @@ import (
 func hostile(t *testing.T) (*call, net.Conn) {
 	near, far := net.Pipe()
 	t.Cleanup(func() { _, _ = near.Close(), far.Close() })
-	s := &session{b: (&Runtime{pace: hurry}).newContainer(""), carrier: near}
+	s := &session{b: (&Runtime{pace: hurry}).newContainer(""), carrier: near, served: new(served)}
 	go func() {
 		_ = wire.NewWriter(far).SendJSON(wire.KindHello, wire.Hello{Version: wire.Version})
 		_, _ = io.Copy(io.Discard, far)
@@ -67,7 +70,7 @@ func TestHalfMuxFrame(t *testing.T) {
 func TestLargeWindow(t *testing.T) {
 	near, far := net.Pipe()
 	t.Cleanup(func() { _, _ = near.Close(), far.Close() })
-	s := &session{b: (&Runtime{pace: hurry}).newContainer(""), carrier: near}
+	s := &session{b: (&Runtime{pace: hurry}).newContainer(""), carrier: near, served: new(served)}
 	go func() { _ = wire.NewWriter(far).SendJSON(wire.KindHello, wire.Hello{Version: wire.Version}) }()
 	must(t, s.greet(time.Minute))
 	longest := make(chan uint32, 1)
@@ -130,9 +133,11 @@ func TestStreamsOfAllSessions(t *testing.T) {
 	second, _ := hostile(t)
 	b := first.s.b
 	second.s.b = b
-	first.s.greeted, second.s.greeted = true, true
-	b.dialled = []*session{first.s, second.s}
-	for range wire.MaxStreams - 2 {
+	b.served = map[string]*session{"first": first.s, "second": second.s}
+	for range 5 {
+		b.used[new(session)] = true
+	}
+	for range wire.MaxStreams - 2 - len(b.used) {
 		if _, err := first.s.open(wire.OpProcess); err != nil {
 			t.Fatal(err)
 		}
@@ -140,6 +145,12 @@ func TestStreamsOfAllSessions(t *testing.T) {
 	if _, err := second.s.open(wire.OpProcess); !errors.Is(err, errBusy) {
 		t.Errorf("one more stream: %v", err)
 	}
+	third := &session{b: b}
+	b.used[third] = true
+	if _, err := third.open(wire.OpProcess); !errors.Is(err, errBusy) {
+		t.Errorf("one more over the socket: %v", err)
+	}
+	delete(b.used, third)
 	for op, spare := range map[wire.Op]bool{wire.OpKill: true, wire.OpProcess: false} {
 		if _, err := second.s.open(op); (err == nil) != spare {
 			t.Errorf("one more to %s: %v", op, err)
@@ -154,8 +165,8 @@ func TestStreamCantBeOpened(t *testing.T) {
 	t.Cleanup(func() { _, _ = near.Close(), far.Close() })
 	engine := &stated{states: []runtime.State{runtime.StatePaused}}
 	b := (&Runtime{Engine: engine, pace: hurry}).newContainer("")
-	s := &session{b: b, carrier: near, greeted: true}
-	b.id, b.dialled = "x", []*session{s}
+	s := &session{b: b, carrier: near, served: new(served)}
+	b.id, b.served = "x", map[string]*session{"": s}
 	go func() { _ = wire.NewWriter(far).SendJSON(wire.KindHello, wire.Hello{Version: wire.Version}) }()
 	must(t, s.greet(time.Minute))
 	first, err := s.open(wire.OpProcess) // goes out with what is written to it
@@ -176,6 +187,107 @@ func TestStreamCantBeOpened(t *testing.T) {
 	if _, err := s.open(wire.OpProcess); err != nil || streams(b) != 2 || s.stuck.Load() {
 		t.Errorf("%v, and %d are counted", err, streams(b))
 	}
+}
+
+// TestTake checks how long a connection is waited for: longer while others get theirs, and not as long
+// once the program hasn't dialled in time, unless the container was paused.
+func TestTake(t *testing.T) {
+	slow := hurry
+	slow.dial = time.Second
+	b := newFixtureOf(t, slow)
+	id := b.create(t, "x")
+	b.serveAfter(t, "x", time.Hour, func(p *program, req *wire.Request) { // all over one connection
+		time.Sleep(slow.dial / 10)
+		prints("", 5)(p, req)
+	})
+	var all errgroup.Group
+	for range 15 {
+		all.Go(func() error {
+			_, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}})
+			return err
+		})
+	}
+	must(t, all.Wait())
+	if n := b.engine.started("serve"); n != 0 {
+		t.Errorf("%d were done by another program", n)
+	}
+	for state, expected := range map[runtime.State]bool{runtime.StatePaused: true, runtime.StateRunning: false} {
+		b := (&Runtime{Engine: &stated{states: []runtime.State{state}}, pace: hurry}).newContainer("")
+		b.id, b.pid, b.until = "x", 1, time.Now().Add(farAway)
+		if _, err := b.take(t.Context()); !errors.Is(err, errLost) {
+			t.Error(err)
+		}
+		if b.until.IsZero() == expected {
+			t.Errorf("%s: it is expected until %s", state, b.until)
+		}
+	}
+}
+
+// TestRestarted checks that the program of a restarted container is reached, however many connections of the
+// one before are left, and that commands one after the other need few.
+func TestRestarted(t *testing.T) {
+	b := newFixture(t)
+	var pid atomic.Int32
+	b.peer = func(*net.UnixConn) (int, error) { return int(pid.Load()), nil }
+	start := func(n int) {
+		pid.Store(int32(n))
+		b.engine.setPid(n)
+	}
+	start(1)
+	id := b.create(t, "x")
+	box := b.known(id)
+	for range wire.Spares {
+		b.greeted(t, "x").hangUp()
+	}
+	await(t, "all to be taken in", func() bool { return box.connections() == wire.Spares })
+	start(2)
+	ended := make(chan struct{})
+	var program sync.WaitGroup
+	program.Go(func() {
+		for !box.pidIs(2) {
+			b.dial(t, "x").hangUp()
+			select {
+			case <-ended:
+				return
+			case <-time.After(5 * time.Millisecond):
+			}
+		}
+		b.serve(t, "x", prints("", 5))
+	})
+	for range 30 {
+		if res, err := b.Exec(t.Context(), id, runtime.Exec{Command: []string{"x"}}); err != nil || res.ExitCode != 5 {
+			t.Fatalf("%+v, %v", res, err)
+		}
+	}
+	close(ended)
+	program.Wait()
+	await(t, "a used and a spare connection alone", func() bool { return box.connections() == 2 })
+}
+
+// TestAnotherProcess checks that a connection ends, in use or not, when another process is the container's first.
+func TestAnotherProcess(t *testing.T) {
+	b := newFixture(t)
+	id := b.create(t, "x")
+	ended := make(chan bool, 1)
+	b.serve(t, "x", func(p *program, _ *wire.Request) {
+		if p.ready() {
+			p.begun("p")
+			ended <- p.hungUp()
+		}
+	})
+	f, err := b.Follow(t.Context(), id, "p", runtime.Follow{})
+	must(t, err)
+	spare := b.greeted(t, "x")
+	await(t, "both to be taken in", func() bool { return b.known(id).connections() == 3 })
+	b.engine.setPid(1)
+	b.known(id).ask(t.Context())
+	if !<-ended || !spare.hungUp() {
+		t.Error("it goes on")
+	}
+	if _, err := f.Next(); err == nil {
+		t.Error("it is followed")
+	}
+	must(t, f.Close())
 }
 
 // TestEventsBeforeNext checks that what a session tells waits for Next, also while another one

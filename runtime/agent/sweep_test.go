@@ -26,7 +26,7 @@ func TestStrangers(t *testing.T) {
 		t.Errorf("%d were let in", n)
 	}
 	must(t, b.Sweep(t.Context()))
-	await(t, "the program to be let in", box.connected)
+	await(t, "the program to be let in", box.waits)
 	if !box.pidIs(os.Getpid()) {
 		t.Error("another is the first process")
 	}

@@ -68,6 +68,18 @@ const (
 	OpDial Op = "dial"
 )
 
+// Last reports whether a connection ends with the Result of an operation, or with its Failure. After
+// others, Berm may send another Request.
+func (op Op) Last(failed bool) bool {
+	switch op {
+	case OpFollow, OpInput, OpEvents, OpWatch, OpDial:
+		return true
+	case OpWrite, OpTarWrit:
+		return failed // Berm may have sent more Data
+	}
+	return false
+}
+
 // Start is a process to be started.
 type Start struct {
 	ID        string   `json:"id"`

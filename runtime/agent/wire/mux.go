@@ -10,7 +10,7 @@ import (
 	"github.com/hashicorp/yamux"
 )
 
-// MaxStreams is the most operations that a session has at once.
+// MaxStreams is the most operations that a container has at once.
 const MaxStreams = 1000
 
 // Mux returns the configuration of either side of a session. A write fails after the time write if the

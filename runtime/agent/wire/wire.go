@@ -1,10 +1,11 @@
 // Package wire is the protocol between Berm and its program in a sandbox.
 //
-// The program sends Hello. Then the connection is a yamux session, on which Berm opens a
-// stream for each operation. Berm sends a Request, the program answers Ready or Failure,
-// and Berm sends Go. The program does nothing before that. Then both may send Data and End,
-// and the program Output and Item. The program ends the operation with Result or Failure,
-// and closes the stream. Berm closes it earlier to cancel the operation.
+// The program sends Hello. Over the socket, a connection is for one operation after another. Over
+// stdio, a yamux session follows, on which Berm opens a stream for each. Berm sends a Request, the
+// program answers Ready or Failure, and Berm sends Go. The program does nothing before that. Then
+// both may send Data and End, and the program Output and Item. The program ends the operation with
+// Result or Failure. It closes the connection then if Op.Last says so. Berm closes it earlier to
+// cancel the operation.
 package wire
 
 import (
@@ -18,9 +19,8 @@ import (
 	"unicode/utf8"
 )
 
-// Version is the protocol's version. Version 1 had a connection for each operation, version 2
-// one attachment to a process.
-const Version = 3 // runtime.AgentVersion
+// Version is the protocol's version. Version 3 had a yamux session on the socket, too.
+const Version = 4 // runtime.AgentVersion
 
 // The exit code and message of the agent's program when it can't create a thread, because
 // the container is at its limit of processes. Both are those of Go's runtime.
@@ -31,6 +31,9 @@ const (
 
 // Socket is the name of Berm's socket in its directory.
 const Socket = "s"
+
+// Spares is how many connections the program keeps on the socket that wait for their first operation.
+const Spares = 4
 
 // Kind is the kind of a frame.
 type Kind byte

@@ -29,7 +29,7 @@ const (
 )
 
 var hello = func() []byte {
-	text := fmt.Sprintf(`{"version":1,"uid":%d,"gid":%d}`, os.Getuid(), os.Getgid())
+	text := fmt.Sprintf(`{"version":4,"uid":%d,"gid":%d}`, os.Getuid(), os.Getgid())
 	return frame(kindHello, len(text), text)
 }()
 
@@ -50,7 +50,7 @@ var impostors = []func(c *net.UnixConn){
 			send(c, frame(kindItem, size, "x"))
 		}
 	},
-	func(c *net.UnixConn) { send(c, frame(kindHello, 256<<10, `{"version":1,"x":"`)) },
+	func(c *net.UnixConn) { send(c, frame(kindHello, 256<<10, `{"version":4,"x":"`)) },
 	// All the answers that a command needs, without having been asked, and output of
 	// the last place there is.
 	func(c *net.UnixConn) {
