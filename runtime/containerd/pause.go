@@ -18,8 +18,10 @@ func (r *Runtime) Pause(ctx context.Context, id string) error {
 		}
 		defer unlock()
 		return r.bring(ctx, id, runtime.StatePaused, func() error {
-			_, err := r.client.TaskService().Pause(ctx, &tasks.PauseTaskRequest{ContainerID: id})
-			return native(err)
+			return runtime.Freeze(ctx, func() error {
+				_, err := r.client.TaskService().Pause(ctx, &tasks.PauseTaskRequest{ContainerID: id})
+				return native(err)
+			})
 		})
 	})
 }

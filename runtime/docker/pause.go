@@ -14,7 +14,8 @@ func (r *Runtime) Pause(ctx context.Context, id string) error {
 			return ctx.Err()
 		}
 		defer unlock()
-		return unlessIn(ctx, s, id, runtime.StatePaused, s.ContainerPause(ctx, id))
+		err = runtime.Freeze(ctx, func() error { return s.ContainerPause(ctx, id) })
+		return unlessIn(ctx, s, id, runtime.StatePaused, err)
 	})
 }
 
