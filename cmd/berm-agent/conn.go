@@ -28,7 +28,7 @@ type conn struct {
 	after func(sent bool)
 	// next, unless nil, gets the next Request.
 	next chan request
-	// hungUp is called if Berm hangs up, unless it is nil.
+	// hungUp, unless nil, is called if Berm hangs up.
 	hungUp atomic.Pointer[func()]
 }
 
@@ -40,7 +40,7 @@ type request struct {
 
 // newConn makes the conn of a carrier.
 func newConn(s carrier) *conn {
-	return &conn{carrier: s, r: wire.NewReader(s), w: wire.NewWriter(s)}
+	return &conn{carrier: s, w: wire.NewWriter(s)} // request makes the reader
 }
 
 // request waits for the next Request. Meanwhile, c keeps nothing of the last operation.

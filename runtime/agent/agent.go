@@ -2,10 +2,10 @@
 // container's first process. It runs commands there in about a millisecond, and reaches
 // processes, files and ports in the same way.
 //
-// A session with the program has one of two carriers. Each container has a directory of its
-// own, which it sees read-only. Berm listens on a socket there, and the program dials it. If
-// the socket doesn't work, or for another user than the program's, the engine starts the
-// program once more, and the session runs over its stdio.
+// Each container has a directory of its own, which it sees read-only. Berm listens on a socket
+// there, and the program dials it, with a connection for each operation under way. If the socket
+// doesn't work, or for another user than the program's, the engine starts the program once more,
+// and operations share a yamux session over its stdio.
 //
 // The other side is hostile. On a socket, Berm accepts only the container's first process.
 // All input is bounded, and Berm believes it of that container alone.

@@ -340,7 +340,8 @@ func (b *container) excuse(ctx context.Context) error {
 	return nil
 }
 
-// reply reads the answer to what was sent. If sending failed because the program takes no more, it says why.
+// reply reads the answer to what was sent. If sending failed, the answer may tell why the program takes no
+// more.
 func (x *call) reply(unsent error, read func() error) error {
 	if errors.Is(unsent, os.ErrDeadlineExceeded) {
 		return x.broken(unsent)

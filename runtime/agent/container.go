@@ -41,7 +41,7 @@ type container struct {
 
 	missed  atomic.Bool  // it was logged that the program doesn't answer
 	opening atomic.Int32 // streams that are being opened
-	// Sessions that were dialled and wait for an operation, or for another one. Who holds mu may send.
+	// Dialled sessions that wait for their first operation, and for another one. Only who holds mu may send.
 	spare, warm chan *session
 
 	mu      sync.Mutex
@@ -319,8 +319,8 @@ func (b *container) await(ctx context.Context, patience time.Duration) (*session
 	}
 }
 
-// others reports whether other operations took sessions that were offered since there had been a number of
-// offers. Otherwise, unless the container is paused, its program isn't expected to dial any more.
+// others reports whether sessions were offered after the given number of offers, which other operations
+// took. If not, the program isn't expected to dial any more, unless the container is paused.
 func (b *container) others(ctx context.Context, expected bool, offered int) bool {
 	runs := expected && b.runs(ctx)
 	b.mu.Lock()

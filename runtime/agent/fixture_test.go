@@ -223,13 +223,13 @@ func (d *dialled) greet() {
 	d.json(wire.KindHello, wire.Hello{Version: wire.Version, UID: 1000, GID: 1000})
 }
 
-// serve has a program that answers each request as it is told to, and dials for the next.
+// serve runs a program that answers requests with f. It dials again whenever a connection gets its first.
 func (b *fixture) serve(t testing.TB, name string, f func(p *program, req *wire.Request)) *dialled {
 	t.Helper()
 	return b.serveAfter(t, name, 0, f)
 }
 
-// serveAfter is serve for a program that dials for the next after a delay.
+// serveAfter is serve for a program that dials again only after a delay.
 func (b *fixture) serveAfter(t testing.TB, name string, delay time.Duration, f func(p *program, req *wire.Request)) *dialled {
 	t.Helper()
 	first := b.greeted(t, name)

@@ -27,8 +27,8 @@ const (
 	streamStay = time.Second
 )
 
-// session is a connection with the program in a container. One that the program dialled is for one
-// operation after another, and there are several. If the engine started the program, the session is a yamux session over its stdio, for all operations.
+// session is a connection that the program in a container dialled, for one operation at a time. Or, if
+// the engine started the program, it is a yamux session over its stdio, for all operations.
 //
 // The other side is hostile. A stream buffers at most its window, 256 KiB. A container has at
 // most wire.MaxStreams operations and spareStreams, and only Berm begins them. A stream that Berm

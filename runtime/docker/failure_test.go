@@ -409,3 +409,19 @@ func TestWatchHung(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// TestPauseAgain checks that a pause is tried again when runc couldn't freeze the processes.
+func TestPauseAgain(t *testing.T) {
+	f := newFakeEngine(t)
+	var calls atomic.Int32
+	f.on("POST /containers/c/pause", func(w http.ResponseWriter, req *http.Request) {
+		if calls.Add(1) == 1 {
+			answer(http.StatusInternalServerError, `{"message":"OCI runtime pause failed: unable to freeze: unknown"}`)(w, req)
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
+	})
+	if err := f.runtime(t, time.Minute).Pause(t.Context(), "c"); err != nil || calls.Load() != 2 {
+		t.Errorf("%d calls, %v", calls.Load(), err)
+	}
+}
